@@ -1,0 +1,50 @@
+package budget
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ClockRepair says what RepairClock did.
+type ClockRepair struct {
+	// Repaired is false if the scope was not ahead of the clock; nothing was done.
+	Repaired bool
+	// Seq and At are those of the repair's entry.
+	Seq int64
+	At  time.Time
+	// Ahead is how far the scope's last entry was ahead of the clock.
+	Ahead time.Duration
+}
+
+const repairSQL = `
+select coalesce(seq, 0), coalesce(at, 'epoch'), (extract(epoch from ahead) * 1000000)::bigint
+from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
+
+// RepairClock lets a scope go on that fails with ErrClock, after making sure that
+// the database's clock is right now. It appends an entry with the clock's time, in
+// a new epoch. The entries before it count as made no later than that: those that
+// were dated into the future leave a window later than they should have, never
+// earlier. No entry is changed.
+//
+// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Rolling
+// tx back takes it back; a second call does nothing. Locks: the scope's advisory
+// lock, until tx ends. Errors: as Ledger.Credit.
+func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockRepair, error) {
+	if err := checkScope("scope", scope); err != nil {
+		return ClockRepair{}, err
+	}
+	if err := note.check("note"); err != nil {
+		return ClockRepair{}, err
+	}
+	var r ClockRepair
+	var aheadUS int64
+	err := tx.QueryRow(ctx, l.sql.repair, scope, l.lockKey(scope), l.waitMS(), note.encode()).Scan(&r.Seq, &r.At, &aheadUS)
+	if err != nil {
+		return ClockRepair{}, failed("repair clock", err)
+	}
+	r.Repaired = r.Seq > 0
+	r.Ahead = time.Duration(aheadUS) * time.Microsecond
+	return r, nil
+}

@@ -1,0 +1,123 @@
+package budget
+
+import (
+	"context"
+	"encoding/json"
+	"iter"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Kind is what an entry does.
+type Kind string
+
+// The kinds of entries.
+const (
+	KindCharge      Kind = "charge"
+	KindCredit      Kind = "credit"
+	KindRefund      Kind = "refund"
+	KindClockRepair Kind = "clock repair"
+)
+
+// kinds are the kinds as the ledger stores them.
+var kinds = map[string]Kind{"c": KindCharge, "d": KindCredit, "r": KindRefund, "k": KindClockRepair}
+
+// Entry is one entry of a scope's chain, with the scope's sums after it.
+type Entry struct {
+	Scope  string
+	Seq    int64 // 1, 2, 3, … per scope
+	Kind   Kind
+	Amount int64     // 0 for a clock repair
+	At     time.Time // by the database's clock; never decreases along Seq within an Epoch
+	Epoch  int       // clock repairs so far
+
+	Spent, Refunded, Credited, Held int64
+
+	// HoldDue: no open hold of the scope falls due before this. Zero without one.
+	HoldDue time.Time
+	// Ref is the number of the charge that a refund refunds, otherwise 0.
+	Ref int64
+	// Namespace and Operation name the command that made the entry, if one did.
+	Namespace, Operation string
+	Note                 Note
+}
+
+// EntriesOptions selects entries. The zero value selects all.
+type EntriesOptions struct {
+	// After skips the entries up to this number. Pass the last Seq seen to go on.
+	After int64
+	// Max ends the iteration after so many entries. Defaults to 0, all.
+	Max int
+}
+
+const entriesPage = 500
+
+const entriesSQL = `
+select scope, seq, kind::text, amount, at, epoch, spent, refunded, credited, held,
+    next_due, coalesce(ref, 0), coalesce(namespace, ''), coalesce(operation, ''), coalesce(note::text, '{}')
+from metered.ledger
+where scope = $1 and seq > $2
+order by seq
+limit $3`
+
+// Entries iterates over a scope's entries in the order of Seq, as far as no purge
+// took them: entry 1 is always there, what follows may begin later. Pages of 500
+// are read at a time and no statement is left open, so the loop's body may use
+// db, and entries made meanwhile are seen. An error ends the iteration, as its
+// last element.
+func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		if err := checkScope("scope", scope); err != nil {
+			yield(Entry{}, err)
+			return
+		}
+		if opts.After < 0 || opts.Max < 0 {
+			yield(Entry{}, invalid("EntriesOptions", "After and Max must not be negative"))
+			return
+		}
+		after, left := opts.After, opts.Max
+		for {
+			limit := entriesPage
+			if opts.Max > 0 {
+				limit = min(limit, left)
+			}
+			rows, err := db.Query(ctx, l.sql.entries, scope, after, limit)
+			if err != nil {
+				yield(Entry{}, failed("entries", err))
+				return
+			}
+			page, err := pgx.CollectRows(rows, scanEntry)
+			if err != nil {
+				yield(Entry{}, failed("entries", err))
+				return
+			}
+			for _, e := range page {
+				if !yield(e, nil) {
+					return
+				}
+			}
+			left -= len(page)
+			if len(page) < limit || opts.Max > 0 && left == 0 {
+				return
+			}
+			after = page[len(page)-1].Seq
+		}
+	}
+}
+
+func scanEntry(row pgx.CollectableRow) (Entry, error) {
+	var e Entry
+	var kind, note string
+	var due *time.Time
+	err := row.Scan(&e.Scope, &e.Seq, &kind, &e.Amount, &e.At, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
+		&due, &e.Ref, &e.Namespace, &e.Operation, &note)
+	if err != nil {
+		return Entry{}, err
+	}
+	e.Kind = kinds[kind]
+	if due != nil {
+		e.HoldDue = *due
+	}
+	return e, json.Unmarshal([]byte(note), &e.Note)
+}

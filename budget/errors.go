@@ -1,0 +1,204 @@
+package budget
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Refused before any SQL.
+var (
+	// ErrInvalid is the identity of every refused argument. The error itself is
+	// an *ArgumentError.
+	ErrInvalid error = errInvalid
+
+	errInvalid = fault.New("invalid_argument", "budget: invalid argument")
+)
+
+// Answers of the ledger.
+var (
+	// ErrExceeded: at least one limit refuses. The error is an *ExceededError.
+	ErrExceeded error = errExceeded
+
+	// ErrBusy: a scope's lock was not to be had within the lock timeout. Nothing
+	// was written. Try again later.
+	ErrBusy error = fault.New("budget_busy", "budget: scope is busy")
+
+	// ErrWindowPurged: a limit's window reaches behind what a purge has kept.
+	// An answer would be an undercount.
+	ErrWindowPurged error = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
+
+	// ErrClock: the scope's last entry lies further in the future than
+	// Config.ClockTolerance, because the database's clock was set back or a
+	// failover went to a machine whose clock is behind. The error is a
+	// *ClockError. Ledger.RepairClock is the way out.
+	ErrClock error = errClock
+
+	// ErrOverflow: a running sum would leave the range of 64 bits.
+	ErrOverflow error = fault.New("budget_overflow", "budget: total would overflow")
+
+	// ErrNotMigrated: the schema's tables or functions are missing.
+	ErrNotMigrated error = fault.New("not_migrated", "budget: the schema is missing or incomplete: call metered.Migrate")
+)
+
+// Answers to a refund. They leave the transaction usable, and nothing written.
+var (
+	// ErrUnknownEntry: the scope has no entry of that number.
+	ErrUnknownEntry error = fault.New("budget_unknown_entry", "budget: no such entry")
+
+	// ErrEntryPurged: the charge was purged, so what is left of it is unknown.
+	ErrEntryPurged error = fault.New("budget_entry_purged", "budget: the charge was purged")
+
+	// ErrNotCharge: the entry is a credit, a refund or a repair.
+	ErrNotCharge error = fault.New("budget_not_charge", "budget: the entry is not a charge")
+
+	// ErrRefundExceeds: the refunds of a charge would sum past it.
+	ErrRefundExceeds error = fault.New("budget_refund_exceeds", "budget: refund exceeds what is left of the charge")
+)
+
+var (
+	errExceeded = fault.New("budget_exceeded", "budget: limit exceeded")
+	errClock    = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
+)
+
+// ArgumentError says which argument was refused, and why, before any SQL ran.
+type ArgumentError = fault.Argument
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errInvalid, field, format, args...)
+}
+
+// Never is the RetryAfter of a charge that will not fit by waiting.
+const Never = time.Duration(math.MaxInt64)
+
+// Refusal is one limit that refused one charge.
+type Refusal struct {
+	Scope string
+	Limit Limit
+
+	// Used is what counts against the limit, holds aside: charges in the window
+	// less their refunds; for a lifetime, less credits too, and so negative while
+	// there is credit.
+	Used int64
+	// Held is what open holds keep of the scope.
+	Held int64
+	// Requested is the amount of the charge: of all charges of the call on this
+	// scope together.
+	Requested int64
+	// Available is the largest amount that this limit would have admitted, >= 0.
+	Available int64
+
+	// RetryAfter is how long until Requested would fit under this limit if
+	// nothing else happens, counted from the refusal, to the microsecond. Never if it exceeds the limit, or
+	// the limit is for a lifetime and nothing is held. Where open holds stand in
+	// the way it is the time until one of them may fall due.
+	RetryAfter time.Duration
+	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0.
+	HoldDue time.Duration
+}
+
+func (r Refusal) String() string {
+	per := "for the lifetime"
+	if r.Limit.Window > 0 {
+		per = "per " + r.Limit.Window.String()
+	}
+	retry := "never fits"
+	if r.RetryAfter != Never {
+		retry = "retry after " + r.RetryAfter.String()
+	}
+	return fmt.Sprintf("scope %q: requested %d, available %d of %d %s, %s",
+		r.Scope, r.Requested, r.Available, r.Limit.Max, per, retry)
+}
+
+// ExceededError is a denial: every limit that refused, in the order given. The
+// call wrote nothing and its transaction is usable.
+type ExceededError struct{ Refusals []Refusal }
+
+func (e *ExceededError) Error() string {
+	var b strings.Builder
+	b.WriteString(errExceeded.Error())
+	for i, r := range e.Refusals {
+		b.WriteString([]string{": ", "; "}[min(i, 1)])
+		b.WriteString(r.String())
+	}
+	return b.String()
+}
+
+// Unwrap returns ErrExceeded.
+func (e *ExceededError) Unwrap() error { return errExceeded }
+
+// Code returns the stable code "budget_exceeded".
+func (e *ExceededError) Code() string { return errExceeded.Code() }
+
+// RetryAfter is how long until no limit would refuse any more, if nothing else
+// happens: the longest of the refusals' own.
+func (e *ExceededError) RetryAfter() time.Duration {
+	var longest time.Duration
+	for _, r := range e.Refusals {
+		longest = max(longest, r.RetryAfter)
+	}
+	return longest
+}
+
+// ClockError says how far a scope's last entry is ahead of the database's clock.
+type ClockError struct {
+	Scope string
+	Ahead time.Duration
+
+	cause error
+}
+
+func (e *ClockError) Error() string {
+	return fmt.Sprintf("%v: scope %q by %v", errClock, e.Scope, e.Ahead)
+}
+
+// Unwrap returns ErrClock and the database's error.
+func (e *ClockError) Unwrap() []error { return []error{errClock, e.cause} }
+
+// Code returns the stable code "budget_clock".
+func (e *ClockError) Code() string { return errClock.Code() }
+
+// failed turns the error of a statement into the package's own, keeping the
+// Postgres error underneath, whose Detail (scopes, limits) is never printed.
+func failed(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var kind error
+	switch sqlstate.Of(err) {
+	case sqlstate.WindowPurged:
+		kind = ErrWindowPurged
+	case sqlstate.ClockBehind:
+		return clockError(err)
+	case sqlstate.LockNotAvailable:
+		kind = ErrBusy
+	case sqlstate.NumericOutOfRange:
+		kind = ErrOverflow
+	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
+		kind = ErrNotMigrated
+	default:
+		return fmt.Errorf("budget: %s: %w", doing, err)
+	}
+	return fmt.Errorf("%w: %s: %w", kind, doing, err)
+}
+
+func clockError(err error) error {
+	clock := &ClockError{cause: err}
+	var pgErr *pgconn.PgError
+	var detail struct {
+		Scope   string `json:"scope"`
+		AheadUS int64  `json:"ahead_us"`
+	}
+	if errors.As(err, &pgErr) && json.Unmarshal([]byte(pgErr.Detail), &detail) == nil {
+		clock.Scope, clock.Ahead = detail.Scope, time.Duration(detail.AheadUS)*time.Microsecond
+	}
+	return clock
+}

@@ -1,0 +1,35 @@
+package budget
+
+import "encoding/json"
+
+// Note says who or what caused an entry. All fields are optional, opaque to the
+// ledger and at most 255 bytes of UTF-8.
+type Note struct {
+	Actor       string `json:"actor,omitempty"`
+	Tenant      string `json:"tenant,omitempty"`
+	Correlation string `json:"correlation,omitempty"`
+	Reason      string `json:"reason,omitempty"`
+}
+
+const maxNoteBytes = 255
+
+func (n Note) check(field string) error {
+	for _, f := range []struct{ name, text string }{
+		{".Actor", n.Actor}, {".Tenant", n.Tenant}, {".Correlation", n.Correlation}, {".Reason", n.Reason},
+	} {
+		if err := checkText(field+f.name, f.text, maxNoteBytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// encode returns the note as JSON, and "" for an empty one.
+func (n Note) encode() string {
+	if n == (Note{}) {
+		return ""
+	}
+	// Strings that are valid UTF-8 cannot fail to marshal.
+	b, _ := json.Marshal(n)
+	return string(b)
+}

@@ -1,0 +1,133 @@
+package budget
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// PurgeOptions says what to purge.
+type PurgeOptions struct {
+	// OlderThan is the age from which entries may go, at least the longest window
+	// in use: a longer one becomes ErrWindowPurged. From 1µs to MaxWindow.
+	OlderThan time.Duration
+	// Scope restricts the purge to one scope. Defaults to all.
+	Scope string
+	// Batch is how many entries one transaction deletes at most, from 16 to
+	// 100,000. Defaults to 5,000.
+	Batch int
+	// Progress is called after each transaction, in the goroutine of the call.
+	Progress func(PurgeReport)
+}
+
+// PurgeReport says what a purge did so far.
+type PurgeReport struct {
+	Scopes  int   // scopes looked at
+	Entries int64 // entries deleted
+	Busy    int   // scopes passed over because their lock was not to be had
+}
+
+const purgeSQL = `
+select deleted, upto, done
+from metered.purge_scope($1::text, $2::bigint, metered.clock() - $3::interval, $4::bigint, $5::int, $6::int)`
+
+// scopesSQL lists the scopes after $1 that have entries to lose, by skipping from
+// scope to scope in the primary key.
+const scopesSQL = `
+with recursive s as (
+    (select l.scope from metered.ledger l where l.scope > $1 order by l.scope limit 1)
+    union all
+    select (select l.scope from metered.ledger l where l.scope > s.scope order by l.scope limit 1)
+    from s where s.scope is not null
+)
+select scope from s where scope is not null limit $2`
+
+// Purge deletes entries older than OlderThan, in small transactions of its own.
+// For each scope it keeps entry 1, the last entry that is older (the baseline that
+// windows are measured from) and up to 15 entries before that. Windows no longer
+// than OlderThan stay exact; a longer one is ErrWindowPurged from now on, and so
+// is a refund of a charge that is gone (ErrEntryPurged). Sums are not touched.
+//
+// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any
+// number may run at once, and beside all other calls. Each transaction holds one
+// scope's lock; a scope whose lock is not to be had within the lock timeout is
+// passed over and counted. What is deleted stays deleted if a later transaction
+// fails or ctx is cancelled: the report says how far it came.
+func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
+	var report PurgeReport
+	if opts.OlderThan == 0 {
+		return report, invalid("PurgeOptions.OlderThan", "is required")
+	}
+	if err := checkWindow("PurgeOptions.OlderThan", opts.OlderThan); err != nil {
+		return report, err
+	}
+	if opts.Batch == 0 {
+		opts.Batch = 5000
+	}
+	if opts.Batch < 16 || opts.Batch > 100_000 {
+		return report, invalid("PurgeOptions.Batch", "%d is not from 16 to 100,000", opts.Batch)
+	}
+	if opts.Scope != "" {
+		if err := checkScope("PurgeOptions.Scope", opts.Scope); err != nil {
+			return report, err
+		}
+		err := l.purgeScope(ctx, pool, opts.Scope, opts, &report)
+		return report, err
+	}
+	err := l.eachScope(ctx, pool, func(scope string) error {
+		return l.purgeScope(ctx, pool, scope, opts, &report)
+	})
+	return report, err
+}
+
+func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope string, opts PurgeOptions, report *PurgeReport) error {
+	var upto int64
+	for done := false; !done; {
+		var deleted int64
+		err := pool.QueryRow(ctx, l.sql.purge, scope, l.lockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS()).
+			Scan(&deleted, &upto, &done)
+		if err = failed("purge", err); errors.Is(err, ErrBusy) {
+			report.Busy++
+			break
+		}
+		if err != nil {
+			return err
+		}
+		report.Entries += deleted
+		if opts.Progress != nil && !done {
+			opts.Progress(*report)
+		}
+	}
+	report.Scopes++
+	if opts.Progress != nil {
+		opts.Progress(*report)
+	}
+	return nil
+}
+
+// eachScope calls f for every scope, in order, with no statement left open.
+func (l *Ledger) eachScope(ctx context.Context, db Querier, f func(scope string) error) error {
+	const page = 1000
+	for after := ""; ; {
+		rows, err := db.Query(ctx, l.sql.scopes, after, page)
+		if err != nil {
+			return failed("list scopes", err)
+		}
+		scopes, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return failed("list scopes", err)
+		}
+		for _, scope := range scopes {
+			if err := f(scope); err != nil {
+				return err
+			}
+		}
+		if len(scopes) < page {
+			return nil
+		}
+		after = scopes[len(scopes)-1]
+	}
+}

@@ -1,0 +1,82 @@
+package budget
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// MaxQueries is the largest number of queries in one call of Usage.
+const MaxQueries = 1024
+
+// Query asks what a scope has used.
+type Query struct {
+	// Scope is the scope to look at.
+	Scope string
+	// Window is how far back charges count; 0 means the lifetime. As Limit.Window.
+	Window time.Duration
+}
+
+// Usage is what a scope stands at.
+type Usage struct {
+	Query
+
+	// Used is what counts against a limit with this window, holds aside. For a
+	// lifetime it is Spent - Refunded - Credited, and negative while there is
+	// credit.
+	Used int64
+	// Held is what open holds keep of the scope.
+	Held int64
+	// HoldDue is how long until an open hold may fall due, if Held > 0.
+	HoldDue time.Duration
+
+	// Spent, Refunded and Credited are sums over the scope's lifetime.
+	Spent, Refunded, Credited int64
+	// Seq is the number of the scope's last entry, 0 if it has none. It grows
+	// with each entry, and so tells whether anything happened in between.
+	Seq int64
+}
+
+const usageSQL = `
+select used, held, spent, refunded, credited, seq, due_us
+from metered.usage($1::text[], $2::interval[])`
+
+// Usage tells what each scope stands at, in the order asked, in one round trip
+// and from one snapshot. It takes no lock, writes nothing and runs on a read-only
+// replica too. A scope nobody charged stands at 0.
+//
+// Errors: *ArgumentError before any SQL; ErrWindowPurged.
+func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
+	if len(queries) == 0 || len(queries) > MaxQueries {
+		return nil, invalid("queries", "are %d, want 1 to %d", len(queries), MaxQueries)
+	}
+	scopes := make([]string, len(queries))
+	windows := make([]pgtype.Interval, len(queries))
+	for i, q := range queries {
+		if err := checkScope(index("queries", i, ".Scope"), q.Scope); err != nil {
+			return nil, err
+		}
+		if err := checkWindow(index("queries", i, ".Window"), q.Window); err != nil {
+			return nil, err
+		}
+		scopes[i], windows[i] = q.Scope, interval(q.Window)
+	}
+	rows, err := db.Query(ctx, l.sql.usage, scopes, windows)
+	if err != nil {
+		return nil, failed("usage", err)
+	}
+	i := 0
+	usages, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Usage, error) {
+		u := Usage{Query: queries[i]}
+		i++
+		var due *int64
+		err := row.Scan(&u.Used, &u.Held, &u.Spent, &u.Refunded, &u.Credited, &u.Seq, &due)
+		if due != nil {
+			u.HoldDue = max(0, time.Duration(*due)*time.Microsecond)
+		}
+		return u, err
+	})
+	return usages, failed("usage", err)
+}

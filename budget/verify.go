@@ -1,0 +1,218 @@
+package budget
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// VerifyOptions says what to verify. The zero value verifies all scopes.
+type VerifyOptions struct {
+	// Scope restricts the check to one scope. Defaults to all.
+	Scope string
+	// MaxDifferences ends the check after so many differences. Defaults to 1,000.
+	MaxDifferences int
+	// Progress is called at least once a scope and once for each 10,000 entries,
+	// in the goroutine of the call.
+	Progress func(VerifyReport)
+}
+
+// VerifyReport says what a check found so far.
+type VerifyReport struct {
+	Scopes      int
+	Entries     int64
+	Differences []Difference
+}
+
+// OK reports whether no difference was found.
+func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
+
+// Difference is one value of the ledger that does not follow from the entries.
+type Difference struct {
+	Scope string
+	// Seq is the entry that is wrong; of a refund sum, the first charge of its block.
+	Seq int64
+	// Field is what is wrong about it: "seq", "spent", "refund sum of level 0", …
+	Field string
+	// Got is what stands there, and Want what should.
+	Got, Want string
+}
+
+func (d Difference) String() string {
+	return fmt.Sprintf("scope %q, entry %d: %s is %s, want %s", d.Scope, d.Seq, d.Field, d.Got, d.Want)
+}
+
+const chainPage = 10_000
+
+const chainSQL = `
+select seq, kind::text, amount, at, epoch, spent, refunded, credited, held, coalesce(ref, 0)
+from metered.ledger
+where scope = $1 and seq > $2
+order by seq
+limit $3`
+
+// refundSumsSQL compares the sums kept of refunds with the refunds themselves,
+// for blocks that begin at or after entry $2, where no purge took anything.
+const refundSumsSQL = `
+with entries as (
+    select lv as level, l.ref >> (4 * lv) as block, sum(l.amount) as amount
+    from metered.ledger l, generate_series(0, 15) lv
+    where l.scope = $1 and l.kind = 'r' and l.ref >= $2 and (lv = 0 or l.ref >> (4 * lv) > 0)
+    group by lv, l.ref >> (4 * lv)
+), sums as (
+    select level::int, block, amount from metered.refund_sum where scope = $1
+)
+select level, block, coalesce(s.amount, 0)::bigint, coalesce(e.amount, 0)::bigint
+from entries e full join sums s using (level, block)
+where s.amount is distinct from e.amount and block << (4 * level) >= $2
+order by level, block`
+
+// Verify recomputes what each entry should say from the entry before it (its
+// number, its time's order, its running sums), and the sums of refunds from the
+// refunds, and reports each difference. What a purge took cannot be recomputed:
+// there the check begins with the first entry kept.
+//
+// Each scope is read in one REPEATABLE READ, READ ONLY transaction of its own, so
+// that nothing that happens meanwhile looks like a difference. It takes no lock
+// and writes nothing, and runs on a replica too. Cancelled by ctx it returns what
+// it found so far with the error. Differences are no error.
+func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
+	v := verification{ledger: l, opts: opts}
+	if v.opts.MaxDifferences < 0 {
+		return v.report, invalid("VerifyOptions.MaxDifferences", "%d is negative", opts.MaxDifferences)
+	}
+	if v.opts.MaxDifferences == 0 {
+		v.opts.MaxDifferences = 1000
+	}
+	one := func(scope string) error {
+		if v.full() {
+			return nil
+		}
+		snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+		return pgx.BeginTxFunc(ctx, pool, snapshot, func(tx pgx.Tx) error { return v.scope(ctx, tx, scope) })
+	}
+	if opts.Scope == "" {
+		err := l.eachScope(ctx, pool, one)
+		return v.report, err
+	}
+	if err := checkScope("VerifyOptions.Scope", opts.Scope); err != nil {
+		return v.report, err
+	}
+	err := one(opts.Scope)
+	return v.report, err
+}
+
+type verification struct {
+	ledger *Ledger
+	opts   VerifyOptions
+	report VerifyReport
+}
+
+func (v *verification) full() bool { return len(v.report.Differences) >= v.opts.MaxDifferences }
+
+func (v *verification) progress() {
+	if v.opts.Progress != nil {
+		v.opts.Progress(v.report)
+	}
+}
+
+func (v *verification) differs(e Entry, field string, got, want any) {
+	if !v.full() {
+		v.report.Differences = append(v.report.Differences,
+			Difference{Scope: e.Scope, Seq: e.Seq, Field: field, Got: fmt.Sprint(got), Want: fmt.Sprint(want)})
+	}
+}
+
+func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error {
+	prev := Entry{Scope: scope, At: time.Time{}}
+	first := int64(1) // the first entry of the unbroken chain
+	for n := chainPage; n == chainPage && !v.full(); {
+		rows, err := tx.Query(ctx, v.ledger.sql.chain, scope, prev.Seq, chainPage)
+		if err != nil {
+			return failed("verify", err)
+		}
+		page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Entry, error) {
+			e := Entry{Scope: scope}
+			var kind string
+			err := row.Scan(&e.Seq, &kind, &e.Amount, &e.At, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held, &e.Ref)
+			e.Kind = kinds[kind]
+			return e, err
+		})
+		if err != nil {
+			return failed("verify", err)
+		}
+		for _, e := range page {
+			if prev.Seq == 1 && e.Seq > 2 && e.Seq%16 == 1 {
+				first = e.Seq // a purge left entry 1 and a baseline
+			} else {
+				v.entry(prev, e)
+			}
+			prev = e
+		}
+		n = len(page)
+		v.report.Entries += int64(n)
+		if n == chainPage {
+			v.progress()
+		}
+	}
+	if err := v.refundSums(ctx, tx, scope, first); err != nil {
+		return err
+	}
+	v.report.Scopes++
+	v.progress()
+	return nil
+}
+
+// entry checks e against the entry before it, which is zero for the first one.
+func (v *verification) entry(prev, e Entry) {
+	want := prev
+	want.Seq++
+	switch e.Kind {
+	case KindCharge:
+		want.Spent += e.Amount
+	case KindCredit:
+		want.Credited += e.Amount
+	case KindRefund:
+		want.Refunded += e.Amount
+		if e.Ref < 1 || e.Ref >= e.Seq {
+			v.differs(e, "ref", e.Ref, "an earlier entry")
+		}
+	case KindClockRepair:
+		want.Epoch++
+	default:
+		v.differs(e, "kind", e.Kind, "a known kind")
+	}
+	if (e.Amount < 1) != (e.Kind == KindClockRepair) {
+		v.differs(e, "amount", e.Amount, "1 or more, 0 for a clock repair")
+	}
+	if e.At.Before(prev.At) && e.Kind != KindClockRepair {
+		v.differs(e, "at", e.At, "not before "+prev.At.String())
+	}
+	for _, sum := range []struct {
+		field     string
+		got, want int64
+	}{
+		{"seq", e.Seq, want.Seq}, {"epoch", int64(e.Epoch), int64(want.Epoch)}, {"spent", e.Spent, want.Spent},
+		{"refunded", e.Refunded, want.Refunded}, {"credited", e.Credited, want.Credited}, {"held", e.Held, want.Held},
+	} {
+		if sum.got != sum.want {
+			v.differs(e, sum.field, sum.got, sum.want)
+		}
+	}
+}
+
+func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
+	rows, err := tx.Query(ctx, v.ledger.sql.refundSums, scope, first)
+	if err != nil {
+		return failed("verify refunds", err)
+	}
+	var level, block, got, want int64
+	_, err = pgx.ForEachRow(rows, []any{&level, &block, &got, &want}, func() error {
+		v.differs(Entry{Scope: scope, Seq: block << (4 * level)}, fmt.Sprintf("refund sum of level %d", level), got, want)
+		return nil
+	})
+	return failed("verify refunds", err)
+}

@@ -1,0 +1,54 @@
+// Package fault holds the two shapes that errors of this library have in
+// common: a sentinel with a stable code, and a refused argument.
+package fault
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Sentinel is an error that identifies one kind of failure. It is compared by
+// identity, so errors.Is finds it under any wrapping.
+type Sentinel struct{ code, text string }
+
+// New returns a sentinel. The code is stable across releases, for metrics and
+// for programs on the other side of a wire; the text is for people.
+func New(code, text string) *Sentinel { return &Sentinel{code: code, text: text} }
+
+func (s *Sentinel) Error() string { return s.text }
+
+// Code returns the stable code.
+func (s *Sentinel) Code() string { return s.code }
+
+// Argument says which argument of a call was refused before any SQL ran.
+type Argument struct {
+	// Field names the argument as the caller wrote it: "Charge.Amount".
+	Field string
+	// Reason says what is wrong with it and what is allowed.
+	Reason string
+
+	kind *Sentinel
+}
+
+// Invalid returns an Argument that unwraps to kind.
+func Invalid(kind *Sentinel, field, format string, args ...any) *Argument {
+	return &Argument{Field: field, Reason: fmt.Sprintf(format, args...), kind: kind}
+}
+
+func (a *Argument) Error() string { return a.kind.text + ": " + a.Field + ": " + a.Reason }
+
+// Unwrap returns the sentinel, for errors.Is.
+func (a *Argument) Unwrap() error { return a.kind }
+
+// Code returns the sentinel's stable code.
+func (a *Argument) Code() string { return a.kind.code }
+
+// Code returns the stable code of the first error in err's chain that has one,
+// and "" if none has.
+func Code(err error) string {
+	var coded interface{ Code() string }
+	if errors.As(err, &coded) {
+		return coded.Code()
+	}
+	return ""
+}

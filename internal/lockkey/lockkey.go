@@ -1,0 +1,22 @@
+// Package lockkey derives the keys of advisory locks.
+package lockkey
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+)
+
+// Of returns the first 8 bytes of the SHA-256 of space, a zero byte and name,
+// as Postgres's bigint. Advisory locks are one space per database shared by all
+// programs: space keeps ours from meeting others'. 64 bits of a strong hash,
+// because with 32 bits or a weak one a tenant could choose a name whose lock
+// collides with another tenant's and block it. A collision costs a wait, never
+// a wrong answer. space must not contain a zero byte.
+func Of(space, name string) int64 {
+	h := sha256.New()
+	h.Write([]byte(space))
+	h.Write([]byte{0})
+	h.Write([]byte(name))
+	var sum [sha256.Size]byte
+	return int64(binary.BigEndian.Uint64(h.Sum(sum[:0])))
+}

@@ -1,0 +1,47 @@
+// Package schema names the database schema that the library's tables and
+// functions live in, and puts that name into the SQL that mentions them.
+package schema
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Default is the schema used when a caller names none.
+const Default = "metered"
+
+// Name is a validated schema name.
+type Name struct{ quoted, plain string }
+
+var valid = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+
+// Parse validates a schema name; "" means Default. A name is 1 to 63 bytes of
+// lower-case ASCII letters, digits and underscores, does not start with a
+// digit and not with "pg_", which Postgres keeps for itself. Mixed case is
+// refused rather than quoted: an unquoted mention in somebody's migration
+// would silently mean another schema.
+func Parse(name string) (Name, error) {
+	if name == "" {
+		name = Default
+	}
+	if !valid.MatchString(name) || strings.HasPrefix(name, "pg_") {
+		return Name{}, fmt.Errorf("schema name %q: want 1 to 63 of a-z, 0-9 and _, not starting with a digit or pg_", name)
+	}
+	return Name{quoted: pgx.Identifier{name}.Sanitize(), plain: name}, nil
+}
+
+// String returns the name as it was given, unquoted.
+func (n Name) String() string { return n.plain }
+
+// mention is how SQL in this project refers to the library's schema. Every
+// mention is qualified, so that the caller's search_path is never consulted.
+var mention = regexp.MustCompile(`\bmetered\.`)
+
+// SQL returns query with each mention of the schema "metered." replaced by n.
+// With the default name the query means the same as before.
+func (n Name) SQL(query string) string {
+	return mention.ReplaceAllLiteralString(query, n.quoted+".")
+}

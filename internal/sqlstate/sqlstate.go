@@ -1,0 +1,43 @@
+// Package sqlstate names every SQLSTATE that the library raises or reads.
+package sqlstate
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Raised by the functions in schema.sql. Class MT is in the range that the SQL
+// standard leaves to implementations.
+const (
+	Exceeded     = "MT001" // a limit refused; DETAIL carries the denial as JSON
+	WindowPurged = "MT002" // a window reaches behind what a purge kept
+	ClockBehind  = "MT003" // the scope's last entry is too far ahead of the clock
+	NotFinished  = "MT004" // COMMIT before a command was completed
+	NotBegun     = "MT005" // completing a command in another transaction than it began in
+)
+
+// Raised by Postgres.
+const (
+	UniqueViolation       = "23505"
+	NumericOutOfRange     = "22003"
+	SerializationFailure  = "40001"
+	DeadlockDetected      = "40P01"
+	InFailedTransaction   = "25P02"
+	ReadOnlyTransaction   = "25006"
+	LockNotAvailable      = "55P03"
+	QueryCanceled         = "57014"
+	UndefinedTable        = "42P01"
+	UndefinedFunction     = "42883"
+	InvalidSchemaName     = "3F000"
+	InsufficientPrivilege = "42501"
+)
+
+// Of returns the SQLSTATE of the Postgres error in err's chain, or "".
+func Of(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}

@@ -1,0 +1,176 @@
+package metered
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+//go:embed schema.sql
+var schemaSQL string
+
+// SchemaVersion is the version of the schema that this release creates and
+// needs.
+const SchemaVersion = 1
+
+// SchemaSQL renders every table, index and function for the named schema (""
+// means "metered"), for the migration tool of your choice. Run it once, in a
+// transaction, as the role that is to own the data; Migrate afterwards sees its
+// version and leaves it alone.
+//
+// The name is 1 to 63 of a-z, 0-9 and _, and starts with neither a digit nor
+// "pg_". Anything else is ErrInvalid.
+func SchemaSQL(name string) (string, error) {
+	n, err := parseSchema("schema", name)
+	if err != nil {
+		return "", err
+	}
+	return n.SQL(schemaSQL), nil
+}
+
+// MigrateOptions says what Migrate creates. The zero value creates the schema
+// "metered" and nothing else.
+type MigrateOptions struct {
+	// Schema is the name of the schema to create. Defaults to "metered".
+	Schema string
+
+	// River also brings River's own tables to the latest version that this
+	// build of River knows. Defaults to false: many programs migrate River
+	// themselves.
+	River bool
+
+	// RiverSchema is where River's tables go. Defaults to the connection's
+	// search_path, as with River itself.
+	RiverSchema string
+}
+
+// Migrate creates the library's schema, or does nothing where it is there
+// already. It may be called by any number of processes at once, at every start:
+// they queue on an advisory lock, and the first one does the work, in one
+// transaction. With River set, River's migrations follow under the same lock.
+//
+// Migrate owns its transaction, and holds one connection of pool (two with
+// River set). The role that runs it becomes the owner of all it creates.
+// A schema newer than SchemaVersion is ErrSchemaVersion.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error {
+	name, err := parseSchema("MigrateOptions.Schema", opts.Schema)
+	if err != nil {
+		return err
+	}
+	// A lock that spans both migrations: River's runs on connections of its own.
+	return withMigrationLock(ctx, pool, func(conn *pgxpool.Conn) error {
+		if err := migrateSchema(ctx, conn, name); err != nil {
+			return fmt.Errorf("metered: migrate schema %s: %w", name, err)
+		}
+		if !opts.River {
+			return nil
+		}
+		if err := migrateRiver(ctx, pool, opts.RiverSchema); err != nil {
+			return fmt.Errorf("metered: migrate river: %w", err)
+		}
+		return nil
+	})
+}
+
+// migrationLock is the advisory lock that migrations queue on.
+var migrationLock = lockkey.Of("metered/migrate", "")
+
+// withMigrationLock runs f while holding the migration lock on conn's session.
+func withMigrationLock(ctx context.Context, pool *pgxpool.Pool, f func(*pgxpool.Conn) error) (err error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("metered: migrate: %w", err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(ctx, "select pg_advisory_lock($1)", migrationLock); err != nil {
+		return fmt.Errorf("metered: migrate: waiting for another migration: %w", err)
+	}
+	defer func() {
+		// Even if ctx is done: a lock left on a pooled session would block the
+		// next migration for as long as the session lives.
+		_, unlockErr := conn.Exec(context.WithoutCancel(ctx), "select pg_advisory_unlock($1)", migrationLock)
+		if unlockErr != nil {
+			_ = conn.Conn().Close(context.WithoutCancel(ctx)) // ends the session, and the lock with it
+		}
+	}()
+	return f(conn)
+}
+
+const schemaVersionSQL = `select max(version) from metered.schema_version`
+
+func migrateSchema(ctx context.Context, conn *pgxpool.Conn, name schema.Name) error {
+	var exists bool
+	if err := conn.QueryRow(ctx, "select to_regclass($1) is not null", name.SQL("metered.schema_version")).Scan(&exists); err != nil {
+		return err
+	}
+	if exists {
+		var version int
+		if err := conn.QueryRow(ctx, name.SQL(schemaVersionSQL)).Scan(&version); err != nil {
+			return err
+		}
+		if version > SchemaVersion {
+			return fmt.Errorf("%w: the database has version %d, this build knows %d", ErrSchemaVersion, version, SchemaVersion)
+		}
+		return nil
+	}
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		// Without arguments Exec uses the simple protocol, which takes the whole file.
+		_, err := tx.Exec(ctx, name.SQL(schemaSQL), pgx.QueryExecModeSimpleProtocol)
+		return err
+	})
+}
+
+func migrateRiver(ctx context.Context, pool *pgxpool.Pool, riverSchema string) error {
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: riverSchema})
+	if err != nil {
+		return err
+	}
+	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	return err
+}
+
+// GrantSQL renders the grants under which an application can make every call
+// of this library: EXECUTE on its functions and SELECT on its tables, but no
+// INSERT, UPDATE or DELETE on anything, so that no ledger entry can be changed,
+// deleted or forged by it. Run it as the schema's owner, after Migrate and again
+// after each later one. role must exist; it is quoted. River's tables are
+// River's: grant on those as its documentation says.
+//
+// Purging, repairing a clock and migrating stay with the owner.
+func GrantSQL(name, role string) (string, error) {
+	n, err := parseSchema("schema", name)
+	if err != nil {
+		return "", err
+	}
+	if role == "" || len(role) > 63 || strings.ContainsRune(role, 0) {
+		return "", invalid("role", "want the name of a role, 1 to 63 bytes")
+	}
+	sql := n.SQL(grantSQL)
+	sql = strings.ReplaceAll(sql, "$schema", pgx.Identifier{n.String()}.Sanitize())
+	return strings.ReplaceAll(sql, "$role", pgx.Identifier{role}.Sanitize()), nil
+}
+
+const grantSQL = `grant usage on schema $schema to $role;
+grant select on all tables in schema $schema to $role;
+grant execute on all functions in schema $schema to $role;
+`
+
+func parseSchema(field, name string) (schema.Name, error) {
+	n, err := schema.Parse(name)
+	if err != nil {
+		return schema.Name{}, invalid(field, "%s", err)
+	}
+	return n, nil
+}
+
+var errNotMigrated = errors.New("the schema is not there: call metered.Migrate, or run metered.SchemaSQL's text")
