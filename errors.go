@@ -1,27 +1,135 @@
 package metered
 
-import "github.com/pgmetered/metered/internal/fault"
+import (
+	"fmt"
 
-// Errors of set-up and of arguments.
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Refused before any SQL, or by the set-up.
 var (
-	// ErrInvalid is the identity of every refused argument of this package. The
+	// ErrArgument is the identity of every refused argument of this package. The
 	// error itself is an *ArgumentError that names the argument.
-	ErrInvalid error = errInvalid
+	ErrArgument error = errArgument
 
 	// ErrSchemaVersion means that the database's schema is newer than this build.
 	ErrSchemaVersion error = fault.New("schema_version", "metered: schema version")
+
+	// ErrNotMigrated: the schema's tables or functions are missing.
+	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate")
+
+	errArgument = fault.New("invalid_argument", "metered: invalid argument")
 )
 
-var errInvalid = fault.New("invalid_argument", "metered: invalid argument")
+// Answers to an operation id. Nothing was done.
+var (
+	// ErrConflict: the id was used before, for another command.
+	ErrConflict error = fault.New("operation_conflict", "metered: the operation id belongs to another command")
+
+	// ErrRetired: the time that the id carries is at or before the horizon up to
+	// which records were purged, so it cannot be told whether it ran.
+	ErrRetired error = fault.New("operation_retired", "metered: the operation is older than what is remembered")
+
+	// ErrFuture: the time that the id carries is further ahead of the database's
+	// clock than Config.MaxFuture.
+	ErrFuture error = fault.New("operation_future", "metered: the operation was issued in the future")
+
+	// ErrUnknownOperation: there is no record of the id.
+	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
+)
+
+// Failures of a command. Nothing was committed.
+var (
+	// ErrBusy: another call with the same operation id is still running, or a
+	// scope's lock was not to be had, within the lock timeout. Try again later.
+	ErrBusy error = fault.New("busy", "metered: busy")
+
+	// ErrTxControl: the function tried to begin, commit or roll back, which is
+	// not its business: it returns nil or an error.
+	ErrTxControl error = fault.New("transaction_control", "metered: the command's function must not end its transaction")
+
+	// ErrTxDone: the transaction was used after the function had returned.
+	ErrTxDone error = fault.New("transaction_done", "metered: the command's transaction is over")
+
+	// ErrTxFailed: a statement of the function failed, and the function returned
+	// nil all the same. A failed transaction can only be rolled back.
+	ErrTxFailed error = fault.New("transaction_failed", "metered: a statement of the command's function failed")
+
+	// ErrNested: a command was begun inside a command's function.
+	ErrNested error = fault.New("nested_command", "metered: a command cannot run inside another one's function")
+
+	// ErrNoRiver: Tx.Enqueue without Config.River.
+	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
+
+	// ErrResult: the function's result does not survive JSON, or is too large.
+	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
+
+	// ErrSticky: the sticky charges could not be taken, for another reason than a
+	// denial. They may have been taken, the command was not run.
+	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
+)
+
+// ErrIndefinite: the outcome is not known. The error is an *IndefiniteError.
+var ErrIndefinite error = errIndefinite
+
+var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
+
+// IndefiniteError: COMMIT may or may not have taken effect. The way out is the
+// same command again.
+type IndefiniteError struct {
+	Namespace, ID string // of the operation
+
+	cause error
+}
+
+func (e *IndefiniteError) Error() string {
+	return fmt.Sprintf("%v: operation %q in namespace %q: %v", errIndefinite, e.ID, e.Namespace, e.cause)
+}
+
+// Unwrap returns ErrIndefinite and what went wrong.
+func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cause} }
+
+// Code returns the stable code "indefinite".
+func (e *IndefiniteError) Code() string { return errIndefinite.Code() }
 
 // ArgumentError says which argument was refused, and why, before any SQL ran.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
-	return fault.Invalid(errInvalid, field, format, args...)
+	return fault.Invalid(errArgument, field, format, args...)
 }
 
 // Code returns the stable code of err ("budget_exceeded", "token_invalid", …),
 // for metrics, logs and programs on the other side of a wire. It is "" for nil
 // and for errors that are not this library's.
 func Code(err error) string { return fault.Code(err) }
+
+// failed turns an error of this package's own statements into its errors. The
+// Postgres error stays underneath.
+func failed(doing string, err error) error {
+	var kind error
+	switch sqlstate.Of(err) {
+	case "":
+		return fmt.Errorf("metered: %s: %w", doing, err)
+	case sqlstate.LockNotAvailable:
+		kind = ErrBusy
+	case sqlstate.Nested:
+		kind = ErrNested
+	case sqlstate.NotBegun, sqlstate.NotFinished:
+		kind = ErrTxControl
+	case sqlstate.InFailedTransaction:
+		kind = ErrTxFailed
+	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
+		kind = ErrNotMigrated
+	default:
+		return fmt.Errorf("metered: %s: %w", doing, err)
+	}
+	return fmt.Errorf("%w: %s: %w", kind, doing, err)
+}
+
+// retryable reports whether the whole transaction may succeed if it runs again.
+func retryable(err error) bool {
+	state := sqlstate.Of(err)
+	return state == sqlstate.SerializationFailure || state == sqlstate.DeadlockDetected
+}

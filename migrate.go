@@ -29,7 +29,7 @@ const SchemaVersion = 1
 // version and leaves it alone.
 //
 // The name is 1 to 63 of a-z, 0-9 and _, and starts with neither a digit nor
-// "pg_". Anything else is ErrInvalid.
+// "pg_". Anything else is ErrArgument.
 func SchemaSQL(name string) (string, error) {
 	n, err := parseSchema("schema", name)
 	if err != nil {

@@ -150,8 +150,9 @@ $$;
 -- The last entry of a scope, for a writer that holds the scope's lock. FOR KEY
 -- SHARE closes the hole that a purge opens in the guard: it fails where an old
 -- snapshot still sees an entry that is deleted by now, whose successor, deleted
--- too, would no longer collide. At READ COMMITTED the deleted entries are skipped
--- instead, down to entry 1, which is never purged; hence the second look.
+-- too, would no longer collide. That holds for entry 1 as well, since a purge puts
+-- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
+-- passed over instead, until none is left; hence the second look.
 create function metered.tip_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -160,13 +161,13 @@ declare
 begin
     select * into tip from metered.ledger l
     where l.scope = of_scope order by l.seq desc limit 1 for key share;
-    if not found then
-        return metered.fresh(of_scope);
+    if found then
+        return tip;
     end if;
-    if tip.seq = 1 and exists (select from metered.ledger l where l.scope = of_scope and l.seq > 1) then
+    if exists (select from metered.ledger l where l.scope = of_scope) then
         perform metered.collided();
     end if;
-    return tip;
+    return metered.fresh(of_scope);
 end
 $$;
 
@@ -532,7 +533,9 @@ begin
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';
-    elsif charge.seq is null or (metered.base(of_scope, e.seq - 1, e.epoch, charge.at)).seq is null then
+    elsif charge.seq is null or charge_seq = 1 and e.seq > 2
+          and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
+        -- Entry 1 outlives a purge, but what was refunded of it does not.
         status := 'purged';
     elsif charge.kind <> 'c' then
         status := 'kind';
@@ -563,8 +566,10 @@ end
 $$;
 
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
--- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, and
--- what follows begins at a multiple of 16, plus one, which the time index holds.
+-- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
+-- whoever sees the scope as empty to collide with, but as a new row, for whoever
+-- sees it as the last entry (tip_for_write). What follows begins at a multiple of
+-- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
 create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int,
@@ -574,8 +579,9 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    tip  metered.ledger;
-    keep bigint;    -- the first entry to stay
+    tip   metered.ledger;
+    first metered.ledger;
+    keep  bigint;   -- the first entry to stay
 begin
     perform metered.lock_keys(array[key], wait_ms);
     tip := metered.tip(of_scope);
@@ -588,6 +594,10 @@ begin
     end if;
     delete from metered.ledger l where l.scope = of_scope and l.seq > upto and l.seq < keep;
     get diagnostics deleted = row_count;
+    if deleted > 0 then
+        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
+        perform metered.append(first);
+    end if;
     for lv in 0..15 loop
         delete from metered.refund_sum r
         where r.scope = of_scope and r.level = lv
@@ -975,6 +985,8 @@ create function metered.purge_job_keys(since timestamptz, cutoff timestamptz, ma
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
 as $$
 begin
     with gone as (
@@ -994,3 +1006,176 @@ $$;
 revoke execute on function metered.purge_job_keys(timestamptz, timestamptz, int) from public;
 
 -- ===== operations =========================================================
+
+-- What committed, by the caller's id: written with the command's own writes, so
+-- that a record exists exactly where they do.
+create table metered.operations (
+    at          timestamptz not null,   -- when the command was completed
+    issued_at   timestamptz,            -- the time that the id carries, if it does
+    namespace   text collate "C" not null,
+    id          text collate "C" not null,
+    fingerprint bytea       not null,   -- a version byte and a SHA-256
+    result      bytea       not null,   -- JSON, byte for byte as it was returned
+    scopes      text[],                 -- what was charged, for the receipt
+    amounts     bigint[],
+    seqs        bigint[],
+    ats         timestamptz[],
+    primary key (namespace, id)
+);
+
+create index operations_at on metered.operations (at);
+
+-- Ids that carry a time at or before this may have been purged. Never decreases.
+create table metered.operations_horizon (
+    at  timestamptz not null,
+    one boolean primary key default true check (one)
+);
+
+insert into metered.operations_horizon (at) values ('-infinity');
+
+-- Keeps a transaction from being committed by anyone but complete_command. A
+-- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
+create function metered.unfinished() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the command of this transaction is not complete' using errcode = 'MT004';
+end
+$$;
+
+-- Begins a command, in two steps that usually come as one.
+--
+-- Claiming waits for whoever holds the operation id. status: new; replay (the
+-- columns up to at are its record); retired (its time is at or before the
+-- horizon); future (its time is further ahead than max_future). The transaction of
+-- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
+-- the session's timeouts). The claim is an advisory lock, which writes nothing;
+-- the record's primary key is what makes it exact. It is taken before any scope's
+-- lock, everywhere.
+--
+-- Opening spends the token, if there is one, and then looks at the budget without
+-- a lock, so that a hopeless command is refused before it works. The columns from
+-- token_status to consumed_at are consume_token's.
+create function metered.begin_command(claiming boolean, opening boolean,
+    of_namespace text, of_id text, key bigint, issued timestamptz, max_future interval,
+    wait_ms int, timeout_ms int, marker text,
+    token_digest bytea, token_purpose text, token_subject text,
+    charge_scopes text[], charge_amounts bigint[], limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
+    out status text, out fingerprint bytea, out result bytea,
+    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out at timestamptz,
+    out denied jsonb,
+    out token_status text, out payload json, out uses_left int,
+    out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    if claiming then
+        if coalesce(current_setting('metered_tx.command', true), '') <> '' then
+            raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
+        end if;
+        if not pg_try_advisory_xact_lock(key) then
+            perform metered.lock_keys(array[key], wait_ms);
+            if current_setting('transaction_isolation') <> 'read committed' then
+                -- The snapshot is older than the record that was waited for.
+                raise exception 'could not serialize access: the operation was in progress' using errcode = '40001';
+            end if;
+        end if;
+        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.at
+        into status, fingerprint, result, scopes, amounts, seqs, ats, at
+        from metered.operations o where o.namespace = of_namespace and o.id = of_id;
+        if found then
+            return;
+        end if;
+        -- Read after the record was not found: a purge moves the horizon in the
+        -- transaction that deletes.
+        if issued <= (select h.at from metered.operations_horizon h) then
+            status := 'retired';
+            return;
+        elsif issued > metered.clock() + max_future then
+            status := 'future';
+            return;
+        end if;
+        if timeout_ms > 0 then
+            perform set_config('statement_timeout', timeout_ms::text, true),
+                    set_config('lock_timeout', timeout_ms::text, true),
+                    set_config('idle_in_transaction_session_timeout', timeout_ms::text, true);
+        end if;
+        perform set_config('metered_tx.command', marker, true);
+        execute 'declare metered_command cursor with hold for select metered.unfinished()';
+    end if;
+    status := 'new';
+    if not opening then
+        return;
+    end if;
+    if token_digest is not null then
+        select t.status, t.payload, t.uses_left, t.minted_at, t.expires_at, t.consumed_at
+        into token_status, payload, uses_left, minted_at, expires_at, consumed_at
+        from metered.consume_token(token_digest, token_purpose, token_subject, wait_ms) t;
+        if token_status <> 'ok' then
+            return;
+        end if;
+    end if;
+    if cardinality(limit_scopes) > 0 then
+        denied := (metered.check_charge(charge_scopes, charge_amounts, limit_scopes, maxima, windows, max_ahead)).denied;
+    end if;
+end
+$$;
+
+-- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
+-- raises, because COMMIT follows in the same flush.
+create function metered.complete_command(marker text, of_namespace text, of_id text,
+    of_fingerprint bytea, issued timestamptz, of_result bytea,
+    charge_scopes text[], keys bigint[], charge_amounts bigint[],
+    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    if coalesce(current_setting('metered_tx.command', true), '') <> marker then
+        raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
+    end if;
+    if cardinality(charge_scopes) > 0 then
+        select c.seqs, c.ats, c.used, c.held into seqs, ats, used, held
+        from metered.charge(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
+            max_ahead, wait_ms, notes, of_namespace, of_id, true) c;
+    end if;
+    at := metered.clock();
+    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+    values (of_namespace, of_id, of_fingerprint, issued, complete_command.at, of_result,
+        nullif(charge_scopes, '{}'), nullif(charge_amounts, '{}'), complete_command.seqs, complete_command.ats)
+    on conflict do nothing;
+    if not found then
+        raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
+    end if;
+    perform set_config('metered_tx.command', '', true);
+    execute 'close metered_command';
+end
+$$;
+
+-- Deletes records of operations completed and issued before cutoff, at most
+-- max_rows, and moves the horizon there in the same transaction.
+create function metered.purge_operations(cutoff timestamptz, max_rows int) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    deleted bigint;
+begin
+    update metered.operations_horizon h set at = cutoff where h.at < cutoff;
+    delete from metered.operations o
+    where (o.namespace, o.id) in (
+        select p.namespace, p.id from metered.operations p
+        where p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
+        order by p.at limit max_rows for update skip locked);
+    get diagnostics deleted = row_count;
+    return deleted;
+end
+$$;
+
+-- Nothing is for everybody. See metered.GrantSQL.
+revoke all on all functions in schema metered from public;

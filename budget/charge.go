@@ -158,7 +158,11 @@ func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
 	if len(charges) == 0 {
 		return nil, invalid("charges", "are none")
 	}
-	p := &Prepared{tolerance: interval(l.tolerance), waitMS: l.waitMS(), sql: l.sql.charge}
+	p := &Prepared{
+		// Not nil, which would be sent as NULL: a call may have no limits.
+		limitScopes: []int32{}, maxima: []int64{}, windows: []pgtype.Interval{},
+		tolerance: interval(l.tolerance), waitMS: l.waitMS(), sql: l.sql.charge,
+	}
 	at := make(map[string]int, len(charges))
 	for i, c := range charges {
 		if err := c.check(i); err != nil {

@@ -37,11 +37,12 @@ func Parse(name string) (Name, error) {
 func (n Name) String() string { return n.plain }
 
 // mention is how SQL in this project refers to the library's schema. Every
-// mention is qualified, so that the caller's search_path is never consulted.
-var mention = regexp.MustCompile(`\bmetered\.`)
+// mention is qualified, so that the caller's search_path is never consulted. What
+// follows is in lower case: comments speak of metered.Migrate, too.
+var mention = regexp.MustCompile(`\bmetered\.([a-z_])`)
 
 // SQL returns query with each mention of the schema "metered." replaced by n.
 // With the default name the query means the same as before.
 func (n Name) SQL(query string) string {
-	return mention.ReplaceAllLiteralString(query, n.quoted+".")
+	return mention.ReplaceAllString(query, n.quoted+".$1")
 }

@@ -15,6 +15,7 @@ const (
 	ClockBehind  = "MT003" // the scope's last entry is too far ahead of the clock
 	NotFinished  = "MT004" // COMMIT before a command was completed
 	NotBegun     = "MT005" // completing a command in another transaction than it began in
+	Nested       = "MT006" // beginning a command inside a command
 )
 
 // Raised by Postgres.

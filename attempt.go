@@ -1,0 +1,350 @@
+package metered
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// attempt is one transaction's try at a command.
+type attempt struct {
+	rec record
+	err error
+
+	claimed bool // the operation id was claimed
+	unknown bool // err leaves open whether it committed
+	sticky  bool // err comes from the sticky charges
+}
+
+// rollbackTimeout bounds cleaning up, which must also work when ctx is done. A
+// connection that is not clean by then is closed, which rolls back as well.
+const rollbackTimeout = 5 * time.Second
+
+func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt) {
+	if op.sticky != nil && !op.stuck {
+		select {
+		case c.sticky <- struct{}{}:
+			defer func() { <-c.sticky }()
+		case <-ctx.Done():
+			a.err = fmt.Errorf("metered: %w", context.Cause(ctx))
+			return a
+		}
+	}
+	conn, err := c.pool.Acquire(ctx)
+	if err != nil {
+		a.err = fmt.Errorf("metered: connect: %w", err)
+		return a
+	}
+	defer conn.Release()
+	// Before Release, also on a panic: the pool destroys a connection that comes
+	// back inside a transaction, and a flood of denials would become one of connects.
+	defer rollback(ctx, conn)
+
+	b, tx, err := c.begin(ctx, conn, op)
+	if err != nil {
+		a.err = err
+		return a
+	}
+	a.claimed = true
+	if b.status == statusReplay {
+		a.rec, a.err = b.replay(op)
+		return a
+	}
+	if op.sticky != nil && !op.stuck {
+		if a.err = c.stick(ctx, op); a.err != nil {
+			a.sticky = true
+			return a
+		}
+		if err := c.open(ctx, tx, op, &b); err != nil {
+			a.err = err
+			return a
+		}
+	}
+	grant, err := b.admit(op)
+	if err != nil {
+		a.err = err
+		return a
+	}
+	cmdTx := c.newTx(op, tx, grant)
+	raw, err := do(ctx, cmdTx)
+	cmdTx.done.Store(true)
+	if err != nil {
+		a.err = err
+		return a
+	}
+	a.rec, a.unknown, a.err = c.commit(ctx, conn, cmdTx, b.marker, raw)
+	return a
+}
+
+func rollback(ctx context.Context, conn *pgxpool.Conn) {
+	if conn.Conn().IsClosed() || conn.Conn().PgConn().TxStatus() == 'I' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	_, _ = conn.Exec(ctx, "rollback") // if it fails, Release closes the connection
+}
+
+// What begin_command answers.
+const (
+	statusNew     = "new"
+	statusReplay  = "replay"
+	statusRetired = "retired"
+	statusFuture  = "future"
+)
+
+// The last six columns are those of tokens.Row.
+const beginSQL = `
+select status, fingerprint, result, scopes, amounts, seqs, ats, at, denied,
+    token_status, payload, uses_left, minted_at, expires_at, consumed_at
+from metered.begin_command($1::bool, $2::bool, $3::text, $4::text, $5::bigint, $6::timestamptz, $7::interval,
+    $8::int, $9::int, $10::text, $11::bytea, $12::text, $13::text,
+    $14::text[], $15::bigint[], $16::int[], $17::bigint[], $18::interval[], $19::interval)`
+
+// begun is what begin_command returned.
+type begun struct {
+	marker      string
+	status      string
+	fingerprint []byte
+	result      []byte
+	scopes      []string
+	amounts     []int64
+	seqs        []int64
+	ats         []time.Time
+	at          *time.Time
+	denied      []byte
+	token       tokens.Row
+}
+
+func (b *begun) dest() []any {
+	return append([]any{&b.status, &b.fingerprint, &b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.at, &b.denied},
+		b.token.Dest()...)
+}
+
+// begin sends flush 1. Sticky charges come between claiming and opening, so that
+// a command with some begins with the claim alone.
+func (c *Client) begin(ctx context.Context, conn *pgxpool.Conn, op *operation) (begun, pgx.Tx, error) {
+	b := begun{marker: newMarker()}
+	opening := op.sticky == nil || op.stuck
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: op.isolation})
+	batch.Queue(c.sql.begin, c.beginArgs(ctx, op, b.marker, true, opening, true)...)
+	results := conn.SendBatch(ctx, batch)
+	_, err := results.Exec()
+	if err == nil {
+		err = results.QueryRow().Scan(b.dest()...)
+	}
+	if err = firstOf(err, results.Close()); err != nil {
+		return b, nil, failed("begin", ofBudget(op.charges, err))
+	}
+	return b, results.Tx(), b.standing()
+}
+
+// open sends the second half of flush 1.
+func (c *Client) open(ctx context.Context, tx pgx.Tx, op *operation, b *begun) error {
+	err := tx.QueryRow(ctx, c.sql.begin, c.beginArgs(ctx, op, b.marker, false, true, true)...).Scan(b.dest()...)
+	if err != nil {
+		return failed("open", ofBudget(op.charges, err))
+	}
+	return nil
+}
+
+func (c *Client) beginArgs(ctx context.Context, op *operation, marker string, claiming, opening, bounded bool) []any {
+	wait, timeout := c.timeouts(ctx)
+	if !bounded {
+		timeout = 0
+	}
+	digest, purpose, subject := any(nil), any(nil), any(nil)
+	if op.token != nil {
+		args := op.token.Args()
+		digest, purpose, subject = args[0], args[1], args[2]
+	}
+	args := []any{claiming, opening, op.command.Namespace, op.command.ID, op.key, op.issued, interval(c.cfg.MaxFuture),
+		wait, timeout, marker, digest, purpose, subject}
+	if op.charges == nil {
+		return append(args, []string{}, []int64{}, []int32{}, []int64{}, []pgtype.Interval{}, interval(0))
+	}
+	charge := op.charges.Args()
+	return append(args, charge[0], charge[2], charge[3], charge[4], charge[5], charge[6])
+}
+
+// timeouts are, in ms, how long a wait for a lock may last, and how long the
+// server may work on a statement, 0 without a deadline: a little less than ctx has
+// left, so that the server gives up first. A client that has given up while its
+// COMMIT waits on the server could not take it back.
+func (c *Client) timeouts(ctx context.Context) (wait, statement int32) {
+	wait = int32(c.cfg.LockTimeout / time.Millisecond)
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return wait, 0
+	}
+	left := time.Until(deadline)
+	left -= min(left/10, 250*time.Millisecond)
+	statement = int32(min(max(left/time.Millisecond, 1), 1<<30))
+	return min(wait, statement), statement
+}
+
+// standing turns the answers to an id that is neither new nor replayed into
+// errors.
+func (b *begun) standing() error {
+	switch b.status {
+	case statusNew, statusReplay:
+		return nil
+	case statusRetired:
+		return ErrRetired
+	case statusFuture:
+		return ErrFuture
+	}
+	return fmt.Errorf("metered: the schema answers %q, which this build does not know", b.status)
+}
+
+// replay is the record of an operation that committed before.
+func (b *begun) replay(op *operation) (record, error) {
+	if string(b.fingerprint) != string(op.fingerprint) {
+		return record{}, fmt.Errorf("%w: %q in namespace %q", ErrConflict, op.command.ID, op.command.Namespace)
+	}
+	return b.record(), nil
+}
+
+func (b *begun) record() record {
+	rec := record{raw: b.result, replayed: true, at: *b.at}
+	for i, scope := range b.scopes {
+		rec.receipt.Entries = append(rec.receipt.Entries,
+			budget.Posted{Scope: scope, Amount: b.amounts[i], Seq: b.seqs[i], At: b.ats[i]})
+	}
+	return rec
+}
+
+// admit judges what flush 1 said of the token and of the budget, in this order.
+func (b *begun) admit(op *operation) (*tokens.Grant, error) {
+	var grant *tokens.Grant
+	if op.token != nil {
+		g, err := op.token.Grant(b.token)
+		if err != nil {
+			return nil, err
+		}
+		grant = &g
+	}
+	if len(b.denied) > 0 {
+		_, err := op.charges.Receipt(nil, nil, nil, nil, b.denied)
+		return nil, err
+	}
+	return grant, nil
+}
+
+// ofBudget gives the budget's own errors to what its functions raised.
+func ofBudget(call *budget.Prepared, err error) error {
+	switch sqlstate.Of(err) {
+	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
+		if call != nil {
+			return call.Failed(err)
+		}
+	}
+	return err
+}
+
+// firstOf is the error that came first: closing a batch repeats that of reading it.
+func firstOf(err, closing error) error {
+	if err != nil {
+		return err
+	}
+	return closing
+}
+
+const completeSQL = `
+select seqs, ats, used, held, at
+from metered.complete_command($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea,
+    $7::text[], $8::bigint[], $9::bigint[], $10::int[], $11::bigint[], $12::interval[], $13::interval, $14::int, $15::text[])`
+
+// completion is what complete_command returned.
+type completion struct {
+	seqs, used, held []int64
+	ats              []time.Time
+	at               time.Time
+}
+
+func (d *completion) dest() []any { return []any{&d.seqs, &d.ats, &d.used, &d.held, &d.at} }
+
+func (d *completion) record(tx *Tx, raw []byte) (record, error) {
+	rec := record{raw: raw, at: d.at}
+	if tx.call == nil {
+		return rec, nil
+	}
+	var err error
+	rec.receipt, err = tx.call.Receipt(d.seqs, d.ats, d.used, d.held, nil)
+	return rec, err
+}
+
+func (c *Client) completeArgs(ctx context.Context, tx *Tx, marker string, raw []byte) []any {
+	op := tx.op
+	args := []any{marker, op.command.Namespace, op.command.ID, op.fingerprint, op.issued, raw}
+	if tx.call == nil {
+		return append(args, []string{}, []int64{}, []int64{}, []int32{}, []int64{}, []pgtype.Interval{}, interval(0), 0, []string{})
+	}
+	charge := tx.call.Args()
+	wait, _ := c.timeouts(ctx)
+	charge[7] = wait
+	return append(args, charge...)
+}
+
+// commit sends the last flush and says what became of it.
+//
+// Committed: COMMIT's own tag was seen. Not committed: nothing was sent; or an
+// ERROR came, on whatever statement, and the server was ready again after it; or
+// COMMIT was answered by ROLLBACK, which a batch reports without an error. All
+// else is unknown, and in particular: pgconn.SafeToRetry says true of a connection
+// lost while COMMIT waits, though the row may be there; and a pooler answers FATAL
+// 08P01 for a commit that went through and for one that did not.
+func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker string, raw []byte) (record, bool, error) {
+	pg := conn.Conn().PgConn()
+	switch {
+	case ctx.Err() != nil:
+		return record{}, false, fmt.Errorf("metered: before the commit: %w", context.Cause(ctx))
+	case pg.IsClosed():
+		return record{}, false, errors.New("metered: the connection was lost before the commit")
+	case pg.IsBusy():
+		return record{}, false, fmt.Errorf("%w: rows or a batch of its were left open", ErrTxFailed)
+	case pg.TxStatus() == 'I':
+		return record{}, false, fmt.Errorf("%w: it has ended", ErrTxControl)
+	case pg.TxStatus() == 'E':
+		return record{}, false, ErrTxFailed
+	}
+	var done completion
+	batch := &pgx.Batch{}
+	batch.Queue(c.sql.complete, c.completeArgs(ctx, tx, marker, raw)...)
+	batch.Queue("commit")
+	results := conn.SendBatch(ctx, batch)
+	err := results.QueryRow().Scan(done.dest()...)
+	var tag pgconn.CommandTag
+	if err == nil {
+		tag, err = results.Exec()
+	}
+	closeErr := results.Close()
+	switch {
+	case err == nil && tag.String() == "COMMIT":
+		rec, err := done.record(tx, raw)
+		return rec, false, err
+	case err == nil && tag.String() == "ROLLBACK":
+		return record{}, false, fmt.Errorf("%w: COMMIT was answered by ROLLBACK", ErrTxFailed)
+	}
+	if err = firstOf(err, closeErr); err == nil {
+		err = fmt.Errorf("COMMIT was answered by %q", tag)
+	}
+	var pgErr *pgconn.PgError
+	definite := errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !pg.IsClosed() && !pg.IsBusy()
+	return record{}, !definite, failed("commit", ofBudget(tx.call, err))
+}
+
+func interval(d time.Duration) pgtype.Interval {
+	return pgtype.Interval{Microseconds: d.Microseconds(), Valid: true}
+}

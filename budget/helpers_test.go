@@ -1,0 +1,164 @@
+package budget_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// start is where the clocks of the tests begin.
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func newLedger(t testing.TB, cfg budget.Config) *budget.Ledger {
+	t.Helper()
+	l, err := budget.New(cfg)
+	require.NoError(t, err)
+	return l
+}
+
+// open returns a database of its own with its clock stopped at start.
+func open(t testing.TB) (*pgxpool.Pool, *budget.Ledger, *pgtest.Clock) {
+	t.Helper()
+	pool := pgtest.Open(t)
+	return pool, newLedger(t, budget.Config{}), pgtest.SetClock(t, pool, start)
+}
+
+// charge charges one scope in a transaction of its own.
+func charge(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope string, amount int64, limits ...budget.Limit) (budget.Posted, error) {
+	var posted budget.Posted
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		r, err := l.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: amount, Limits: limits})
+		if err == nil {
+			posted = r.Entries[0]
+		}
+		return err
+	})
+	return posted, err
+}
+
+func mustCharge(t testing.TB, pool *pgxpool.Pool, l *budget.Ledger, scope string, amount int64, limits ...budget.Limit) budget.Posted {
+	t.Helper()
+	posted, err := charge(t.Context(), pool, l, scope, amount, limits...)
+	require.NoError(t, err)
+	return posted
+}
+
+func mustCredit(t testing.TB, pool *pgxpool.Pool, l *budget.Ledger, scope string, amount int64) {
+	t.Helper()
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := l.Credit(t.Context(), tx, budget.Credit{Scope: scope, Amount: amount})
+		return err
+	}))
+}
+
+func refund(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope string, seq, amount int64) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := l.Refund(ctx, tx, budget.Refund{Scope: scope, Seq: seq, Amount: amount})
+		return err
+	})
+}
+
+// chargeMany appends n charges of one unit in one round trip per hundred.
+func chargeMany(t testing.TB, db interface {
+	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
+}, l *budget.Ledger, scope string, n int) {
+	t.Helper()
+	call, err := l.Prepare(budget.Charge{Scope: scope, Amount: 1})
+	require.NoError(t, err)
+	for n > 0 {
+		batch := &pgx.Batch{}
+		for range min(n, 100) {
+			batch.Queue(call.SQL(), call.Args()...)
+		}
+		n -= batch.Len()
+		require.NoError(t, db.SendBatch(t.Context(), batch).Close())
+	}
+}
+
+func usage(t testing.TB, db budget.Querier, l *budget.Ledger, scope string, window time.Duration) budget.Usage {
+	t.Helper()
+	u, err := l.Usage(t.Context(), db, budget.Query{Scope: scope, Window: window})
+	require.NoError(t, err)
+	return u[0]
+}
+
+func requireVerified(t testing.TB, pool *pgxpool.Pool, l *budget.Ledger) {
+	t.Helper()
+	report, err := l.Verify(t.Context(), pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Empty(t, report.Differences)
+}
+
+func purge(t testing.TB, pool *pgxpool.Pool, l *budget.Ledger, olderThan time.Duration) budget.PurgeReport {
+	t.Helper()
+	report, err := l.Purge(t.Context(), pool, budget.PurgeOptions{OlderThan: olderThan})
+	require.NoError(t, err)
+	return report
+}
+
+func execute(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), sql, args...)
+	require.NoError(t, err)
+}
+
+// withoutLocks makes the advisory locks of a database do nothing. Only its owner
+// can. Call it before anything else uses the database.
+func withoutLocks(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	execute(t, pool, `create or replace function metered.lock_keys(keys bigint[], wait_ms int) returns void
+		language plpgsql volatile as 'begin end'`)
+}
+
+func code(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// waitQueued returns when n sessions of the database wait for a lock, of tables'
+// rows or advisory.
+func waitQueued(t testing.TB, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	const sql = `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+	waitFor(t, fmt.Sprintf("%d sessions to wait for a lock", n), func() bool {
+		var waiting int
+		require.NoError(t, pool.QueryRow(t.Context(), sql).Scan(&waiting))
+		return waiting == n
+	})
+}
+
+func waitFor(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), "waited too long for "+what)
+	}
+}
+
+// begin opens a transaction that is rolled back at the end of the test.
+func begin(t testing.TB, pool *pgxpool.Pool, iso pgx.TxIsoLevel) pgx.Tx {
+	t.Helper()
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: iso})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+// going runs f in a goroutine and returns a channel with its error.
+func going(f func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return done
+}

@@ -1,0 +1,160 @@
+package metered
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// Config configures a Client. The zero value works, without jobs and without
+// derived secrets.
+type Config struct {
+	// Schema is the schema that Migrate created. Defaults to "metered".
+	Schema string
+
+	// River is the client that Tx.Enqueue inserts with; jobs.Plugin() must be among
+	// its plugins if jobs have keys. Defaults to none: Enqueue is then ErrNoRiver.
+	River *river.Client[pgx.Tx]
+
+	// TokenPrefix is what the text of this program's tokens begins with. Defaults
+	// to tokens.DefaultPrefix.
+	TokenPrefix string
+
+	// SecretKey is the key of Client.Secret, at least tokens.MinKeyLen bytes, kept
+	// with the program's other secrets. Defaults to none: Secret then fails.
+	SecretKey []byte
+
+	// LockTimeout bounds each of a command's two waits: for its operation id, and
+	// for the locks of its scopes; from 1ms to 1h. The context's deadline bounds
+	// them too. Defaults to 5s.
+	LockTimeout time.Duration
+
+	// ClockTolerance is budget.Config's. Defaults to 1m.
+	ClockTolerance time.Duration
+
+	// MaxFuture is how far ahead of the database's clock a command may have been
+	// issued, up to 24h. Defaults to 5m.
+	MaxFuture time.Duration
+
+	// MaxAttempts is how often Do runs a command that fails with a serialization
+	// failure or a deadlock, 1 to 100. Defaults to 10.
+	MaxAttempts int
+
+	// ResolveTimeout bounds how long Do tries to find out what became of a COMMIT
+	// whose answer was lost, if the context has no deadline; up to 1h. Defaults to
+	// 30s.
+	ResolveTimeout time.Duration
+
+	// OnDenial hears of every command that a budget or a token refused, after its
+	// transaction has ended and its connection was given back, in the goroutine of
+	// Do. It is the place for an audit record or a counter. Defaults to none.
+	OnDenial func(context.Context, Denial)
+}
+
+// Denial is a command that was refused.
+type Denial struct {
+	Command Command
+	// Err is a *budget.ExceededError or a *tokens.InvalidError.
+	Err error
+	// Sticky means that it was a sticky charge that was refused.
+	Sticky bool
+}
+
+// Client runs commands on a pool. It may be used by any number of goroutines.
+type Client struct {
+	// Budget, Tokens and Jobs are the pieces, set up for the same schema. Jobs is
+	// nil without Config.River.
+	Budget *budget.Ledger
+	Tokens *tokens.Store
+	Jobs   *jobs.Enqueuer
+
+	pool   *pgxpool.Pool
+	cfg    Config
+	schema schema.Name
+	sql    statements
+	sticky chan struct{} // a place for each command that waits for a second connection
+}
+
+type statements struct{ begin, complete, lookup, purge string }
+
+// New returns a Client, or an *ArgumentError. It does not touch the database.
+func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
+	if pool == nil {
+		return nil, invalid("pool", "is nil")
+	}
+	cfg.LockTimeout = orDefault(cfg.LockTimeout, 5*time.Second)
+	cfg.MaxFuture = orDefault(cfg.MaxFuture, 5*time.Minute)
+	cfg.ResolveTimeout = orDefault(cfg.ResolveTimeout, 30*time.Second)
+	if cfg.MaxAttempts == 0 {
+		cfg.MaxAttempts = 10
+	}
+	name, err := schema.Parse(cfg.Schema)
+	if err != nil {
+		return nil, invalid("Config.Schema", "%s", err)
+	}
+	switch {
+	case cfg.MaxFuture < 0 || cfg.MaxFuture > 24*time.Hour:
+		return nil, invalid("Config.MaxFuture", "%v is not from 0 to 24h", cfg.MaxFuture)
+	case cfg.ResolveTimeout < 0 || cfg.ResolveTimeout > time.Hour:
+		return nil, invalid("Config.ResolveTimeout", "%v is not from 0 to 1h", cfg.ResolveTimeout)
+	case cfg.MaxAttempts < 1 || cfg.MaxAttempts > 100:
+		return nil, invalid("Config.MaxAttempts", "%d is not from 1 to 100", cfg.MaxAttempts)
+	case len(cfg.SecretKey) > 0 && len(cfg.SecretKey) < tokens.MinKeyLen:
+		return nil, invalid("Config.SecretKey", "is %d bytes, want at least %d", len(cfg.SecretKey), tokens.MinKeyLen)
+	}
+	c := &Client{pool: pool, cfg: cfg, schema: name, sql: statements{
+		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL),
+		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
+	}}
+	// One connection must stay free for those that hold one and want a second.
+	c.sticky = make(chan struct{}, max(0, pool.Config().MaxConns-1))
+	return c, c.setUpPieces()
+}
+
+func (c *Client) setUpPieces() (err error) {
+	c.Budget, err = budget.New(budget.Config{
+		Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, ClockTolerance: c.cfg.ClockTolerance,
+	})
+	if err != nil {
+		return fmt.Errorf("metered: %w", err)
+	}
+	c.Tokens, err = tokens.New(tokens.Config{Schema: c.cfg.Schema, Prefix: c.cfg.TokenPrefix, LockWait: c.cfg.LockTimeout})
+	if err != nil {
+		return fmt.Errorf("metered: %w", err)
+	}
+	if c.cfg.River != nil {
+		c.Jobs, err = jobs.New(c.cfg.River, jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout})
+		if err != nil {
+			return fmt.Errorf("metered: %w", err)
+		}
+	}
+	return nil
+}
+
+func orDefault(d, def time.Duration) time.Duration {
+	if d == 0 {
+		return def
+	}
+	return d
+}
+
+// Secret derives the secret of a token that the operation mints: always the same
+// for the same operation and label, so that a replay, which does not run the
+// command's function again, can show the same token without it being stored.
+// label tells several tokens of one operation apart. Without Config.SecretKey it
+// is an *ArgumentError.
+func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, error) {
+	if len(c.cfg.SecretKey) == 0 {
+		return tokens.Secret{}, invalid("Config.SecretKey", "is needed to derive a secret")
+	}
+	return tokens.Derive(c.cfg.SecretKey, namespace, operationID, label)
+}

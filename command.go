@@ -1,0 +1,255 @@
+package metered
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"hash"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// Bounds of a command.
+const (
+	MaxIDBytes     = 255     // of Command.ID, Namespace and Name each
+	MaxInputBytes  = 1 << 20 // of Command.Input as JSON
+	MaxResultBytes = 1 << 20 // of the result as JSON
+)
+
+// Command declares what a call is about. ID is the only field that is required.
+type Command struct {
+	// ID is the operation's id, chosen by the caller, 1 to MaxIDBytes bytes of
+	// UTF-8: the same ID in the same Namespace is carried out once, and the same
+	// command gets the first result again. A UUID of version 7 carries its time
+	// (see IssuedAt); others look new again when their record is purged.
+	ID string
+
+	// Namespace keeps the ids of tenants apart, up to MaxIDBytes bytes. Defaults to
+	// "".
+	Namespace string
+
+	// Name says what the command is, up to MaxIDBytes bytes. The same ID under
+	// another name is a conflict. Defaults to "".
+	Name string
+
+	// Input is what the command depends on. As JSON (a []byte or json.RawMessage is
+	// taken as it is) it becomes part of the fingerprint: the same ID with other
+	// input is a conflict. Up to MaxInputBytes. Defaults to none.
+	Input any
+
+	// IssuedAt is when the client issued the command, to the microsecond. With it, or with a UUIDv7
+	// as ID, an operation is refused (ErrRetired) when it is not newer than what has
+	// been purged, instead of being run a second time. Defaults to the time in ID,
+	// and to none for other ids.
+	IssuedAt time.Time
+
+	// Charges are made last, all or none of them. The function can add to them by
+	// Tx.Charge. Their scopes and amounts are part of the fingerprint; their limits
+	// are not, since a limit may change between a call and its repetition.
+	Charges []budget.Charge
+
+	// Sticky charges are taken before the command and stay when it fails: for
+	// limits on attempts. They are taken once per call of Do, shared by its retries,
+	// and never for a replay, in a transaction of their own on a second connection.
+	// If they are refused the command is. Not in DoTx.
+	Sticky []budget.Charge
+
+	// Token is spent by the command, once it is certain that it is no replay.
+	// Defaults to none.
+	Token *Redeem
+
+	// Isolation of the transaction. Defaults to READ COMMITTED, which is also the
+	// fastest: at the others a hot scope becomes retries. Not in DoTx.
+	Isolation pgx.TxIsoLevel
+}
+
+// Redeem is a token as it was presented.
+type Redeem struct {
+	Purpose   string
+	Subject   string
+	Presented string
+}
+
+// operation is a validated command.
+type operation struct {
+	command     Command
+	fingerprint []byte
+	key         int64 // of the claim's advisory lock
+	issued      *time.Time
+	charges     *budget.Prepared // nil without charges
+	sticky      *budget.Prepared
+	token       *tokens.Presented
+	isolation   pgx.TxIsoLevel
+	stuck       bool // the sticky charges are taken
+}
+
+func (c *Client) prepare(cmd Command) (*operation, error) {
+	if cmd.ID == "" {
+		return nil, invalid("Command.ID", "is empty")
+	}
+	for _, f := range []struct{ field, text string }{
+		{"Command.ID", cmd.ID}, {"Command.Namespace", cmd.Namespace}, {"Command.Name", cmd.Name},
+	} {
+		if err := checkText(f.field, f.text); err != nil {
+			return nil, err
+		}
+	}
+	op := &operation{command: cmd, issued: issuedAt(cmd), isolation: cmd.Isolation}
+	switch cmd.Isolation {
+	case "":
+		op.isolation = pgx.ReadCommitted
+	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
+	default:
+		return nil, invalid("Command.Isolation", "%q is not an isolation level of Postgres", cmd.Isolation)
+	}
+	if op.issued != nil && (op.issued.Year() < 1 || op.issued.Year() > 9999) {
+		return nil, invalid("Command.IssuedAt", "the year %d is not from 1 to 9999", op.issued.Year())
+	}
+	var err error
+	if len(cmd.Charges) > 0 {
+		if op.charges, err = c.Budget.Prepare(cmd.Charges...); err != nil {
+			return nil, fmt.Errorf("metered: Command.Charges: %w", err)
+		}
+	}
+	if len(cmd.Sticky) > 0 {
+		if op.sticky, err = c.Budget.Prepare(cmd.Sticky...); err != nil {
+			return nil, fmt.Errorf("metered: Command.Sticky: %w", err)
+		}
+		if cap(c.sticky) == 0 {
+			return nil, invalid("Command.Sticky", "need a pool of at least two connections")
+		}
+	}
+	if cmd.Token != nil {
+		presented, err := c.Tokens.Present(cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented)
+		if err != nil {
+			return nil, err
+		}
+		op.token = &presented
+	}
+	if op.fingerprint, err = fingerprint(cmd, op); err != nil {
+		return nil, err
+	}
+	op.key = lockkey.Of("metered/operation/"+c.schema.String(), lengthPrefixed(cmd.Namespace, cmd.ID))
+	return op, nil
+}
+
+// issuedAt is the time that a command carries, if it does.
+func issuedAt(cmd Command) *time.Time {
+	if !cmd.IssuedAt.IsZero() {
+		t := cmd.IssuedAt.Truncate(time.Microsecond)
+		return &t
+	}
+	// RFC 9562: 48 bits of Unix time in ms, the version in the 7th byte, the
+	// variant in the 9th.
+	var id pgtype.UUID
+	if len(cmd.ID) != 36 || id.Scan(cmd.ID) != nil || id.Bytes[6]>>4 != 7 || id.Bytes[8]>>6 != 0b10 {
+		return nil
+	}
+	t := time.UnixMilli(int64(binary.BigEndian.Uint64(id.Bytes[:8]) >> 16))
+	return &t
+}
+
+// fingerprintVersion is the first byte of a stored fingerprint.
+const fingerprintVersion = 1
+
+// fingerprint is a version byte and the SHA-256 of the command, each part
+// preceded by its length in 8 bytes, big-endian, so that parts cannot run into
+// each other. Limits, notes and isolation are left out: they may change between a
+// call and its repetition without making it another command.
+func fingerprint(cmd Command, op *operation) ([]byte, error) {
+	input, err := encodeInput(cmd.Input)
+	if err != nil {
+		return nil, err
+	}
+	h := sha256.New()
+	part(h, []byte(cmd.Name))
+	part(h, input)
+	if op.token == nil {
+		part(h, nil)
+	} else {
+		part(h, op.token.Digest[:])
+	}
+	if cmd.IssuedAt.IsZero() {
+		part(h, nil) // a time in the id is compared with the id
+	} else {
+		number(h, op.issued.UnixMicro())
+	}
+	for _, charges := range [][]budget.Charge{cmd.Charges, cmd.Sticky} {
+		number(h, int64(len(charges)))
+		for _, charge := range charges {
+			part(h, []byte(charge.Scope))
+			number(h, charge.Amount)
+		}
+	}
+	return h.Sum([]byte{fingerprintVersion}), nil
+}
+
+func part(h hash.Hash, b []byte) {
+	number(h, int64(len(b)))
+	h.Write(b)
+}
+
+func number(h hash.Hash, n int64) {
+	h.Write(binary.BigEndian.AppendUint64(nil, uint64(n)))
+}
+
+func encodeInput(input any) ([]byte, error) {
+	var b []byte
+	switch in := input.(type) {
+	case nil:
+	case []byte:
+		b = in
+	case json.RawMessage:
+		b = in
+	default:
+		var err error
+		if b, err = json.Marshal(input); err != nil {
+			return nil, invalid("Command.Input", "%s", err)
+		}
+	}
+	if len(b) > MaxInputBytes {
+		return nil, invalid("Command.Input", "is %d bytes, want at most %d", len(b), MaxInputBytes)
+	}
+	return b, nil
+}
+
+func lengthPrefixed(parts ...string) string {
+	var b []byte
+	for _, p := range parts {
+		b = binary.BigEndian.AppendUint64(b, uint64(len(p)))
+		b = append(b, p...)
+	}
+	return string(b)
+}
+
+func checkText(field, text string) error {
+	switch {
+	case len(text) > MaxIDBytes:
+		return invalid(field, "is %d bytes long, want at most %d", len(text), MaxIDBytes)
+	case !utf8.ValidString(text):
+		return invalid(field, "is not valid UTF-8")
+	}
+	for i := range len(text) {
+		if text[i] == 0 {
+			return invalid(field, "contains a zero byte")
+		}
+	}
+	return nil
+}
+
+// newMarker names one attempt's transaction.
+func newMarker() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, as of Go 1.24
+	return hex.EncodeToString(b[:])
+}

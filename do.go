@@ -1,0 +1,221 @@
+package metered
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/tokens"
+)
+
+var (
+	errExceeded     = budget.ErrExceeded
+	errTokenInvalid = tokens.ErrInvalid
+)
+
+// Func is what a command does: its writes, through tx, and its result, which is
+// stored as JSON and has to come back from it the same. It must have no effect
+// outside the transaction, which can still be refused after it has returned, and
+// may be called several times.
+type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
+
+// Outcome is what a committed command came to.
+type Outcome[R any] struct {
+	// Result is what the function returned, as it comes back from JSON.
+	Result R
+	// Raw is that JSON, the same bytes for each replay.
+	Raw json.RawMessage
+
+	// Replayed: this is the record of an operation that had committed before, and
+	// nothing was done now. It is also set if the answer to this call's own COMMIT
+	// was lost and then looked up.
+	Replayed bool
+
+	// Receipt is what was charged, sticky charges aside. Its entries have no
+	// standings in a replay.
+	Receipt budget.Receipt
+
+	// At is when the command was completed, by the database's clock.
+	At time.Time
+}
+
+// Do runs a command as one unit: claims its operation id, spends its token, calls
+// fn with the transaction, makes its charges, records its result and commits. If
+// any of it fails, nothing of it is left (but sticky charges). fn may be nil: a
+// command that only charges.
+//
+// Idempotency: a command that has committed under the same ID and Namespace is
+// answered with its first result, without running fn, charging, or needing the
+// token again. Concurrent calls with one id wait for each other. A command that
+// failed or was refused leaves no record and may be tried again.
+//
+// Retries: serialization failures and deadlocks (SQLSTATE 40001, 40P01) are retried
+// whole, up to Config.MaxAttempts times. A COMMIT whose outcome was lost is looked
+// up by running the command again, until the context's deadline or
+// Config.ResolveTimeout.
+//
+// Locks: the operation id's advisory lock from the beginning; the token's row;
+// whatever fn locks; and in the last flush the locks of the scopes, in the order of
+// their keys, until COMMIT. Three round trips and those of fn.
+//
+// Timeouts: with a deadline in ctx, the transaction's statement, lock and idle
+// timeouts are set to end a little before it, so that the server gives up first.
+//
+// Errors: *ArgumentError and those of budget, tokens before any SQL;
+// *budget.ExceededError; tokens.ErrInvalid; ErrConflict, ErrRetired, ErrFuture;
+// ErrBusy, budget.ErrBusy; ErrTxControl, ErrTxFailed, ErrResult; ErrSticky; whatever
+// fn returned; errors of Postgres. After all of these nothing was committed.
+// *IndefiniteError: not known, see there. A panic in fn rolls back and goes on.
+func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
+	op, err := c.prepare(cmd)
+	if err != nil {
+		return Outcome[R]{}, c.deny(ctx, cmd, err, false)
+	}
+	var result R
+	rec, err := c.run(ctx, op, encoded(fn, &result))
+	return outcome(rec, result, err)
+}
+
+// DoTx runs a command inside a transaction of the caller's, between a savepoint
+// and its release: if it is refused or fails, tx is as it was before, and usable.
+// It takes effect with the caller's commit, and with it goes the answer that a
+// repetition gets.
+//
+// The scopes stay locked until tx ends: make it the last thing. Nothing is retried
+// and no timeout is set, since the transaction is not Do's: after SQLSTATE 40001 or
+// 40P01 the caller retries the whole of it, and it is the caller's to find out what
+// became of its COMMIT (the same command again tells). Command.Sticky and
+// Command.Isolation are refused. Otherwise as Do, for one round trip more if it
+// fails.
+func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
+	switch {
+	case tx == nil:
+		return Outcome[R]{}, invalid("tx", "is nil")
+	case len(cmd.Sticky) > 0:
+		return Outcome[R]{}, invalid("Command.Sticky", "cannot be taken from inside a transaction: use Do")
+	case cmd.Isolation != "":
+		return Outcome[R]{}, invalid("Command.Isolation", "is the caller's, who began the transaction")
+	}
+	op, err := c.prepare(cmd)
+	if err != nil {
+		return Outcome[R]{}, c.deny(ctx, cmd, err, false)
+	}
+	var result R
+	rec, err := c.runIn(ctx, tx, op, encoded(fn, &result))
+	return outcome(rec, result, c.deny(ctx, cmd, err, false))
+}
+
+// work is a Func with its result as JSON.
+type work func(ctx context.Context, tx *Tx) ([]byte, error)
+
+// encoded runs fn and its result through JSON and back before anything commits, so
+// that a result which cannot be replayed is refused the first time.
+func encoded[R any](fn Func[R], result *R) work {
+	return func(ctx context.Context, tx *Tx) ([]byte, error) {
+		var r R
+		if fn != nil {
+			var err error
+			if r, err = fn(ctx, tx); err != nil {
+				return nil, err
+			}
+		}
+		raw, err := json.Marshal(r)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrResult, err)
+		}
+		if len(raw) > MaxResultBytes {
+			return nil, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), MaxResultBytes)
+		}
+		var back R
+		if err := json.Unmarshal(raw, &back); err != nil {
+			return nil, fmt.Errorf("%w: it does not come back from JSON: %w", ErrResult, err)
+		}
+		*result = back
+		return raw, nil
+	}
+}
+
+func outcome[R any](rec record, result R, err error) (Outcome[R], error) {
+	if err != nil {
+		return Outcome[R]{}, err
+	}
+	if rec.replayed {
+		var zero R
+		result = zero
+		if err := json.Unmarshal(rec.raw, &result); err != nil {
+			return Outcome[R]{}, fmt.Errorf("%w: the recorded result does not fit its type: %w", ErrResult, err)
+		}
+	}
+	return Outcome[R]{Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, At: rec.at}, nil
+}
+
+// record is what is remembered of an operation.
+type record struct {
+	raw      []byte
+	replayed bool
+	receipt  budget.Receipt
+	at       time.Time
+}
+
+// run attempts op until there is an answer.
+func (c *Client) run(ctx context.Context, op *operation, do work) (record, error) {
+	var lost error // a COMMIT whose outcome is open
+	resolve := ctx
+	for n := 1; ; n++ {
+		a := c.attempt(resolve, op, do)
+		if a.err == nil {
+			return a.rec, nil
+		}
+		if a.claimed {
+			lost = nil // the claim was granted, so the lost transaction is over, without a record
+		}
+		switch {
+		case a.unknown:
+			lost = a.err
+			if _, ok := resolve.Deadline(); !ok {
+				var cancel context.CancelFunc
+				resolve, cancel = context.WithTimeout(ctx, c.cfg.ResolveTimeout)
+				defer cancel()
+			}
+		case lost != nil: // not through to the answer yet: try on
+		case retryable(a.err) && n < c.cfg.MaxAttempts:
+		case retryable(a.err):
+			return record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
+		default:
+			return record{}, c.deny(ctx, op.command, a.err, a.sticky)
+		}
+		if err := pause(resolve, n); err != nil {
+			if lost != nil {
+				return record{}, &IndefiniteError{Namespace: op.command.Namespace, ID: op.command.ID, cause: lost}
+			}
+			return record{}, fmt.Errorf("metered: %w, while retrying: %w", err, a.err)
+		}
+	}
+}
+
+// pause waits before attempt n+1: a random time up to 2^n ms, 200 ms at most.
+func pause(ctx context.Context, n int) error {
+	limit := min(200*time.Millisecond, time.Millisecond<<min(n, 20))
+	timer := time.NewTimer(rand.N(limit) + 1)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// deny tells Config.OnDenial of err if it is a refusal, and returns err.
+func (c *Client) deny(ctx context.Context, cmd Command, err error, sticky bool) error {
+	if c.cfg.OnDenial != nil && (errors.Is(err, errExceeded) || errors.Is(err, errTokenInvalid)) {
+		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: sticky})
+	}
+	return err
+}

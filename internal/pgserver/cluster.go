@@ -1,0 +1,124 @@
+package pgserver
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// socketPort names the socket only; nothing listens on it unless Options.TCP says so.
+const socketPort = 5432
+
+var settingName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*$`)
+
+func (o Options) check() error {
+	for name, value := range o.Settings {
+		if !settingName.MatchString(name) || strings.ContainsAny(value, "\n\r\x00") {
+			return fmt.Errorf("pgserver: %q = %q is no setting", name, value)
+		}
+	}
+	return nil
+}
+
+// startCluster makes a cluster with the binaries and starts it.
+func startCluster(ctx context.Context, opts Options, in installation, as account) (*Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for try := 1; ; try++ {
+		begin := time.Now()
+		server, err := tryCluster(ctx, opts, in, as)
+		if err == nil {
+			opts.logf("Postgres %d from %s in %s, as %s (%v)",
+				in.major, in.dir, server.dir, as.name, time.Since(begin).Round(time.Millisecond))
+			return server, nil
+		}
+		// Another program may have taken the port that was free a second ago.
+		if !opts.TCP || try == 3 || !strings.Contains(err.Error(), "Address already in use") {
+			return nil, err
+		}
+	}
+}
+
+func tryCluster(ctx context.Context, opts Options, in installation, as account) (*Server, error) {
+	dir, err := newDir(as)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{owned: true, dir: dir}
+	port, password, hostAuth := socketPort, "", "reject"
+	s.connString = "postgres://postgres@/postgres?host=" + url.QueryEscape(dir) + "&sslmode=disable"
+	if opts.TCP {
+		if port, err = freePort(); err != nil {
+			return nil, err
+		}
+		password, hostAuth = rand.Text(), "scram-sha-256"
+		s.connString = fmt.Sprintf("postgres://postgres:%s@127.0.0.1:%d/postgres?sslmode=disable", password, port)
+	} else {
+		s.connString += "&port=" + strconv.Itoa(port)
+	}
+
+	s.watchdog, err = startWatchdog(as, dir, in.dir, opts.conf(dir, port), hostAuth)
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.watchdog.do(ctx, "init "+password)
+	if errors.Is(err, errFailed) {
+		err = fmt.Errorf("initdb in %s as %s failed:\n%s", dir, as.name, s.logTail())
+	}
+	if err == nil {
+		err = s.launch(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Stop())
+	}
+	return s, nil
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// conf returns what is appended to postgresql.conf.
+func (o Options) conf(dir string, port int) string {
+	settings := map[string]string{
+		"listen_addresses":        "",
+		"port":                    strconv.Itoa(port),
+		"unix_socket_directories": dir,
+		"unix_socket_permissions": "0700",
+		"max_connections":         "300", // parallel tests with a pool each, on machines with many cores
+		"shared_buffers":          "128MB",
+		"log_line_prefix":         "%m [%p] %d %a ",
+		"lc_messages":             "C",
+		"timezone":                "UTC",
+	}
+	if o.TCP {
+		settings["listen_addresses"] = "127.0.0.1"
+	}
+	if !o.Durable {
+		settings["fsync"] = "off"
+		settings["synchronous_commit"] = "off"
+		settings["full_page_writes"] = "off"
+	}
+	maps.Copy(settings, o.Settings)
+
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		value := strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(settings[name])
+		fmt.Fprintf(&b, "%s = '%s'\n", name, value)
+	}
+	return b.String()
+}

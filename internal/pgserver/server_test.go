@@ -1,0 +1,240 @@
+package pgserver
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+func TestStart_TwiceInParallelGivesTwoServers(t *testing.T) {
+	t.Parallel()
+	var servers [2]*Server
+	var errs [2]error
+	var wg sync.WaitGroup
+	for i := range servers {
+		wg.Go(func() { servers[i], errs[i] = Start(t.Context(), Options{Private: true}) })
+	}
+	wg.Wait()
+	for i, s := range servers {
+		require.NoError(t, errs[i])
+		stopAtEnd(t, s)
+	}
+	require.NotEqual(t, servers[0].Dir(), servers[1].Dir())
+	run(t, servers[0], "create table only_here ()")
+	require.Equal(t, "f", query(t, servers[1], "select to_regclass('only_here') is not null"))
+}
+
+func TestStart_MakesAPrivateClusterInUTF8(t *testing.T) {
+	t.Parallel()
+	log := &bytes.Buffer{}
+	s := start(t, Options{Settings: map[string]string{"work_mem": "5MB", "search_path": `"it's", public`}, Log: log})
+
+	require.Equal(t, "UTF8", query(t, s, "show server_encoding"))
+	require.Equal(t, "C", query(t, s, "select datcollate from pg_database where datname = 'template1'"))
+	require.Equal(t, "", query(t, s, "show listen_addresses"))
+	require.Equal(t, "off", query(t, s, "show fsync"))
+	require.Equal(t, "5MB", query(t, s, "show work_mem"))
+	require.Equal(t, `"it's", public`, query(t, s, "show search_path"))
+	require.Equal(t, "t", query(t, s, "select usesuper from pg_user where usename = current_user"))
+	require.GreaterOrEqual(t, s.Version(), oldestMajor*10000)
+	require.Equal(t, 1, strings.Count(log.String(), "\n"), log)
+
+	info, err := os.Stat(s.Dir())
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+	require.NotZero(t, info.Sys().(*syscall.Stat_t).Uid, "never as root")
+}
+
+func TestStart_TCPAsksForThePassword(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{TCP: true})
+	config, err := pgx.ParseConfig(s.ConnString())
+	require.NoError(t, err)
+	require.Equal(t, "127.0.0.1", config.Host)
+	require.Equal(t, "127.0.0.1", query(t, s, "show listen_addresses"))
+	require.Equal(t, "scram-sha-256", query(t, s, "select auth_method from pg_hba_file_rules where address = '127.0.0.1'"))
+
+	config.Password = "wrong"
+	_, err = pgx.ConnectConfig(t.Context(), config)
+	require.ErrorContains(t, err, "28P01")
+}
+
+func TestStart_DurableLeavesTheServersDefaults(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{Durable: true})
+	for _, name := range []string{"fsync", "synchronous_commit", "full_page_writes"} {
+		require.Equal(t, "on", query(t, s, "show "+name), name)
+	}
+}
+
+func TestStop_LeavesNothingAndMayBeRepeated(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{})
+	pids := processes(t, s.PID())
+	require.Greater(t, len(pids), 3, "the postmaster has children")
+	require.NoError(t, s.Stop())
+	requireGone(t, s.Dir(), pids)
+	require.NoError(t, s.Stop())
+	require.Zero(t, s.PID())
+	require.ErrorIs(t, s.Kill(), ErrStopped)
+	require.ErrorIs(t, s.Restart(t.Context()), ErrStopped)
+}
+
+func TestKill_ThenRestartKeepsWhatWasCommitted(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{Durable: true})
+	address, before := s.ConnString(), s.PID()
+	run(t, s, "create table kept (i int)")
+	run(t, s, "insert into kept values (42)")
+	pids := processes(t, before)
+
+	require.NoError(t, s.Kill())
+	require.Zero(t, s.PID())
+	for _, pid := range pids {
+		require.Eventually(t, func() bool { return ended(pid) }, 10*time.Second, 5*time.Millisecond)
+	}
+	require.NoError(t, s.Kill(), "killing it again does nothing")
+
+	require.NoError(t, s.Restart(t.Context()))
+	require.Equal(t, address, s.ConnString())
+	require.NotEqual(t, before, s.PID())
+	require.Equal(t, "42", query(t, s, "select i from kept"))
+}
+
+func TestRestart_OfARunningServer(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{TCP: true})
+	before := s.PID()
+	run(t, s, "create table kept ()")
+	require.NoError(t, s.Restart(t.Context()))
+	require.NotEqual(t, before, s.PID())
+	require.Equal(t, "t", query(t, s, "select to_regclass('kept') is not null"), "a clean shutdown loses nothing")
+}
+
+func TestRestart_AfterACrashOfThePostmaster(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{})
+	require.NoError(t, syscall.Kill(s.PID(), syscall.SIGKILL))
+	require.Eventually(t, func() bool { return s.PID() == 0 }, 30*time.Second, 5*time.Millisecond)
+	require.NoError(t, s.Restart(t.Context()))
+	require.Equal(t, "1", query(t, s, "select 1"))
+}
+
+// A postmaster that is killed cannot free its shared memory. What Linux lists is the System V segment; the others go the
+// same way.
+func TestStop_AfterKillFreesSharedMemory(t *testing.T) {
+	t.Parallel()
+	const segments = "/proc/sysvipc/shm"
+	if _, err := os.Stat(segments); err != nil {
+		t.Skip("no list of shared memory segments on this system")
+	}
+	s := start(t, Options{})
+	pidFile, err := os.ReadFile(filepath.Join(s.Dir(), "data", "postmaster.pid"))
+	require.NoError(t, err)
+	id := strings.Fields(strings.Split(string(pidFile), "\n")[6])[1]
+	exists := func() bool {
+		list, err := os.ReadFile(segments)
+		require.NoError(t, err)
+		for line := range strings.Lines(string(list)) {
+			if strings.Fields(line)[1] == id {
+				return true
+			}
+		}
+		return false
+	}
+	require.True(t, exists())
+	require.NoError(t, s.Kill())
+	require.True(t, exists(), "or this test shows nothing")
+	require.NoError(t, s.Stop())
+	require.False(t, exists())
+}
+
+func TestStart_ServesDatabaseURLAndLeavesItAlone(t *testing.T) {
+	other := start(t, Options{})
+	t.Setenv("DATABASE_URL", other.ConnString())
+	s, err := Start(t.Context(), Options{})
+	require.NoError(t, err)
+	require.False(t, s.Owned())
+	require.Equal(t, other.ConnString(), s.ConnString())
+	require.Equal(t, other.Version(), s.Version())
+	require.Zero(t, s.PID())
+	require.Empty(t, s.Dir())
+	require.ErrorIs(t, s.Kill(), ErrNotOwned)
+	require.ErrorIs(t, s.Restart(t.Context()), ErrNotOwned)
+	require.NoError(t, s.Stop())
+	require.Equal(t, "1", query(t, other, "select 1"))
+
+	private := start(t, Options{})
+	require.NotEqual(t, other.ConnString(), private.ConnString())
+}
+
+func start(t *testing.T, opts Options) *Server {
+	t.Helper()
+	opts.Private = true
+	s, err := Start(t.Context(), opts)
+	require.NoError(t, err)
+	stopAtEnd(t, s)
+	return s
+}
+
+func stopAtEnd(t *testing.T, s *Server) {
+	t.Cleanup(func() {
+		require.NoError(t, s.Stop())
+		require.NoDirExists(t, s.Dir())
+	})
+}
+
+func run(t *testing.T, s *Server, sql string) { t.Helper(); query(t, s, sql) }
+
+// query returns the first column of the first row as text.
+func query(t *testing.T, s *Server, sql string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.ConnString())
+	require.NoError(t, err)
+	defer conn.Close(ctx)
+	results, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+	require.NoError(t, err)
+	if len(results[0].Rows) == 0 {
+		return ""
+	}
+	return string(results[0].Rows[0][0])
+}
+
+// processes returns the postmaster and its children.
+func processes(t *testing.T, postmaster int) []int {
+	t.Helper()
+	pids, err := children(postmaster)
+	require.NoError(t, err)
+	return append(pids, postmaster)
+}
+
+func requireGone(t *testing.T, dir string, pids []int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		_, err := os.Lstat(dir)
+		return os.IsNotExist(err)
+	}, 30*time.Second, 5*time.Millisecond, "%s is still there", dir)
+	for _, pid := range pids {
+		require.Eventually(t, func() bool { return ended(pid) }, 30*time.Second, 5*time.Millisecond, "process %d is still there", pid)
+	}
+}
+
+// ended reports whether a process has gone or is only waited for: a container's first process may never do that.
+func ended(pid int) bool {
+	if syscall.Kill(pid, 0) == syscall.ESRCH {
+		return true
+	}
+	stat, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "stat"))
+	return err == nil && bytes.Contains(stat, []byte(") Z "))
+}

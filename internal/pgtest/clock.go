@@ -1,0 +1,110 @@
+package pgtest
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Clock is the time that the library sees in one database. Every session sees Set and Advance at once, also in transactions
+// already open, whatever their snapshot. Only the owner of the schema can set one up: production roles cannot.
+type Clock struct {
+	t    testing.TB
+	mu   sync.Mutex
+	conn *pgx.Conn // its own, since the test may hold all of the pool's
+	now  time.Time
+}
+
+// The time is kept in a sequence, in microseconds since 1970: setval is seen at once and survives a rollback, where a
+// table's row would be hidden from older snapshots. The function is a security definer so that any role can read the time
+// and nobody but the owner can reach the sequence. Whole seconds apart, since an interval is multiplied in floating point.
+const clockSQL = `
+do $do$
+declare
+    f record;
+begin
+    create schema if not exists pgtest;
+    create sequence if not exists pgtest.clock minvalue -9223372036854775808;
+    for f in select p.oid::regprocedure::text as signature
+               from pg_catalog.pg_proc p
+              where p.proname = 'clock' and p.pronargs = 0 and p.prorettype = 'timestamptz'::regtype
+    loop
+        execute 'create or replace function ' || f.signature || $body$
+            returns timestamptz language sql volatile security definer
+            as $$ select timestamptz 'epoch' + last_value / 1000000 * interval '1 second'
+                                             + last_value % 1000000 * interval '1 microsecond' from pgtest.clock $$
+        $body$;
+    end loop;
+    if not found then
+        raise exception 'this database has no function clock() to replace: it needs the schema';
+    end if;
+end
+$do$`
+
+const setClockSQL = `select setval('pgtest.clock', $1)`
+
+// SetClock stops the library's clock in the pool's database at the given time, whatever the schema's name. From then on it
+// moves only by Set and Advance. The time is cut to microseconds.
+//
+// Call it before the transactions it is meant for. One that has already asked for the time may keep a plan with the real
+// clock in it until it ends: Postgres looks for replaced functions when a transaction starts or takes a new lock.
+func SetClock(t testing.TB, pool *pgxpool.Pool, at time.Time) *Clock {
+	t.Helper()
+	ctx := context.Background()
+	conn, err := pgx.ConnectConfig(ctx, pool.Config().ConnConfig)
+	if err != nil {
+		t.Fatalf("pgtest: setting the clock: %v", err)
+	}
+	t.Cleanup(func() { _ = conn.Close(ctx) })
+	c := &Clock{t: t, conn: conn}
+
+	// One transaction: the function must not be seen before the sequence has its value.
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		t.Fatalf("pgtest: setting the clock: %v", err)
+	}
+	if _, err := tx.Exec(ctx, clockSQL); err != nil {
+		t.Fatalf("pgtest: setting the clock: %v", err)
+	}
+	c.Set(at)
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatalf("pgtest: setting the clock: %v", err)
+	}
+	return c
+}
+
+// Set moves the clock to a time, which may be an earlier one.
+func (c *Clock) Set(at time.Time) {
+	c.t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.set(at)
+}
+
+// Advance moves the clock by d, which may be negative.
+func (c *Clock) Advance(d time.Duration) {
+	c.t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.set(c.now.Add(d))
+}
+
+// Now returns the clock's time, in UTC.
+func (c *Clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *Clock) set(at time.Time) {
+	c.t.Helper()
+	at = time.UnixMicro(at.UnixMicro()).UTC()
+	if _, err := c.conn.Exec(context.Background(), setClockSQL, at.UnixMicro()); err != nil {
+		c.t.Fatalf("pgtest: setting the clock: %v", err)
+	}
+	c.now = at
+}

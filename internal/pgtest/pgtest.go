@@ -1,0 +1,123 @@
+// Package pgtest gives each test a database of its own, as a clone of a template that holds the schema.
+//
+// The server is shared by the tests of a binary and comes from internal/pgserver: the one of DATABASE_URL, or a throwaway
+// one that ends with the binary. No TestMain is needed. Several binaries may share the server of DATABASE_URL, with the
+// same schema or different ones.
+package pgtest
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/pgserver"
+)
+
+const (
+	defaultMaxConns = 16
+
+	// openTimeout bounds making a database, and closeTimeout waiting for a test's connections.
+	openTimeout  = 2 * time.Minute
+	closeTimeout = 10 * time.Second
+)
+
+// Options says what kind of database a test needs. The zero value is what most tests want.
+type Options struct {
+	// Empty gives a database without the schema, for tests of migrations. Defaults to false.
+	Empty bool
+
+	// MaxConns is the size of the pool. Defaults to 16.
+	MaxConns int32
+
+	// Config changes the pool's configuration before it is opened. Defaults to none.
+	Config func(*pgxpool.Config)
+}
+
+// Open returns a pool on a database of t's own that holds the schema and River's tables. Its role is a superuser, unless
+// DATABASE_URL names another. When the test ends the pool is closed and the database dropped; connections that the test
+// has not returned by then fail it.
+func Open(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	return OpenWith(t, Options{})
+}
+
+// OpenWith is Open with options.
+func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+	defer cancel()
+
+	c, err := shared()
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	name, err := c.createDatabase(ctx, opts.Empty)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+		defer cancel()
+		if err := c.dropDatabase(ctx, name); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+
+	config, err := pgxpool.ParseConfig(withDatabase(c.server.ConnString(), name))
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	config.MaxConns = defaultMaxConns
+	if opts.MaxConns > 0 {
+		config.MaxConns = opts.MaxConns
+	}
+	config.ConnConfig.RuntimeParams["application_name"] = applicationName(t.Name())
+	if opts.Config != nil {
+		opts.Config(config)
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() { closePool(t, pool) })
+	return pool
+}
+
+// ConnString returns a connection string of the pool's database, for what cannot use the pool.
+func ConnString(pool *pgxpool.Pool) string { return pool.Config().ConnString() }
+
+// Server returns the server that the tests of this binary share. Tests must not kill it: the others need it.
+func Server(t testing.TB) *pgserver.Server {
+	t.Helper()
+	c, err := shared()
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	return c.server
+}
+
+// closePool fails the test if connections are still out, instead of hanging as Close would. The database is dropped with
+// force, which ends them.
+func closePool(t testing.TB, pool *pgxpool.Pool) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pool.Close()
+	}()
+	select {
+	case <-done:
+	case <-time.After(closeTimeout):
+		t.Errorf("pgtest: %d connections were not returned to the pool: a transaction was left open",
+			pool.Stat().AcquiredConns())
+	}
+}
+
+// applicationName cuts to what Postgres keeps, from the left: the name of the subtest says more.
+func applicationName(test string) string {
+	const maxLen = 63
+	name := strings.ToValidUTF8(test, "?")
+	return strings.ToValidUTF8(name[max(0, len(name)-maxLen):], "")
+}

@@ -1,0 +1,37 @@
+package pgtest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/pgmetered/metered"
+)
+
+// prepare puts into an empty database what tests find there.
+func prepare(ctx context.Context, pool *pgxpool.Pool) error {
+	return metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
+}
+
+// schemaHash names what prepare makes: the schema's text and River's migrations.
+func schemaHash() (string, error) {
+	sql, err := metered.SchemaSQL("metered")
+	if err != nil {
+		return "", err
+	}
+	river, err := rivermigrate.New(riverpgxv5.New(nil), nil)
+	if err != nil {
+		return "", err
+	}
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%d %s", len(sql), sql)
+	for _, migration := range river.AllVersions() {
+		fmt.Fprintf(hash, "%d %d %s", migration.Version, len(migration.SQLUp), migration.SQLUp)
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
+}

@@ -1,0 +1,81 @@
+package metered
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// runIn runs op in a transaction of the caller's, between a savepoint and its
+// release.
+func (c *Client) runIn(ctx context.Context, tx pgx.Tx, op *operation, do work) (rec record, err error) {
+	committed := false
+	defer func() {
+		if !committed { // on a panic too
+			undo(ctx, tx)
+		}
+	}()
+	b, err := c.beginIn(ctx, tx, op)
+	if err != nil {
+		return record{}, err
+	}
+	if b.status == statusReplay {
+		return b.replay(op)
+	}
+	grant, err := b.admit(op)
+	if err != nil {
+		return record{}, err
+	}
+	cmdTx := c.newTx(op, tx, grant)
+	raw, err := do(ctx, cmdTx)
+	cmdTx.done.Store(true)
+	if err != nil {
+		return record{}, err
+	}
+	rec, err = c.completeIn(ctx, tx, cmdTx, b.marker, raw)
+	committed = err == nil
+	return rec, err
+}
+
+func (c *Client) beginIn(ctx context.Context, tx pgx.Tx, op *operation) (begun, error) {
+	b := begun{marker: newMarker()}
+	batch := &pgx.Batch{}
+	batch.Queue("savepoint metered_command")
+	batch.Queue(c.sql.begin, c.beginArgs(ctx, op, b.marker, true, true, false)...)
+	results := tx.SendBatch(ctx, batch)
+	_, err := results.Exec()
+	if err == nil {
+		err = results.QueryRow().Scan(b.dest()...)
+	}
+	if err = firstOf(err, results.Close()); err != nil {
+		return b, failed("begin", ofBudget(op.charges, err))
+	}
+	return b, b.standing()
+}
+
+func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker string, raw []byte) (record, error) {
+	if tx.Conn().PgConn().TxStatus() == 'E' {
+		return record{}, ErrTxFailed
+	}
+	var done completion
+	batch := &pgx.Batch{}
+	batch.Queue(c.sql.complete, c.completeArgs(ctx, cmdTx, marker, raw)...)
+	batch.Queue("release savepoint metered_command")
+	results := tx.SendBatch(ctx, batch)
+	err := results.QueryRow().Scan(done.dest()...)
+	if err == nil {
+		_, err = results.Exec()
+	}
+	if err = firstOf(err, results.Close()); err != nil {
+		return record{}, failed("complete", ofBudget(cmdTx.call, err))
+	}
+	return done.record(cmdTx, raw)
+}
+
+// undo takes the transaction back to where it was. In one text, because a failed
+// transaction can run the first statement but not prepare the second.
+func undo(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	_, _ = tx.Exec(ctx, "rollback to savepoint metered_command; release savepoint metered_command", pgx.QueryExecModeSimpleProtocol)
+}

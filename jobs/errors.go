@@ -1,0 +1,94 @@
+package jobs
+
+import (
+	"fmt"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Errors of arguments and of set-up.
+var (
+	// ErrInvalid is the identity of every refused argument. The error itself is an
+	// *ArgumentError that names the argument. Nothing was sent to the database.
+	ErrInvalid error = errInvalid
+
+	// ErrPlugin means that River inserted a keyed job under another id than the
+	// one claimed for it: Plugin is missing from river.Config.Plugins, or a hook
+	// of yours moved the job to another queue, changed its id or took its key out
+	// of its metadata. The transaction is aborted.
+	ErrPlugin error = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
+		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
+)
+
+// Errors of calls.
+var (
+	// ErrConflict means that the key was used before for something else. The error
+	// itself is a *ConflictError.
+	ErrConflict error = errConflict
+
+	// ErrBusy means that another open transaction has claimed the key and did not
+	// end within Config.LockTimeout. The transaction is aborted; try it again.
+	ErrBusy error = fault.New("job_busy", "jobs: key is claimed by an open transaction")
+
+	// ErrNotMigrated means that a table or function is not there: this library's or
+	// River's.
+	ErrNotMigrated error = fault.New("not_migrated", "jobs: a schema is missing or incomplete: call metered.Migrate, and migrate River")
+
+	// ErrNotFound means that the key is not there: never used, rolled back, not
+	// committed yet, or purged.
+	ErrNotFound error = fault.New("job_key_not_found", "jobs: key not found")
+)
+
+var (
+	errInvalid  = fault.New("invalid_argument", "jobs: invalid argument")
+	errConflict = fault.New("job_conflict", "jobs: conflict")
+)
+
+// ArgumentError says which argument was refused, and why, before any SQL ran.
+type ArgumentError = fault.Argument
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errInvalid, field, format, args...)
+}
+
+// What can differ between the first use of a key and a later one.
+const (
+	DiffersKind   = "kind"
+	DiffersTenant = "tenant"
+	DiffersArgs   = "args"
+)
+
+// ConflictError says that a key was used before, for another job than the one
+// now asked for.
+type ConflictError struct {
+	Queue, Key string
+	// JobID is the id of the job that the key was first used for.
+	JobID int64
+	// Differs is the first of kind, tenant and args that is not the same.
+	Differs string
+}
+
+// Error leaves out the recorded kind, tenant and args: whoever chose the same key
+// may be somebody else.
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("jobs: conflict: key %q of queue %q was used before with another %s", e.Key, e.Queue, e.Differs)
+}
+
+// Unwrap returns ErrConflict.
+func (e *ConflictError) Unwrap() error { return errConflict }
+
+// Code returns "job_conflict".
+func (e *ConflictError) Code() string { return errConflict.Code() }
+
+// wrap names what failed. The Postgres error stays underneath, for retry loops
+// that look for 40001 and 40P01.
+func wrap(doing string, err error) error {
+	switch sqlstate.Of(err) {
+	case sqlstate.LockNotAvailable:
+		return fmt.Errorf("%w: %w", ErrBusy, err)
+	case sqlstate.UndefinedFunction, sqlstate.UndefinedTable, sqlstate.InvalidSchemaName:
+		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, doing, err)
+	}
+	return fmt.Errorf("jobs: %s: %w", doing, err)
+}

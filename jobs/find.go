@@ -1,0 +1,50 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+)
+
+// Record is what is remembered of a key.
+type Record struct {
+	Queue, Key string
+	// JobID is the job's id in River, which may have deleted the job since.
+	JobID        int64
+	Kind, Tenant string
+	ClaimedAt    time.Time
+}
+
+const findSQL = `
+select queue, key, job_id, kind, tenant, created_at
+from metered.find_job_key($1, $2)`
+
+// Find returns what is remembered of a key, as far as db sees it: from a pool, what
+// is committed. queue "" means "default". It writes nothing and takes no lock. Its
+// errors are ErrInvalid, ErrNotFound and those of Postgres. To make sure that a job
+// exists call Enqueue instead, which needs no look before.
+func (e *Enqueuer) Find(ctx context.Context, db Querier, queue, key string) (Record, error) {
+	queue = cmp.Or(queue, river.QueueDefault)
+	switch {
+	case db == nil:
+		return Record{}, invalid("db", "want a pool, a connection or a transaction, got nil")
+	case len(queue) > 64 || !queuePattern.MatchString(queue):
+		return Record{}, invalid("queue", "%.80q is no name of a queue", queue)
+	case key == "" || len(key) > MaxKeyBytes || !storable(key):
+		return Record{}, invalid("key", "want 1 to %d bytes of UTF-8 without NUL", MaxKeyBytes)
+	}
+	var r Record
+	err := db.QueryRow(ctx, e.findSQL, queue, key).
+		Scan(&r.Queue, &r.Key, &r.JobID, &r.Kind, &r.Tenant, &r.ClaimedAt)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Record{}, ErrNotFound
+	}
+	if err != nil {
+		return Record{}, wrap("find key", err)
+	}
+	return r, nil
+}

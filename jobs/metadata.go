@@ -1,0 +1,91 @@
+package jobs
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/riverqueue/river/rivertype"
+)
+
+// Members of a job's metadata that belong to this package.
+const (
+	MetadataKey    = "metered:key"
+	MetadataTenant = "metered:tenant"
+)
+
+// Key returns the key that job was enqueued with, or "". Workers may pass it on, as
+// the idempotency key of a call they make.
+func Key(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Key }
+
+// Tenant returns the tenant that job was enqueued for, or "". In a worker:
+//
+//	tenant := jobs.Tenant(job.JobRow)
+func Tenant(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Tenant }
+
+type ownMetadata struct {
+	Key    string `json:"metered:key,omitempty"`
+	Tenant string `json:"metered:tenant,omitempty"`
+}
+
+func readMetadata(metadata []byte) (own ownMetadata) {
+	if bytes.Contains(metadata, []byte("metered:")) {
+		_ = json.Unmarshal(metadata, &own) // not an object, so not ours
+	}
+	return own
+}
+
+// withOwn adds this package's members to the caller's metadata, and checks the
+// caller's.
+func withOwn(field string, metadata []byte, own ownMetadata) ([]byte, error) {
+	if len(metadata) == 0 {
+		if own == (ownMetadata{}) {
+			return nil, nil
+		}
+		return json.Marshal(own)
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(metadata, &members); err != nil || members == nil {
+		return nil, invalid(field, "want a JSON object")
+	}
+	if hasNUL(metadata) {
+		return nil, invalid(field, "contains \\u0000, which jsonb cannot hold")
+	}
+	for _, name := range []string{MetadataKey, MetadataTenant} {
+		if _, ok := members[name]; ok {
+			return nil, invalid(field, "the member %q is this package's", name)
+		}
+	}
+	if own == (ownMetadata{}) {
+		return metadata, nil
+	}
+	for name, value := range map[string]string{MetadataKey: own.Key, MetadataTenant: own.Tenant} {
+		if value == "" {
+			continue
+		}
+		encoded, err := json.Marshal(value)
+		if err != nil {
+			return nil, err // never: it is a string
+		}
+		members[name] = encoded
+	}
+	return json.Marshal(members)
+}
+
+// hasNUL reports whether JSON text has an escaped NUL, which Postgres's jsonb
+// refuses.
+func hasNUL(text []byte) bool {
+	for {
+		i := bytes.Index(text, []byte(`\u0000`))
+		if i < 0 {
+			return false
+		}
+		backslashes := 1
+		for backslashes <= i && text[i-backslashes] == '\\' {
+			backslashes++
+		}
+		if backslashes%2 == 1 { // else the backslash is itself escaped
+			return true
+		}
+		text = text[i+1:]
+	}
+}

@@ -1,0 +1,96 @@
+package metered
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// Operation is the record of a command that committed.
+type Operation struct {
+	Namespace, ID string
+	Result        json.RawMessage
+	Receipt       budget.Receipt // without standings
+	At            time.Time      // when it was completed, by the database's clock
+	IssuedAt      time.Time      // zero if the id carried no time
+}
+
+const lookupSQL = `
+select result, scopes, amounts, seqs, ats, at, issued_at
+from metered.operations
+where namespace = $1 and id = $2`
+
+// Lookup returns the record of an operation, or ErrUnknownOperation: it has not
+// committed, not yet, or was purged. It waits for nobody. db is a pool, a
+// connection or a transaction.
+func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
+	var b begun
+	var issued *time.Time
+	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
+		Scan(&b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.at, &issued)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Operation{}, fmt.Errorf("%w: %q in namespace %q", ErrUnknownOperation, id, namespace)
+	}
+	if err != nil {
+		return Operation{}, failed("look up", err)
+	}
+	rec := b.record()
+	op := Operation{Namespace: namespace, ID: id, Result: rec.raw, Receipt: rec.receipt, At: rec.at}
+	if issued != nil {
+		op.IssuedAt = *issued
+	}
+	return op, nil
+}
+
+// PurgeOptions says which records of operations to purge.
+type PurgeOptions struct {
+	// OlderThan is for how long an operation is remembered at least, from 1s to a
+	// century. Required: it is how long a client may wait before it repeats a call.
+	OlderThan time.Duration
+	// Batch is how many records one transaction deletes at most, from 1 to 100,000.
+	// Defaults to 5,000.
+	Batch int
+	// Progress is called after each transaction with the records deleted so far.
+	Progress func(deleted int64)
+}
+
+const purgeSQL = `select metered.purge_operations(metered.clock() - $1::interval, $2::int)`
+
+// PurgeOperations deletes records completed longer ago than OlderThan, in small
+// transactions of its own, and moves the horizon there: an id that carries an older
+// time is ErrRetired from then on. An id that carries no time looks new again once
+// its record is gone, and its command would run again.
+//
+// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any
+// number may run at once. It returns the number of records deleted, also with an
+// error: what is deleted stays deleted.
+func (c *Client) PurgeOperations(ctx context.Context, opts PurgeOptions) (int64, error) {
+	if opts.OlderThan < time.Second || opts.OlderThan > budget.MaxWindow {
+		return 0, invalid("PurgeOptions.OlderThan", "%v is not from 1s to %v", opts.OlderThan, budget.MaxWindow)
+	}
+	if opts.Batch == 0 {
+		opts.Batch = 5000
+	}
+	if opts.Batch < 1 || opts.Batch > 100_000 {
+		return 0, invalid("PurgeOptions.Batch", "%d is not from 1 to 100,000", opts.Batch)
+	}
+	for total := int64(0); ; {
+		var deleted int64
+		if err := c.pool.QueryRow(ctx, c.sql.purge, interval(opts.OlderThan), opts.Batch).Scan(&deleted); err != nil {
+			return total, failed("purge operations", err)
+		}
+		total += deleted
+		if opts.Progress != nil {
+			opts.Progress(total)
+		}
+		if deleted < int64(opts.Batch) {
+			return total, nil
+		}
+	}
+}

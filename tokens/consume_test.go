@@ -1,0 +1,295 @@
+package tokens_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/tokens"
+)
+
+func TestConsume_ReturnsWhatWasMintedOnce(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, pool, noon)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "upload", Subject: "ada", Payload: map[string]int{"asset": 42}, TTL: time.Minute})
+	clock.Advance(time.Second)
+
+	grant, err := consume(pool, store, "upload", "ada", minted.Token.Reveal())
+	require.NoError(t, err)
+	require.Equal(t, tokens.Grant{
+		Info: tokens.Info{
+			Digest: minted.Digest, Purpose: "upload", Subject: "ada", Payload: json.RawMessage(`{"asset":42}`),
+			UsesLeft: 0, MintedAt: noon, ExpiresAt: noon.Add(time.Minute)},
+		ConsumedAt: noon.Add(time.Second),
+	}, grant)
+	var payload struct{ Asset int }
+	require.NoError(t, grant.Decode(&payload))
+	require.Equal(t, 42, payload.Asset)
+	var wrong []int
+	require.ErrorContains(t, grant.Decode(&wrong), `"upload"`)
+
+	_, err = consume(pool, store, "upload", "ada", minted.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonUsed)
+}
+
+func TestConsume_IsOneRoundTripAndSoIsItsRefusal(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+		queries := &counted{Tx: tx}
+		_, err := store.Consume(ctx, queries, "p", "s", minted.Token.Reveal())
+		require.NoError(t, err)
+		require.Equal(t, 1, queries.n)
+		_, err = store.Consume(ctx, queries, "p", "s", minted.Token.Reveal())
+		requireInvalid(t, err, tokens.ReasonUsed)
+		require.Equal(t, 2, queries.n)
+		return nil
+	}))
+}
+
+func TestConsume_RolledBackLeavesTheTokenUnspent(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	text := minted.Token.Reveal()
+
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	_, err = store.Consume(ctx, tx, "p", "s", text)
+	require.NoError(t, err)
+	_, err = store.Consume(ctx, tx, "p", "s", text)
+	requireInvalid(t, err, tokens.ReasonUsed)
+	require.NoError(t, tx.Rollback(ctx))
+
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+		savepoint, err := tx.Begin(ctx)
+		require.NoError(t, err)
+		_, err = store.Consume(ctx, savepoint, "p", "s", text)
+		require.NoError(t, err)
+		require.NoError(t, savepoint.Rollback(ctx))
+		return nil
+	}))
+
+	_, err = consume(pool, store, "p", "s", text)
+	require.NoError(t, err)
+}
+
+func TestConsume_WrongPurposeOrSubjectDoesNotBurnTheToken(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "upload", Subject: "ada"})
+	text := minted.Token.Reveal()
+	for _, c := range []struct {
+		purpose, subject string
+		reason           tokens.Reason
+	}{
+		{"download", "ada", tokens.ReasonPurpose},
+		{"Upload", "ada", tokens.ReasonPurpose},
+		{"upload ", "ada", tokens.ReasonPurpose},
+		{"upload", "bob", tokens.ReasonSubject},
+		{"upload", "adä", tokens.ReasonSubject},
+		{"download", "bob", tokens.ReasonPurpose},
+	} {
+		_, err := consume(pool, store, c.purpose, c.subject, text)
+		requireInvalid(t, err, c.reason)
+	}
+	grant, err := consume(pool, store, "upload", "ada", text)
+	require.NoError(t, err)
+	require.Zero(t, grant.UsesLeft)
+}
+
+func TestConsume_ExpiresAtEquality(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, pool, noon)
+	m := tokens.Mint{Purpose: "p", Subject: "s", TTL: 90*time.Second + 7*time.Microsecond}
+	atDeadline := mint(t, pool, store, m)
+	justBefore := mint(t, pool, store, m)
+
+	clock.Set(atDeadline.ExpiresAt)
+	_, err := consume(pool, store, "p", "s", atDeadline.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonExpired)
+	_, err = store.Inspect(ctx, pool, "p", "s", atDeadline.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonExpired)
+
+	clock.Advance(-time.Microsecond)
+	_, err = store.Inspect(ctx, pool, "p", "s", justBefore.Token.Reveal())
+	require.NoError(t, err)
+	grant, err := consume(pool, store, "p", "s", justBefore.Token.Reveal())
+	require.NoError(t, err)
+	require.Equal(t, justBefore.ExpiresAt.Add(-time.Microsecond), grant.ConsumedAt)
+}
+
+func TestConsume_AUsedTokenStaysUsedWhenTheClockStepsBack(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, pool, noon)
+	used := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	revoked := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	_, err := consume(pool, store, "p", "s", used.Token.Reveal())
+	require.NoError(t, err)
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+		_, err := store.Revoke(ctx, tx, revoked.Digest)
+		return err
+	}))
+	clock.Advance(-time.Hour)
+	_, err = consume(pool, store, "p", "s", used.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonUsed)
+	_, err = consume(pool, store, "p", "s", revoked.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonRevoked)
+}
+
+func TestConsume_SeveralUses(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", Uses: 3})
+	for left := 2; left >= 0; left-- {
+		grant, err := consume(pool, store, "p", "s", minted.Token.Reveal())
+		require.NoError(t, err)
+		require.Equal(t, left, grant.UsesLeft)
+	}
+	_, err := consume(pool, store, "p", "s", minted.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonUsed)
+}
+
+func TestConsume_AnUnknownTokenIsInvalidAndTheTransactionStaysUsable(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	text := must(store.Token(must(tokens.Derive(testKey, "never minted")))).Reveal()
+	for _, level := range isolationLevels {
+		require.NoError(t, pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+			_, err := store.Consume(ctx, tx, "p", "s", text)
+			requireInvalid(t, err, tokens.ReasonUnknown)
+			_, err = store.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
+			return err
+		}))
+	}
+}
+
+func TestConsume_WaitsForACompetitorAtMostAsLongAsToldTo(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockWait: 20 * time.Millisecond}))
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	holder, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	_, err = store.Consume(ctx, holder, "p", "s", minted.Token.Reveal())
+	require.NoError(t, err)
+
+	_, err = consume(pool, store, "p", "s", minted.Token.Reveal())
+	requireBusy(t, err)
+
+	// The transaction's own timeout takes precedence, and both are as they were.
+	patient := must(tokens.New(tokens.Config{Prefix: "acme_upload"}))
+	require.ErrorIs(t, inTx(pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "set local lock_timeout = '30ms'")
+		require.NoError(t, err)
+		_, err = patient.Inspect(ctx, tx, "p", "s", minted.Token.Reveal())
+		require.NoError(t, err, "inspecting does not wait")
+		_, err = patient.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
+		require.NoError(t, err)
+		requireSetting(t, tx, "lock_timeout", "30ms")
+		_, err = patient.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+		return err
+	}), tokens.ErrBusy)
+	require.NoError(t, holder.Rollback(ctx))
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+		_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+		require.NoError(t, err)
+		requireSetting(t, tx, "lock_timeout", "0")
+		return nil
+	}))
+}
+
+func requireSetting(t *testing.T, tx pgx.Tx, name, want string) {
+	t.Helper()
+	var got string
+	require.NoError(t, tx.QueryRow(ctx, "select current_setting($1)", name).Scan(&got))
+	require.Equal(t, want, got, name)
+}
+
+func TestConsume_InAReadOnlyTransactionIsPostgressError(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		_, err := store.Inspect(ctx, tx, "p", "s", minted.Token.Reveal())
+		require.NoError(t, err)
+		_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+		return err
+	})
+	require.Equal(t, sqlstate.ReadOnlyTransaction, sqlstate.Of(err))
+	require.NotErrorIs(t, err, tokens.ErrInvalid)
+}
+
+func TestInspect_TellsWhatConsumeWouldAndConsumesNothing(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	pgtest.SetClock(t, pool, noon)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", Payload: "x", Uses: 2, TTL: time.Minute})
+	text := minted.Token.Reveal()
+	want := tokens.Info{
+		Digest: minted.Digest, Purpose: "p", Subject: "s", Payload: json.RawMessage(`"x"`),
+		UsesLeft: 2, MintedAt: noon, ExpiresAt: noon.Add(time.Minute)}
+	for range 5 {
+		info, err := store.Inspect(ctx, pool, "p", "s", text)
+		require.NoError(t, err)
+		require.Equal(t, want, info)
+	}
+	_, err := store.Inspect(ctx, pool, "q", "s", text)
+	requireInvalid(t, err, tokens.ReasonPurpose)
+	_, err = store.Inspect(ctx, pool, "p", "t", text)
+	requireInvalid(t, err, tokens.ReasonSubject)
+	_, err = store.Inspect(ctx, pool, "p", "s", must(store.Token(must(tokens.Derive(testKey, "never minted")))).Reveal())
+	requireInvalid(t, err, tokens.ReasonUnknown)
+	for range 2 {
+		_, err := consume(pool, store, "p", "s", text)
+		require.NoError(t, err)
+	}
+	_, err = store.Inspect(ctx, pool, "p", "s", text)
+	requireInvalid(t, err, tokens.ReasonUsed)
+}
+
+func TestPresented_LetsOtherSQLConsume(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", Payload: 7})
+	p, err := store.Present("p", "s", minted.Token.Reveal())
+	require.NoError(t, err)
+	require.Equal(t, minted.Digest, p.Digest)
+
+	call := func(sql string) tokens.Row {
+		var row tokens.Row
+		require.NoError(t, pool.QueryRow(ctx, sql, p.Args()...).Scan(row.Dest()...))
+		return row
+	}
+	const consumeIt = `select ` + tokens.RowColumns + ` from metered.consume_token($1, $2, $3)`
+	inspected := call(`select ` + tokens.RowColumns + ` from metered.inspect_token($1, $2, $3)`)
+	_, err = p.Grant(inspected)
+	require.ErrorContains(t, err, "not of consume_token")
+
+	row := call(consumeIt)
+	require.True(t, row.Answered())
+	grant, err := p.Grant(row)
+	require.NoError(t, err)
+	require.Equal(t, "7", string(grant.Payload))
+	_, err = p.Grant(call(consumeIt))
+	requireInvalid(t, err, tokens.ReasonUsed)
+
+	nothing := call(`select ` + tokens.RowColumns + ` from metered.consume_token($1, $2, $3) t right join (select 1) one on false`)
+	require.False(t, nothing.Answered())
+	_, err = p.Grant(nothing)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, tokens.ErrInvalid)
+	_, err = p.Grant(call(`select 'new', null::json, null::int, null::timestamptz, null::timestamptz, null::timestamptz where $1::bytea || $2::text::bytea || $3::text::bytea is not null`))
+	require.ErrorContains(t, err, `"new"`)
+	_, err = p.Grant(call(`select 'ok', null::json, null::int, null::timestamptz, null::timestamptz, null::timestamptz where $1::bytea || $2::text::bytea || $3::text::bytea is not null`))
+	require.Error(t, err)
+}

@@ -1,0 +1,111 @@
+package tokens
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Refusals.
+var (
+	// ErrInvalid is the one outward answer for a token that does not do:
+	// malformed, unknown, used, expired, revoked, or minted for another purpose
+	// or subject. The error itself is an *InvalidError.
+	ErrInvalid error = fault.New("token_invalid", "tokens: the token is not valid")
+
+	// ErrExists means that a token with the given Secret has been minted before,
+	// and is not purged yet. Nothing was written.
+	ErrExists error = fault.New("token_exists", "tokens: a token with this secret was minted before")
+)
+
+// Failures of the moment or of the set-up.
+var (
+	// ErrBusy means that a lock was not free within Config.LockWait, or within
+	// the transaction's own lock_timeout. The transaction is aborted; try again.
+	ErrBusy error = fault.New("token_busy", "tokens: another transaction holds the token for too long")
+
+	// ErrNotMigrated means that the schema is not there, or not whole.
+	ErrNotMigrated error = fault.New("not_migrated", "tokens: the schema is missing or incomplete: call metered.Migrate")
+)
+
+// ErrArgument is the identity of every refused argument. The error itself is an
+// *ArgumentError that names the argument. No SQL ran.
+var ErrArgument error = errArgument
+
+var errArgument = fault.New("invalid_argument", "tokens: invalid argument")
+
+// ArgumentError says which argument was refused, and why.
+type ArgumentError = fault.Argument
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errArgument, field, format, args...)
+}
+
+// Reason says why a token was refused. It is for logs and metrics on the server:
+// whoever presented the token should learn nothing but that it is not valid.
+type Reason string
+
+// The reasons, in the order in which they are looked for.
+const (
+	ReasonMalformed Reason = "malformed" // not a token of this store's prefix, or mistyped; no query was made
+	ReasonUnknown   Reason = "unknown"   // never minted, or purged
+	ReasonPurpose   Reason = "purpose"   // minted for another purpose
+	ReasonSubject   Reason = "subject"   // minted for another subject
+	ReasonRevoked   Reason = "revoked"
+	ReasonUsed      Reason = "used" // no uses left
+	ReasonExpired   Reason = "expired"
+)
+
+// InvalidError is the error behind ErrInvalid. However it is printed or encoded,
+// it is the same text for every reason, so it can be sent to a client as it is.
+type InvalidError struct{ reason func() Reason } // a func, so that no printer gets at it by reflection
+
+func refuse(r Reason) error { return &InvalidError{reason: func() Reason { return r }} }
+
+// Reason says what was wrong with the token.
+func (e *InvalidError) Reason() Reason {
+	if e == nil || e.reason == nil {
+		return ""
+	}
+	return e.reason()
+}
+
+// Error returns the text of ErrInvalid.
+func (e *InvalidError) Error() string { return ErrInvalid.Error() }
+
+// Unwrap returns ErrInvalid, for errors.Is.
+func (e *InvalidError) Unwrap() error { return ErrInvalid }
+
+// Code returns "token_invalid".
+func (e *InvalidError) Code() string { return fault.Code(ErrInvalid) }
+
+// Format prints the text of ErrInvalid, whatever the verb.
+func (e *InvalidError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.Error()) }
+
+// GoString returns the text of ErrInvalid.
+func (e *InvalidError) GoString() string { return e.Error() }
+
+// LogValue returns the text of ErrInvalid. Log Reason() beside it.
+func (e *InvalidError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
+
+// MarshalJSON encodes the text of ErrInvalid.
+func (e *InvalidError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
+
+// MarshalText returns the text of ErrInvalid.
+func (e *InvalidError) MarshalText() ([]byte, error) { return []byte(e.Error()), nil }
+
+// dbError names the call that failed. The error of Postgres stays underneath,
+// and prints its message but not its Detail, which has key values in it.
+func dbError(call string, err error) error {
+	switch sqlstate.Of(err) {
+	case sqlstate.LockNotAvailable:
+		return fmt.Errorf("%w: %s: %w", ErrBusy, call, err)
+	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
+		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, call, err)
+	}
+	return fmt.Errorf("tokens: %s: %w", call, err)
+}

@@ -1,0 +1,206 @@
+package tokens_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// A grant is minted, looked at when its link is opened, and consumed in the
+// transaction that does the work.
+func Example() {
+	pool, done := openExample()
+	defer done()
+	ctx := context.Background()
+	store, err := tokens.New(tokens.Config{Prefix: "acme_upload"})
+	check(err)
+
+	var minted tokens.Minted
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		minted, err = store.Mint(ctx, tx, tokens.Mint{
+			Purpose: "upload", Subject: "ada", Payload: map[string]int{"asset": 42}, TTL: time.Hour})
+		return err
+	}))
+	fmt.Println("logged:", minted.Token)
+	presented := minted.Token.Reveal() // what ada gets by mail
+
+	// GET: mail scanners do that too.
+	info, err := store.Inspect(ctx, pool, "upload", "ada", presented)
+	check(err)
+	fmt.Println("uses left:", info.UsesLeft)
+
+	// POST, twice.
+	for range 2 {
+		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			grant, err := store.Consume(ctx, tx, "upload", "ada", presented)
+			if err != nil {
+				return err
+			}
+			var asset struct{ Asset int }
+			if err := grant.Decode(&asset); err != nil {
+				return err
+			}
+			fmt.Println("uploading asset", asset.Asset)
+			return nil // and the work, in tx
+		})
+		if errors.Is(err, tokens.ErrInvalid) {
+			fmt.Println("to the client:", err)
+		}
+	}
+	var invalid *tokens.InvalidError
+	if errors.As(err, &invalid) {
+		fmt.Println("to our log:", invalid.Reason())
+	}
+
+	// Output:
+	// logged: acme_upload_REDACTED
+	// uses left: 1
+	// uploading asset 42
+	// to the client: tokens: the token is not valid
+	// to our log: used
+}
+
+// A typing error is refused without a query.
+func ExampleStore_Parse() {
+	store, err := tokens.New(tokens.Config{Prefix: "acme_upload"})
+	check(err)
+	for _, text := range []string{
+		"acme_upload_00000b2jrHIcz9U6CURm1RYF2LoRdnTpcfa9qXNafI52jzSl2",
+		"acme_upload_00000b2jrHIcz9U6CURm1RYF2LoRdnTpcfa9qXNafI52jzSI2", // l read as I
+	} {
+		token, err := store.Parse(text)
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		fmt.Println(token, token.Digest())
+	}
+
+	// Output:
+	// acme_upload_REDACTED 91d244ffc00d7a285931b06a8c7c3154665083572d8ac4625ee92eebec83ad33
+	// tokens: the token is not valid
+}
+
+// A password reset has at most one link that works.
+func ExampleStore_Replace() {
+	pool, done := openExample()
+	defer done()
+	ctx := context.Background()
+	store, err := tokens.New(tokens.Config{Prefix: "acme_reset"})
+	check(err)
+
+	var links []string
+	for range 2 {
+		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			minted, err := store.Replace(ctx, tx, tokens.Mint{Purpose: "reset", Subject: "ada", TTL: 15 * time.Minute})
+			if err != nil {
+				return err
+			}
+			fmt.Println("replaced:", minted.Replaced)
+			links = append(links, minted.Token.Reveal())
+			return nil
+		}))
+	}
+	for _, link := range links {
+		_, err := store.Inspect(ctx, pool, "reset", "ada", link)
+		fmt.Println("good:", err == nil)
+	}
+
+	// Output:
+	// replaced: 0
+	// replaced: 1
+	// good: false
+	// good: true
+}
+
+// A command that may be run again derives its token, so that both runs return
+// the same one.
+func ExampleDerive() {
+	pool, done := openExample()
+	defer done()
+	ctx := context.Background()
+	store, err := tokens.New(tokens.Config{Prefix: "acme_invite"})
+	check(err)
+	var key = []byte("\x8f\x1d\x6b\x0a\x93\xe2\x4c\x75\xb1\xf0\xa2\xd3\x5e\x67\x9c\x48\x10\x29\x38\x47\x56\xac\xbe\xdf\x0f\x1e\x2d\x3c\x4b\x5a\x69\x78") // from your secret store
+
+	invite := func(operation string) (tokens.Token, error) {
+		secret, err := tokens.Derive(key, "acme", operation)
+		if err != nil {
+			return tokens.Token{}, err
+		}
+		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "invite", Subject: "bob@example.com", Secret: secret})
+			if errors.Is(err, tokens.ErrExists) {
+				fmt.Println("minted before")
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			return tokens.Token{}, err
+		}
+		return store.Token(secret)
+	}
+	first, err := invite("op-1")
+	check(err)
+	again, err := invite("op-1")
+	check(err)
+	fmt.Println("the same:", first.Equal(again))
+
+	// Output:
+	// minted before
+	// the same: true
+}
+
+// Purge belongs into a periodic job of the schema's owner.
+func ExampleStore_Purge() {
+	pool, done := openExample()
+	defer done()
+	store, err := tokens.New(tokens.Config{})
+	check(err)
+	deleted, err := store.Purge(context.Background(), pool, tokens.PurgeOptions{
+		Retention: 7 * 24 * time.Hour,
+		Progress:  func(deleted int64) { fmt.Println("so far:", deleted) },
+	})
+	fmt.Println(deleted, err)
+
+	// Output:
+	// 0 <nil>
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// openExample returns a database of the example's own. An example has no
+// testing.TB, which is all that pgtest wants of a test.
+func openExample() (*pgxpool.Pool, func()) {
+	tb := &exampleTB{}
+	return pgtest.Open(tb), tb.done
+}
+
+type exampleTB struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleTB) Helper()                           {}
+func (*exampleTB) Name() string                      { return "Example" }
+func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (tb *exampleTB) Cleanup(f func())               { tb.cleanups = append(tb.cleanups, f) }
+func (tb *exampleTB) done() {
+	for i := len(tb.cleanups) - 1; i >= 0; i-- {
+		tb.cleanups[i]()
+	}
+}

@@ -1,0 +1,247 @@
+package tokens
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Bounds of a Mint.
+const (
+	MinTTL     = time.Second
+	MaxTTL     = 400 * 24 * time.Hour
+	DefaultTTL = time.Hour
+
+	MaxUses = 1_000_000
+
+	// MaxMints bounds the tokens of one MintMany.
+	MaxMints = 1000
+)
+
+// Mint says what a token is to grant, to whom, for how long.
+type Mint struct {
+	// Purpose is the kind of grant, such as "upload". Required: 1 to 128 bytes of
+	// UTF-8.
+	Purpose string
+
+	// Subject is whom or what the grant is for: a user, a session, an address. It
+	// must be presented again with the token. Required: 1 to 512 bytes of UTF-8.
+	Subject string
+
+	// Payload comes back with the grant. It is encoded as JSON; a json.RawMessage
+	// is kept byte for byte. At most 8 KiB as JSON: store an id rather than the
+	// thing. It is stored in the clear. Defaults to none.
+	Payload any
+
+	// TTL is how long the token is good, 1 s to 400 days, cut to microseconds.
+	// Defaults to 1 h.
+	TTL time.Duration
+
+	// Uses is how many times it can be consumed, 1 to 1,000,000. Uses of one token
+	// queue on its row: for many at the same time, mint many. Defaults to 1.
+	Uses int
+
+	// Secret is what is in the token, from NewSecret or Derive, for a command that
+	// must return the same token when it is run again. Minting it twice is
+	// ErrExists. Defaults to 32 bytes of crypto/rand.
+	Secret Secret
+}
+
+// Minted is a new token.
+type Minted struct {
+	// Token is the only copy of its text: Reveal it to hand it out.
+	Token Token
+
+	// Digest identifies the token in logs, in the database and for Revoke.
+	Digest Digest
+
+	Purpose   string
+	Subject   string
+	Uses      int
+	MintedAt  time.Time // by the database's clock
+	ExpiresAt time.Time // MintedAt + TTL, to the microsecond; no longer good at that time
+
+	// Replaced is how many live tokens Replace revoked. 0 from Mint and MintMany.
+	Replaced int64
+}
+
+// Mint stores a new token and returns it, in one round trip.
+//
+// After a rollback the token is unknown: hand it out after the commit.
+//
+// With a random secret each call mints another token. With a Secret the second
+// call, in whatever transaction and with whatever else in it, is ErrExists and
+// writes nothing; the transaction stays usable, and Token has the text. Once the
+// first token is purged its secret can be minted again: keep the purge's
+// retention longer than you may replay the command.
+//
+// It takes no lock that others wait for, except those who mint the same secret.
+// Errors: ErrArgument, ErrExists, ErrBusy, and Postgres's, of which 40001 means
+// that a snapshot is too old to see a token with the same secret.
+//
+// Mint adds a token to those the subject may have; Replace keeps it to one.
+func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
+	minted, err := s.prepare("Mint", m)
+	if err != nil {
+		return Minted{}, err
+	}
+	batch := []prepared{minted}
+	if err := s.insert(ctx, tx, batch); err != nil {
+		return Minted{}, err
+	}
+	return batch[0].Minted, nil
+}
+
+// MintMany stores up to 1000 tokens in one round trip, all or none, and returns
+// them in the order of mints. Rollback, secrets, locks and errors are as with
+// Mint: ErrExists if any of the secrets was minted before; the same secret twice
+// in mints is ErrArgument. No mints are no tokens, without a query.
+func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
+	if len(mints) > MaxMints {
+		return nil, invalid("Mints", "%d: want at most %d", len(mints), MaxMints)
+	}
+	if len(mints) == 0 {
+		return nil, nil
+	}
+	batch := make([]prepared, len(mints))
+	seen := make(map[Digest]int, len(mints))
+	for i, m := range mints {
+		field := fmt.Sprintf("Mints[%d]", i)
+		p, err := s.prepare(field, m)
+		if err != nil {
+			return nil, err
+		}
+		if first, twice := seen[p.Digest]; twice {
+			return nil, invalid(field+".Secret", "the same as that of Mints[%d]", first)
+		}
+		seen[p.Digest] = i
+		batch[i] = p
+	}
+	if err := s.insert(ctx, tx, batch); err != nil {
+		return nil, err
+	}
+	minted := make([]Minted, len(batch))
+	for i, p := range batch {
+		minted[i] = p.Minted
+	}
+	return minted, nil
+}
+
+// prepared is a checked Mint on its way to the database.
+type prepared struct {
+	Minted
+	payload *string
+	ttl     time.Duration
+}
+
+// stamp fills in the times, which the database decides.
+func (p *prepared) stamp(mintedAt time.Time) {
+	p.MintedAt = mintedAt.UTC()
+	p.ExpiresAt = p.MintedAt.Add(p.ttl)
+}
+
+func (s *Store) prepare(field string, m Mint) (prepared, error) {
+	if err := checkPurpose(field+".Purpose", m.Purpose); err != nil {
+		return prepared{}, err
+	}
+	if err := checkSubject(field+".Subject", m.Subject); err != nil {
+		return prepared{}, err
+	}
+	if m.TTL == 0 {
+		m.TTL = DefaultTTL
+	}
+	if m.TTL < MinTTL || m.TTL > MaxTTL {
+		return prepared{}, invalid(field+".TTL", "%v: want %v to %v", m.TTL, MinTTL, MaxTTL)
+	}
+	if m.Uses == 0 {
+		m.Uses = 1
+	}
+	if m.Uses < 1 || m.Uses > MaxUses {
+		return prepared{}, invalid(field+".Uses", "%d: want 1 to %d", m.Uses, MaxUses)
+	}
+	payload, err := encodePayload(field+".Payload", m.Payload)
+	if err != nil {
+		return prepared{}, err
+	}
+	var token Token
+	if m.Secret.IsZero() {
+		token = s.encode(drawSecret())
+	} else {
+		token = s.encode(m.Secret.bytes())
+	}
+	return prepared{
+		Minted: Minted{
+			Token: token, Digest: token.Digest(),
+			Purpose: m.Purpose, Subject: m.Subject, Uses: m.Uses,
+		},
+		payload: payload,
+		ttl:     m.TTL.Truncate(time.Microsecond), // what Postgres keeps
+	}, nil
+}
+
+// encodePayload returns nil for none. The checks are those of Postgres's json
+// type, made here so that bad input fails before any SQL.
+func encodePayload(field string, payload any) (*string, error) {
+	var encoded []byte
+	switch v := payload.(type) {
+	case nil:
+		return nil, nil
+	case json.RawMessage: // not through Marshal, which would rewrite it
+		if v == nil {
+			return nil, nil
+		}
+		if len(v) <= MaxPayloadLen && !json.Valid(v) {
+			return nil, invalid(field, "not JSON")
+		}
+		encoded = v
+	default:
+		var buf bytes.Buffer
+		enc := json.NewEncoder(&buf)
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(v); err != nil {
+			return nil, invalid(field, "%v", err)
+		}
+		encoded = bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
+	}
+	if len(encoded) > MaxPayloadLen {
+		return nil, invalid(field, "%d bytes of JSON: want at most %d", len(encoded), MaxPayloadLen)
+	}
+	if !utf8.Valid(encoded) {
+		return nil, invalid(field, "not UTF-8")
+	}
+	text := string(encoded)
+	return &text, nil
+}
+
+const mintSQL = `select status, minted_at from metered.mint_tokens($1, $2, $3, $4, $5, $6, $7)`
+
+// insert stores the batch and fills in its times.
+func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
+	n := len(batch)
+	digests, purposes, subjects := make([][]byte, n), make([]string, n), make([]string, n)
+	payloads, uses, ttls := make([]*string, n), make([]int32, n), make([]int64, n)
+	for i := range batch {
+		p := &batch[i]
+		digests[i], purposes[i], subjects[i] = p.Digest[:], p.Purpose, p.Subject
+		payloads[i], uses[i], ttls[i] = p.payload, int32(p.Uses), p.ttl.Microseconds()
+	}
+	var status string
+	var mintedAt time.Time
+	err := tx.QueryRow(ctx, s.sql.mint, digests, purposes, subjects, payloads, uses, ttls, s.lockWaitMS).
+		Scan(&status, &mintedAt)
+	if err != nil {
+		return dbError("mint", err)
+	}
+	if status == statusExists {
+		return ErrExists
+	}
+	for i := range batch {
+		batch[i].stamp(mintedAt)
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+package tokens
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Bounds of a Purge.
+const (
+	MinRetention     = time.Second
+	MaxRetention     = 10 * 366 * 24 * time.Hour
+	DefaultRetention = 30 * 24 * time.Hour
+
+	MaxPurgeBatch     = 10_000
+	DefaultPurgeBatch = 1000
+)
+
+// PurgeOptions says what Purge deletes, and how. The zero value deletes what
+// ended 30 days ago, 1000 tokens at a time.
+type PurgeOptions struct {
+	// Retention is how long a token is kept after it ended: after its last use,
+	// its revocation or its expiry. Until then a used token is known to be used,
+	// and a derived secret cannot be minted again. 1 s to 10 years. Defaults to
+	// 30 days.
+	Retention time.Duration
+
+	// BatchSize is how many tokens one transaction deletes, 1 to 10,000.
+	// Defaults to 1000.
+	BatchSize int
+
+	// Progress is called after each batch that deleted anything, once it is
+	// committed, with the number deleted so far. Defaults to none.
+	Progress func(deleted int64)
+}
+
+const purgeSQL = `select deleted, last_end from metered.purge_tokens($1, $2, $3)`
+
+// Purge deletes tokens that ended longer than the retention ago, oldest first,
+// and returns how many. Live tokens are never touched.
+//
+// It owns its transactions, one for each batch: an error, or the end of ctx,
+// leaves what was deleted until then, which is the number returned with the
+// error. Any number may run at the same time: they pass over each other's rows,
+// and nobody waits for them. It is meant for the schema's owner, or a role that
+// may execute purge_tokens; no role needs DELETE.
+func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
+	if opts.Retention == 0 {
+		opts.Retention = DefaultRetention
+	}
+	if opts.Retention < MinRetention || opts.Retention > MaxRetention {
+		return 0, invalid("PurgeOptions.Retention", "%v: want %v to %v", opts.Retention, MinRetention, MaxRetention)
+	}
+	if opts.BatchSize == 0 {
+		opts.BatchSize = DefaultPurgeBatch
+	}
+	if opts.BatchSize < 1 || opts.BatchSize > MaxPurgeBatch {
+		return 0, invalid("PurgeOptions.BatchSize", "%d: want 1 to %d", opts.BatchSize, MaxPurgeBatch)
+	}
+	var total int64
+	var after *time.Time
+	for {
+		deleted, lastEnd, err := s.purgeBatch(ctx, pool, after, opts)
+		if err != nil {
+			return total, dbError("purge", err)
+		}
+		total += int64(deleted)
+		if deleted > 0 && opts.Progress != nil {
+			opts.Progress(total)
+		}
+		if deleted < opts.BatchSize {
+			return total, nil
+		}
+		after = lastEnd
+	}
+}
+
+// purgeBatch runs at READ COMMITTED whatever the session's default: at higher
+// levels two purges would fail each other instead of passing over rows.
+func (s *Store) purgeBatch(ctx context.Context, pool *pgxpool.Pool, after *time.Time, opts PurgeOptions) (deleted int, lastEnd *time.Time, err error) {
+	txOptions := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+	err = pgx.BeginTxFunc(ctx, pool, txOptions, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, s.sql.purge, after, opts.Retention.Microseconds(), opts.BatchSize).
+			Scan(&deleted, &lastEnd)
+	})
+	return deleted, lastEnd, err
+}

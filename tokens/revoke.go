@@ -1,0 +1,48 @@
+package tokens
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const revokeSQL = `select metered.revoke_token($1, $2)`
+
+// Revoke ends one token, whatever its purpose and subject. It reports whether
+// there was anything to end: false if the token is unknown, used up, expired or
+// revoked. For a token's text, Parse it and take its Digest.
+//
+// After a rollback the token is good again. Calling it again does no harm. It
+// locks the token's row, and waits for an open transaction that consumes it: if
+// that one commits first, the use is taken. Errors: ErrBusy and Postgres's.
+func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, error) {
+	var revoked bool
+	if err := tx.QueryRow(ctx, s.sql.revoke, digest[:], s.lockWaitMS).Scan(&revoked); err != nil {
+		return false, dbError("revoke", err)
+	}
+	return revoked, nil
+}
+
+const revokeSubjectSQL = `select metered.revoke_tokens($1, $2, $3)`
+
+// RevokeSubject ends every live token of a purpose and subject, and returns how
+// many there were. Tokens minted by transactions that are still open are not among
+// them.
+//
+// After a rollback they are good again. Calling it again does no harm. It locks
+// their rows, in the order of their digests, and waits for open transactions
+// that consume them, at most Config.LockWait for each. Errors: ErrArgument,
+// ErrBusy and Postgres's. To hand out a new token instead, call Replace.
+func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject string) (int64, error) {
+	if err := checkPurpose("purpose", purpose); err != nil {
+		return 0, err
+	}
+	if err := checkSubject("subject", subject); err != nil {
+		return 0, err
+	}
+	var revoked int64
+	if err := tx.QueryRow(ctx, s.sql.revokeSubject, purpose, subject, s.lockWaitMS).Scan(&revoked); err != nil {
+		return 0, dbError("revoke subject", err)
+	}
+	return revoked, nil
+}

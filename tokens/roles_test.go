@@ -1,0 +1,121 @@
+package tokens_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// An application's role has these and nothing else. In the database itself, not
+// the cluster, is nothing to drop afterwards but the role.
+const appRoleSQL = `
+revoke execute on all functions in schema metered from public;
+grant usage on schema metered to %[1]s;
+grant execute on function
+    metered.mint_tokens(bytea[], text[], text[], text[], int[], bigint[], int),
+    metered.replace_token(bigint, bytea, text, text, text, int, bigint, int),
+    metered.consume_token(bytea, text, text, int),
+    metered.inspect_token(bytea, text, text),
+    metered.revoke_token(bytea, int),
+    metered.revoke_tokens(text, text, int)
+    to %[1]s`
+
+// openAs returns a pool whose sessions run as a new role that was given grants.
+func openAs(t *testing.T, pool *pgxpool.Pool, grants string) *pgxpool.Pool {
+	t.Helper()
+	var role string
+	require.NoError(t, pool.QueryRow(ctx, `select 'tokens_' || substr(md5(random()::text), 1, 12)`).Scan(&role))
+	quoted := pgx.Identifier{role}.Sanitize()
+	_, err := pool.Exec(ctx, "create role "+quoted)
+	require.NoError(t, err)
+	_, err = pool.Exec(ctx, fmt.Sprintf(grants, quoted))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := pool.Exec(ctx, "drop owned by "+quoted+"; drop role "+quoted)
+		require.NoError(t, err)
+	})
+	config := pool.Config().Copy()
+	config.ConnConfig.RuntimeParams["role"] = role
+	as, err := pgxpool.NewWithConfig(ctx, config)
+	require.NoError(t, err)
+	t.Cleanup(as.Close)
+	return as
+}
+
+func TestRoles_AnApplicationNeedsNothingButExecute(t *testing.T) {
+	t.Parallel()
+	owner, store := pgtest.Open(t), newStore(t)
+	app := openAs(t, owner, appRoleSQL)
+	m := tokens.Mint{Purpose: "p", Subject: "s", Payload: 1, Uses: 2}
+
+	minted := mint(t, app, store, m)
+	_, err := store.Inspect(ctx, app, "p", "s", minted.Token.Reveal())
+	require.NoError(t, err)
+	_, err = consume(app, store, "p", "s", minted.Token.Reveal())
+	require.NoError(t, err)
+	replaced, err := replace(app, store, m)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, replaced.Replaced)
+	require.True(t, revoke(t, app, store, replaced.Digest))
+	require.NoError(t, inTx(app, func(tx pgx.Tx) error {
+		_, err := store.RevokeSubject(ctx, tx, "p", "s")
+		return err
+	}))
+
+	for _, forbidden := range []string{
+		"insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject) values ('', now(), now(), 1, '', '')",
+		"update metered.tokens set used = 0",
+		"delete from metered.tokens",
+		"truncate metered.tokens",
+		"select metered.purge_tokens(null, 0, 1000)",
+		"create or replace function metered.clock() returns timestamptz language sql as 'select now()'",
+	} {
+		_, err := app.Exec(ctx, forbidden)
+		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%s: %v", forbidden, err)
+	}
+	_, err = store.Purge(ctx, app, tokens.PurgeOptions{})
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
+}
+
+func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
+	t.Parallel()
+	owner, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, owner, noon)
+	mintOf(t, owner, store, 5, time.Second)
+	clock.Advance(time.Hour)
+	janitor := openAs(t, owner, `grant usage on schema metered to %[1]s;
+		grant execute on function metered.purge_tokens(timestamptz, bigint, int) to %[1]s`)
+	deleted, err := store.Purge(ctx, janitor, tokens.PurgeOptions{Retention: time.Minute})
+	require.NoError(t, err)
+	require.EqualValues(t, 5, deleted)
+	_, err = janitor.Exec(ctx, "delete from metered.tokens")
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
+}
+
+// A function that trusted its caller's search_path would run the caller's
+// operators as the owner.
+func TestRoles_ACallersOperatorsAreNotUsed(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	_, err := pool.Exec(ctx, `
+		create schema trap;
+		create function trap.same(text, text) returns boolean language sql as 'select true';
+		create operator trap.= (leftarg = text, rightarg = text, function = trap.same)`)
+	require.NoError(t, err)
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "set local search_path = trap, pg_catalog")
+		require.NoError(t, err)
+		_, err = store.Consume(ctx, tx, "p", "another", minted.Token.Reveal())
+		requireInvalid(t, err, tokens.ReasonSubject)
+		return nil
+	}))
+}

@@ -1,0 +1,167 @@
+package tokens
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+)
+
+const (
+	// SecretLen is the length of a token's secret, in bytes.
+	SecretLen = 32
+
+	// MinKeyLen and MaxKeyLen bound the key of Derive, in bytes.
+	MinKeyLen = 32
+	MaxKeyLen = 1024
+
+	// MaxDeriveParts and MaxDeriveLen bound the parts of Derive: how many, and
+	// their bytes together.
+	MaxDeriveParts = 16
+	MaxDeriveLen   = 4096
+)
+
+// Secret is the 32 bytes in a token, for Mint.Secret. It prints redacted, as a
+// Token does. The zero Secret means none.
+type Secret struct{ reveal func() [SecretLen]byte } // a func for the reason given at Token
+
+func newSecret(b [SecretLen]byte) Secret {
+	return Secret{reveal: func() [SecretLen]byte { return b }}
+}
+
+// NewSecret returns a Secret of exactly 32 bytes that the caller has drawn from
+// a cryptographic source. To use a longer one, or a text, give it to Derive as
+// the key.
+//
+// What is plainly not random is refused with ErrArgument: fewer than 12 distinct
+// bytes, fewer than 12 distinct steps between neighbours (sequences and
+// repetitions), or printable ASCII only (a password, an id, hex or base64 that
+// was not decoded). 32 random bytes run into that once in 10^13. What passes is not thereby
+// known to be good.
+func NewSecret(b []byte) (Secret, error) {
+	switch {
+	case len(b) != SecretLen:
+		return Secret{}, invalid("Secret", "%d bytes: want %d", len(b), SecretLen)
+	case weak(b):
+		return Secret{}, invalid("Secret", "too regular to be random")
+	case printable(b):
+		return Secret{}, invalid("Secret", "is text: decode it, or give it to Derive as the key")
+	}
+	return newSecret([SecretLen]byte(b)), nil
+}
+
+// Derive returns the Secret that belongs to key and parts, always the same: the
+// HMAC-SHA-256, under key, of the parts after a fixed label, each preceded by
+// its length in 8 bytes, big-endian, so that ("ab", "c") and ("a", "bc") differ.
+//
+// It is for commands that may be run again and must then return the token they
+// minted the first time: make the parts from the operation's namespace and id,
+// and from the token's place if the command mints several. Who knows the key can
+// compute every token of it: keep it as you keep the database's password.
+//
+// The key is 32 to 1024 bytes, with at least 12 distinct bytes and 12 distinct
+// steps between neighbours; the parts are 1 to 16, together at most 4096 bytes.
+// Anything else is ErrArgument.
+func Derive(key []byte, parts ...string) (Secret, error) {
+	if len(key) < MinKeyLen || len(key) > MaxKeyLen {
+		return Secret{}, invalid("key", "%d bytes: want %d to %d", len(key), MinKeyLen, MaxKeyLen)
+	}
+	if weak(key) {
+		return Secret{}, invalid("key", "too regular to be random")
+	}
+	if len(parts) == 0 || len(parts) > MaxDeriveParts {
+		return Secret{}, invalid("parts", "%d parts: want 1 to %d", len(parts), MaxDeriveParts)
+	}
+	mac := hmac.New(sha256.New, key)
+	total := 0
+	write := func(part string) {
+		var length [8]byte
+		binary.BigEndian.PutUint64(length[:], uint64(len(part)))
+		mac.Write(length[:])
+		mac.Write([]byte(part))
+	}
+	write(deriveLabel)
+	for _, part := range parts {
+		total += len(part)
+		if total > MaxDeriveLen {
+			return Secret{}, invalid("parts", "more than %d bytes together", MaxDeriveLen)
+		}
+		write(part)
+	}
+	return newSecret([SecretLen]byte(mac.Sum(nil))), nil
+}
+
+// deriveLabel keeps these secrets apart from whatever else the key is used for.
+const deriveLabel = "metered/tokens/secret/1"
+
+// drawSecret draws until the result is one that Parse accepts: in practice, once.
+func drawSecret() [SecretLen]byte {
+	for {
+		var b [SecretLen]byte
+		_, _ = rand.Read(b[:]) // never fails: it would crash the program first
+		if !weak(b[:]) {
+			return b
+		}
+	}
+}
+
+// minDistinct is far below what 32 random bytes have, 30 on average: fewer than
+// 12 come up once in 10^23. Hexadecimal keys of 64 digits pass.
+const minDistinct = 12
+
+// weak reports that b is plainly not random: too few different bytes, or too few
+// different steps from one byte to the next.
+func weak(b []byte) bool {
+	var values, steps [256]bool
+	var distinctValues, distinctSteps int
+	for i, v := range b {
+		if !values[v] {
+			values[v] = true
+			distinctValues++
+		}
+		if i == 0 {
+			continue
+		}
+		if step := v - b[i-1]; !steps[step] {
+			steps[step] = true
+			distinctSteps++
+		}
+	}
+	return distinctValues < minDistinct || distinctSteps < minDistinct
+}
+
+func printable(b []byte) bool {
+	for _, c := range b {
+		if c < ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// IsZero reports whether s is the zero Secret.
+func (s Secret) IsZero() bool { return s.reveal == nil }
+
+func (s Secret) bytes() [SecretLen]byte { return s.reveal() }
+
+// String returns "REDACTED".
+func (s Secret) String() string { return redacted }
+
+// GoString is String.
+func (s Secret) GoString() string { return redacted }
+
+// Format prints String, whatever the verb and its flags.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
+
+// LogValue returns String, for slog.
+func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
+
+// MarshalJSON encodes String.
+func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(redacted) }
+
+// MarshalText returns String.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }

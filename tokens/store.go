@@ -1,0 +1,137 @@
+package tokens
+
+import (
+	"context"
+	"regexp"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// DefaultPrefix is the prefix of tokens whose store was given none.
+const DefaultPrefix = "metered"
+
+// Bounds, checked before any SQL. Lengths are in bytes.
+const (
+	MaxPrefixLen  = 32
+	MaxPurposeLen = 128
+	MaxSubjectLen = 512
+
+	// MaxPayloadLen bounds a payload as JSON.
+	MaxPayloadLen = 8 << 10
+
+	MinLockWait     = time.Millisecond
+	MaxLockWait     = time.Minute
+	DefaultLockWait = 5 * time.Second
+)
+
+// Config says where a Store keeps its tokens and what they look like. The zero
+// value works.
+type Config struct {
+	// Schema is the database schema that metered.Migrate made. Defaults to
+	// "metered".
+	Schema string
+
+	// Prefix is what the tokens begin with, before an underscore: 1 to 32 of
+	// A-Z, a-z, 0-9 and _, starting with a letter and not ending with _. Choose one
+	// per product, such as "acme_upload", and register it with whoever scans for
+	// leaked secrets. Defaults to "metered".
+	//
+	// Tokens of another prefix are refused. To change it while old tokens are
+	// about, keep a second Store with the old prefix.
+	Prefix string
+
+	// LockWait bounds the wait for each lock, 1 ms to 1 minute: a call that runs
+	// into it fails with ErrBusy. A lock_timeout that the session or the
+	// transaction has set takes precedence, except over the wait of one Replace for
+	// another. Defaults to 5 s.
+	LockWait time.Duration
+}
+
+// Store mints and consumes tokens of one prefix in one schema. It has no state
+// and no connection: it may be shared by any number of goroutines, and any
+// number of stores may use the same schema.
+type Store struct {
+	prefix     string
+	lockWaitMS int32
+	lockSpace  string
+	sql        statements
+}
+
+// statements are this package's, with the schema's name in them.
+type statements struct {
+	mint, replace, consume, inspect, revoke, revokeSubject, purge string
+}
+
+// New returns a Store. It makes no query: a schema that is not there shows in
+// the first call. A field out of bounds is ErrArgument.
+func New(config Config) (*Store, error) {
+	name, err := schema.Parse(config.Schema)
+	if err != nil {
+		return nil, invalid("Config.Schema", "%s", err)
+	}
+	if config.Prefix == "" {
+		config.Prefix = DefaultPrefix
+	}
+	if len(config.Prefix) > MaxPrefixLen || !validPrefix.MatchString(config.Prefix) {
+		return nil, invalid("Config.Prefix",
+			"want 1 to %d of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _", MaxPrefixLen)
+	}
+	if config.LockWait == 0 {
+		config.LockWait = DefaultLockWait
+	}
+	if config.LockWait < MinLockWait || config.LockWait > MaxLockWait {
+		return nil, invalid("Config.LockWait", "%v: want %v to %v", config.LockWait, MinLockWait, MaxLockWait)
+	}
+	return &Store{
+		prefix:     config.Prefix,
+		lockWaitMS: int32(config.LockWait / time.Millisecond),
+		lockSpace:  "metered/tokens/" + name.String(),
+		sql: statements{
+			mint:          name.SQL(mintSQL),
+			replace:       name.SQL(replaceSQL),
+			consume:       name.SQL(consumeSQL),
+			inspect:       name.SQL(inspectSQL),
+			revoke:        name.SQL(revokeSQL),
+			revokeSubject: name.SQL(revokeSubjectSQL),
+			purge:         name.SQL(purgeSQL),
+		},
+	}, nil
+}
+
+var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
+
+// Prefix returns what this store's tokens begin with.
+func (s *Store) Prefix() string { return s.prefix }
+
+// Querier is what reads need: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx. Writes
+// take a pgx.Tx: given a pool they would commit on their own, without a word.
+type Querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// lockKey is the advisory lock of a purpose and subject, neither of which can
+// contain a zero byte.
+func (s *Store) lockKey(purpose, subject string) int64 {
+	return lockkey.Of(s.lockSpace, purpose+"\x00"+subject)
+}
+
+func checkPurpose(field, purpose string) error { return checkName(field, purpose, MaxPurposeLen) }
+func checkSubject(field, subject string) error { return checkName(field, subject, MaxSubjectLen) }
+
+func checkName(field, name string, maxLen int) error {
+	switch {
+	case name == "" || len(name) > maxLen:
+		return invalid(field, "%d bytes: want 1 to %d", len(name), maxLen)
+	case !utf8.ValidString(name):
+		return invalid(field, "not UTF-8")
+	case strings.ContainsRune(name, 0):
+		return invalid(field, "contains a zero byte, which Postgres cannot store")
+	}
+	return nil
+}

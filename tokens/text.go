@@ -1,0 +1,79 @@
+package tokens
+
+import (
+	"hash/crc32"
+	"math/big"
+	"strings"
+)
+
+const (
+	base        = 62
+	secretLen   = 43 // the fewest digits that hold 256 bits: 62^43 > 2^256 > 62^42
+	checksumLen = 6  // the fewest that hold 32 bits
+)
+
+// Parse reads a token's text, exactly as Reveal returned it: no spaces around
+// it, no other case. Whatever is not a well-formed token of this store's prefix
+// is ErrInvalid with ReasonMalformed: another prefix or length, a wrong checksum,
+// which every mistyped character gives, or a secret so regular that it was not
+// drawn by Mint. No query is made, so a token that parses may still be unknown.
+//
+// Consume and Inspect parse for themselves. Parse is for Digest and Revoke.
+func (s *Store) Parse(text string) (Token, error) {
+	body, ok := strings.CutPrefix(text, s.prefix+"_")
+	if !ok || len(body) != secretLen+checksumLen {
+		return Token{}, refuse(ReasonMalformed)
+	}
+	sum := text[len(text)-checksumLen:]
+	secret, ok := fromBase62(body[:secretLen])
+	if !ok || sum != checksum(text[:len(text)-checksumLen]) || weak(secret[:]) {
+		return Token{}, refuse(ReasonMalformed)
+	}
+	return Token{reveal: func() string { return text }}, nil
+}
+
+// Token returns the token that a secret makes in this store, whether or not it
+// was minted: after ErrExists, or when a replayed command needs the text of what
+// it minted the first time. The zero Secret is ErrArgument.
+func (s *Store) Token(secret Secret) (Token, error) {
+	if secret.IsZero() {
+		return Token{}, invalid("Secret", "is the zero Secret: use NewSecret or Derive")
+	}
+	return s.encode(secret.bytes()), nil
+}
+
+func (s *Store) encode(secret [SecretLen]byte) Token {
+	text := s.prefix + "_" + toBase62(secret[:], secretLen)
+	text += checksum(text)
+	return Token{reveal: func() string { return text }}
+}
+
+// checksum is the CRC-32 (IEEE) of the text before it, prefix and all. It detects
+// every change within four neighbouring characters, for certain; a hash cut to
+// the same length would do so nearly always.
+func checksum(text string) string {
+	sum := crc32.ChecksumIEEE([]byte(text))
+	return toBase62([]byte{byte(sum >> 24), byte(sum >> 16), byte(sum >> 8), byte(sum)}, checksumLen)
+}
+
+// toBase62 returns b, a big-endian number, in digits 0-9, a-z, A-Z.
+func toBase62(b []byte, digits int) string {
+	text := new(big.Int).SetBytes(b).Text(base)
+	return strings.Repeat("0", digits-len(text)) + text
+}
+
+// fromBase62 is false for numbers above 256 bits, so that no secret has two
+// texts, and for the signs that SetString would take.
+func fromBase62(text string) (secret [SecretLen]byte, ok bool) {
+	for i := range len(text) {
+		if c := text[i]; (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') {
+			return secret, false
+		}
+	}
+	n, ok := new(big.Int).SetString(text, base)
+	if !ok || n.BitLen() > 8*SecretLen {
+		return secret, false
+	}
+	n.FillBytes(secret[:])
+	return secret, true
+}

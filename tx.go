@@ -1,0 +1,184 @@
+package metered
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// Tx is the transaction of a command, as its function sees it: a pgx.Tx for the
+// function's own writes, the grant that was spent, and the calls that belong to
+// the command. It is dead once the function returns, and is not for use by several
+// goroutines at once, as a pgx.Tx is not.
+//
+// It cannot be committed or rolled back: Commit, Rollback and statements to that
+// effect are ErrTxControl, and the server refuses a COMMIT that comes another way.
+// Begin and savepoints work, inside it.
+type Tx struct {
+	guarded
+
+	// Grant is what the command's token granted; nil without Command.Token.
+	Grant *tokens.Grant
+
+	client  *Client
+	op      *operation
+	charges []budget.Charge
+	call    *budget.Prepared
+}
+
+func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
+	return &Tx{
+		guarded: guarded{Tx: tx, done: new(atomic.Bool)},
+		Grant:   grant, client: c, op: op,
+		charges: slices.Clone(op.command.Charges), call: op.charges,
+	}
+}
+
+// Charge adds charges to those of the command, once their amounts are known. They
+// are made last, with the others, all or none; a scope that is there already is
+// added up. Nothing is sent now: a denial is the error of Do, after the function
+// has returned. The error is an *budget.ArgumentError.
+//
+// Charges made here are not part of the fingerprint.
+func (t *Tx) Charge(charges ...budget.Charge) error {
+	if t.done.Load() {
+		return ErrTxDone
+	}
+	all := append(slices.Clone(t.charges), charges...)
+	call, err := t.client.Budget.Prepare(all...)
+	if err != nil {
+		return err
+	}
+	t.charges, t.call = all, call
+	return nil
+}
+
+// Enqueue is jobs.Enqueuer.Enqueue in the command's transaction. Workers see the
+// job when the command has committed.
+func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
+	if t.client.Jobs == nil {
+		return jobs.Result{}, ErrNoRiver
+	}
+	return t.client.Jobs.Enqueue(ctx, t, args, opts)
+}
+
+// Secret derives the secret of a token that the command mints, for tokens.Mint.
+// See Client.Secret, which gives the same for a replay.
+func (t *Tx) Secret(label string) (tokens.Secret, error) {
+	return t.client.Secret(t.op.command.Namespace, t.op.command.ID, label)
+}
+
+// Commit is ErrTxControl.
+func (t *Tx) Commit(context.Context) error { return ErrTxControl }
+
+// Rollback is ErrTxControl. Return an error from the function instead.
+func (t *Tx) Rollback(context.Context) error { return ErrTxControl }
+
+// guarded is a pgx.Tx that refuses to end the transaction it belongs to. Commit
+// and Rollback are those of Tx, or of a savepoint.
+type guarded struct {
+	pgx.Tx
+	done *atomic.Bool
+}
+
+// check refuses a statement before it is sent.
+func (g guarded) check(sql string) error {
+	if err := g.alive(); err != nil {
+		return err
+	}
+	if controlsTransaction(sql) {
+		return fmt.Errorf("%w: a statement of its would", ErrTxControl)
+	}
+	return nil
+}
+
+func (g guarded) alive() error {
+	if g.done.Load() {
+		return ErrTxDone
+	}
+	if conn := g.Tx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'I' {
+		// Ended behind our back: what is sent now would be committed on its own.
+		return fmt.Errorf("%w: it has ended", ErrTxControl)
+	}
+	return nil
+}
+
+// Begin sets a savepoint, as pgx does.
+func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := g.alive(); err != nil {
+		return nil, err
+	}
+	tx, err := g.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return guarded{Tx: tx, done: g.done}, nil
+}
+
+func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := g.check(sql); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return g.Tx.Exec(ctx, sql, args...)
+}
+
+func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := g.check(sql); err != nil {
+		return failedRows{err}, err
+	}
+	return g.Tx.Query(ctx, sql, args...)
+}
+
+func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := g.check(sql); err != nil {
+		return failedRows{err}
+	}
+	return g.Tx.QueryRow(ctx, sql, args...)
+}
+
+func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	for _, q := range b.QueuedQueries {
+		if err := g.check(q.SQL); err != nil {
+			return pgx.FailedBatchResults(b, err)
+		}
+	}
+	return g.Tx.SendBatch(ctx, b)
+}
+
+func (g guarded) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := g.check(sql); err != nil {
+		return nil, err
+	}
+	return g.Tx.Prepare(ctx, name, sql)
+}
+
+func (g guarded) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if err := g.alive(); err != nil {
+		return 0, err
+	}
+	return g.Tx.CopyFrom(ctx, table, columns, src)
+}
+
+// failedRows are the rows of a query that was not sent.
+type failedRows struct{ err error }
+
+func (r failedRows) Close()                                       {}
+func (r failedRows) Err() error                                   { return r.err }
+func (r failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+func (r failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (r failedRows) Next() bool                                   { return false }
+func (r failedRows) Scan(...any) error                            { return r.err }
+func (r failedRows) Values() ([]any, error)                       { return nil, r.err }
+func (r failedRows) RawValues() [][]byte                          { return nil }
+func (r failedRows) Conn() *pgx.Conn                              { return nil }
+func (r failedRows) TypeMap() *pgtype.Map                         { return nil }
