@@ -3,9 +3,7 @@ package metered
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -139,32 +137,6 @@ func migrateRiver(ctx context.Context, pool *pgxpool.Pool, riverSchema string) e
 	return err
 }
 
-// GrantSQL renders the grants under which an application can make every call
-// of this library: EXECUTE on its functions and SELECT on its tables, but no
-// INSERT, UPDATE or DELETE on anything, so that no ledger entry can be changed,
-// deleted or forged by it. Run it as the schema's owner, after Migrate and again
-// after each later one. role must exist; it is quoted. River's tables are
-// River's: grant on those as its documentation says.
-//
-// Purging, repairing a clock and migrating stay with the owner.
-func GrantSQL(name, role string) (string, error) {
-	n, err := parseSchema("schema", name)
-	if err != nil {
-		return "", err
-	}
-	if role == "" || len(role) > 63 || strings.ContainsRune(role, 0) {
-		return "", invalid("role", "want the name of a role, 1 to 63 bytes")
-	}
-	sql := n.SQL(grantSQL)
-	sql = strings.ReplaceAll(sql, "$schema", pgx.Identifier{n.String()}.Sanitize())
-	return strings.ReplaceAll(sql, "$role", pgx.Identifier{role}.Sanitize()), nil
-}
-
-const grantSQL = `grant usage on schema $schema to $role;
-grant select on all tables in schema $schema to $role;
-grant execute on all functions in schema $schema to $role;
-`
-
 func parseSchema(field, name string) (schema.Name, error) {
 	n, err := schema.Parse(name)
 	if err != nil {
@@ -172,5 +144,3 @@ func parseSchema(field, name string) (schema.Name, error) {
 	}
 	return n, nil
 }
-
-var errNotMigrated = errors.New("the schema is not there: call metered.Migrate, or run metered.SchemaSQL's text")

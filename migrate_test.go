@@ -1,0 +1,128 @@
+package metered_test
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/tokens"
+)
+
+func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true, MaxConns: 40})
+	require.Zero(t, relations(t, pool, "metered"), "nothing is created unless Migrate is called")
+
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	var applied time.Time
+	require.NoError(t, pool.QueryRow(t.Context(), `select applied_at from metered.schema_version where version = $1`, metered.SchemaVersion).Scan(&applied))
+	require.NoError(t, metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}))
+	var again time.Time
+	require.NoError(t, pool.QueryRow(t.Context(), `select max(applied_at) from metered.schema_version`).Scan(&again))
+	require.Equal(t, applied, again)
+	require.Positive(t, relations(t, pool, "public"), "River's tables were asked for")
+}
+
+func TestMigrate_RefusesANewerSchema(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	_, err := pool.Exec(t.Context(), `insert into metered.schema_version (version) values ($1)`, metered.SchemaVersion+1)
+	require.NoError(t, err)
+	err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+	require.ErrorIs(t, err, metered.ErrSchemaVersion)
+	require.Equal(t, "schema_version", metered.Code(err))
+}
+
+func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	ctx := t.Context()
+	text, err := metered.SchemaSQL("money_1")
+	require.NoError(t, err)
+	require.False(t, strings.Contains(text, " metered.l"), "a mention of the default schema is left")
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, text, pgx.QueryExecModeSimpleProtocol)
+		return err
+	}))
+	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "money_1"}), "Migrate sees its version")
+	require.Zero(t, relations(t, pool, "metered"))
+}
+
+func TestSchemas_SideBySideAreIndependent(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	ctx := t.Context()
+	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "other"}))
+	cmd := metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{{Max: 1}}}}}
+	for _, schema := range []string{"metered", "other"} {
+		c, err := metered.New(pool, metered.Config{Schema: schema})
+		require.NoError(t, err)
+		var token tokens.Minted
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+			token, err = c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", TTL: time.Minute})
+			return err
+		}))
+		cmd.Token = &metered.Redeem{Purpose: "p", Subject: "s", Presented: token.Token.Reveal()}
+		out, err := metered.Do[any](ctx, c, cmd, nil)
+		require.NoError(t, err)
+		require.False(t, out.Replayed)
+		report, err := c.Budget.Verify(ctx, pool, budget.VerifyOptions{})
+		require.NoError(t, err)
+		require.True(t, report.OK())
+		require.Equal(t, int64(1), report.Entries)
+		_, err = c.Lookup(ctx, pool, "", "op")
+		require.NoError(t, err)
+	}
+}
+
+func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"Metered", "a-b", `a"b`, "1a", "pg_metered", "a.b", strings.Repeat("a", 64), "é", " "} {
+		_, err := metered.SchemaSQL(name)
+		require.ErrorIs(t, err, metered.ErrArgument, name)
+		require.ErrorIs(t, metered.Migrate(t.Context(), nil, metered.MigrateOptions{Schema: name}), metered.ErrArgument)
+		_, err = metered.GrantSQL(name, "app")
+		require.ErrorIs(t, err, metered.ErrArgument)
+	}
+	for _, role := range []string{"", strings.Repeat("r", 64), "a\x00b"} {
+		_, err := metered.GrantSQL("", role)
+		require.ErrorIs(t, err, metered.ErrArgument)
+	}
+}
+
+func TestCalls_SayThatTheSchemaIsMissing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	_, err = metered.Do[any](t.Context(), c, metered.Command{ID: "op"}, nil)
+	require.ErrorIs(t, err, metered.ErrNotMigrated)
+	_, err = c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "s"})
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
+}
+
+// relations counts the tables of a schema.
+func relations(t *testing.T, pool *pgxpool.Pool, schema string) int {
+	t.Helper()
+	var n int
+	require.NoError(t, pool.QueryRow(t.Context(),
+		`select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'`, schema).Scan(&n))
+	return n
+}

@@ -1,0 +1,162 @@
+package metered_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+)
+
+type noteArgs struct {
+	N int `json:"n"`
+}
+
+func (noteArgs) Kind() string { return "note" }
+
+// asRole returns a pool on the same database whose sessions have the rights of a
+// new role and nothing else.
+func asRole(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
+	ctx := t.Context()
+	role := pgx.Identifier{fmt.Sprintf("metered_role_%d", time.Now().UnixNano())}.Sanitize()
+	_, err := pool.Exec(ctx, "create role "+role)
+	require.NoError(t, err)
+	cfg := pool.Config()
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "set role "+role)
+		return err
+	}
+	limited, err := pgxpool.NewWithConfig(ctx, cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		limited.Close()
+		_, err := pool.Exec(context.Background(), "drop owned by "+role+"; drop role "+role, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err)
+	})
+	return limited
+}
+
+func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	owner := pgtest.Open(t)
+	app := asRole(t, owner)
+	grant(t, owner, app, metered.GrantSQL)
+	client, err := river.NewClient(riverpgxv5.New(app), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+	require.NoError(t, err)
+	c, err := metered.New(app, metered.Config{River: client})
+	require.NoError(t, err)
+
+	everyCall(t, app, c)
+
+	for _, sql := range []string{
+		`update metered.ledger set amount = 1`, `delete from metered.ledger`, `truncate metered.ledger`,
+		`insert into metered.ledger select * from metered.ledger`, `update metered.refund_sum set amount = 1`,
+		`delete from metered.operations`, `update metered.tokens set used = 0`, `select * from metered.tokens`,
+		`create or replace function metered.clock() returns timestamptz language sql as 'select now()'`,
+		`select metered.purge_scope('s', 1, now(), 0, 16, 1)`, `select metered.repair_clock('s', 1, 1, '')`,
+		`select metered.append(l) from metered.ledger l`, `select * from metered.ledger for update`,
+	} {
+		_, err := app.Exec(ctx, sql)
+		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%s: %v", sql, err)
+	}
+	_, err = c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Second})
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
+}
+
+func TestGrantMaintenanceSQL_AllowsThePurgesAndNoCharge(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	owner := pgtest.Open(t)
+	keeper := asRole(t, owner)
+	grant(t, owner, keeper, metered.GrantMaintenanceSQL)
+	c, err := metered.New(keeper, metered.Config{})
+	require.NoError(t, err)
+	_, err = c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Second})
+	require.NoError(t, err)
+	_, err = c.Budget.Purge(ctx, keeper, budget.PurgeOptions{OlderThan: time.Second})
+	require.NoError(t, err)
+	_, err = c.Tokens.Purge(ctx, keeper, tokens.PurgeOptions{})
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(ctx, keeper, func(tx pgx.Tx) error {
+		_, err := c.Budget.RepairClock(ctx, tx, "s", budget.Note{})
+		return err
+	}))
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op"}, nil)
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
+}
+
+// grant runs the grants that render makes for limited's role, and those of River.
+func grant(t *testing.T, owner, limited *pgxpool.Pool, render func(schema, role string) (string, error)) {
+	t.Helper()
+	var role string
+	require.NoError(t, limited.QueryRow(t.Context(), "select current_user").Scan(&role))
+	text, err := render("metered", role)
+	require.NoError(t, err)
+	text += fmt.Sprintf(`grant select, insert, update on river_job, river_queue to %[1]s; grant usage on sequence river_job_id_seq to %[1]s;`,
+		pgx.Identifier{role}.Sanitize())
+	_, err = owner.Exec(t.Context(), text, pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+}
+
+// everyCall makes each call that an application makes.
+func everyCall(t *testing.T, app *pgxpool.Pool, c *metered.Client) {
+	t.Helper()
+	ctx := t.Context()
+	charge := budget.Charge{Scope: "s", Amount: 5, Limits: []budget.Limit{{Max: 100, Window: time.Hour}}}
+	var token tokens.Minted
+	require.NoError(t, pgx.BeginFunc(ctx, app, func(tx pgx.Tx) error {
+		receipt, err := c.Budget.Charge(ctx, tx, charge)
+		require.NoError(t, err)
+		_, err = c.Budget.Credit(ctx, tx, budget.Credit{Scope: "s", Amount: 5})
+		require.NoError(t, err)
+		_, err = c.Budget.Refund(ctx, tx, budget.Refund{Scope: "s", Seq: receipt.Entries[0].Seq, Amount: 2})
+		require.NoError(t, err)
+		token, err = c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", TTL: time.Minute})
+		require.NoError(t, err)
+		_, err = c.Tokens.Replace(ctx, tx, tokens.Mint{Purpose: "p", Subject: "t", TTL: time.Minute})
+		require.NoError(t, err)
+		_, err = c.Tokens.RevokeSubject(ctx, tx, "p", "t")
+		require.NoError(t, err)
+		_, err = c.Tokens.Inspect(ctx, tx, "p", "s", token.Token.Reveal())
+		return err
+	}))
+	_, err := metered.Do(ctx, c, metered.Command{
+		ID: "op", Charges: []budget.Charge{charge}, Sticky: []budget.Charge{{Scope: "tries", Amount: 1}},
+		Token: &metered.Redeem{Purpose: "p", Subject: "s", Presented: token.Token.Reveal()},
+	}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+		_, err := tx.Enqueue(ctx, noteArgs{N: 1}, &jobs.Options{Key: "k"})
+		require.NoError(t, err)
+		job, err := tx.Enqueue(ctx, noteArgs{N: 2}, nil)
+		return job.JobID, err
+	})
+	require.NoError(t, err)
+	_, err = c.Jobs.Find(ctx, app, "default", "k")
+	require.NoError(t, err)
+	_, err = c.Lookup(ctx, app, "", "op")
+	require.NoError(t, err)
+	_, err = c.Budget.Check(ctx, app, charge)
+	require.NoError(t, err)
+	_, err = c.Budget.Usage(ctx, app, budget.Query{Scope: "s"})
+	require.NoError(t, err)
+	for _, err := range c.Budget.Entries(ctx, app, "s", budget.EntriesOptions{}) {
+		require.NoError(t, err)
+	}
+	report, err := c.Budget.Verify(ctx, app, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.True(t, report.OK(), report.Differences)
+}
