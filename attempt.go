@@ -76,8 +76,7 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 		return a
 	}
 	cmdTx := c.newTx(op, tx, grant)
-	raw, err := do(ctx, cmdTx)
-	cmdTx.done.Store(true)
+	raw, err := cmdTx.run(ctx, do)
 	if err != nil {
 		a.err = err
 		return a
@@ -159,10 +158,11 @@ func (c *Client) open(ctx context.Context, tx pgx.Tx, op *operation, b *begun) e
 	return nil
 }
 
-func (c *Client) beginArgs(ctx context.Context, op *operation, marker string, claiming, opening, bounded bool) []any {
-	wait, timeout := c.timeouts(ctx)
-	if !bounded {
-		timeout = 0
+func (c *Client) beginArgs(ctx context.Context, op *operation, marker string, claiming, opening, owned bool) []any {
+	wait, left := c.timeouts(ctx)
+	timeout := any(left)
+	if !owned {
+		timeout = nil // the settings are the caller's
 	}
 	digest, purpose, subject := any(nil), any(nil), any(nil)
 	if op.token != nil {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -152,7 +153,7 @@ func issuedAt(cmd Command) *time.Time {
 	// RFC 9562: 48 bits of Unix time in ms, the version in the 7th byte, the
 	// variant in the 9th.
 	var id pgtype.UUID
-	if len(cmd.ID) != 36 || id.Scan(cmd.ID) != nil || id.Bytes[6]>>4 != 7 || id.Bytes[8]>>6 != 0b10 {
+	if len(cmd.ID) != 36 || strings.Count(cmd.ID, "-") != 4 || id.Scan(cmd.ID) != nil || id.Bytes[6]>>4 != 7 || id.Bytes[8]>>6 != 0b10 {
 		return nil
 	}
 	t := time.UnixMilli(int64(binary.BigEndian.Uint64(id.Bytes[:8]) >> 16))
@@ -178,11 +179,13 @@ func fingerprint(cmd Command, op *operation) ([]byte, error) {
 		part(h, nil)
 	} else {
 		part(h, op.token.Digest[:])
+		part(h, []byte(op.token.Purpose))
+		part(h, []byte(op.token.Subject))
 	}
 	if cmd.IssuedAt.IsZero() {
 		part(h, nil) // a time in the id is compared with the id
 	} else {
-		number(h, op.issued.UnixMicro())
+		part(h, binary.BigEndian.AppendUint64(nil, uint64(op.issued.UnixMicro())))
 	}
 	for _, charges := range [][]budget.Charge{cmd.Charges, cmd.Sticky} {
 		number(h, int64(len(charges)))

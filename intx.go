@@ -27,8 +27,7 @@ func (c *Client) runIn(ctx context.Context, tx pgx.Tx, op *operation, do work) (
 		return record{}, err
 	}
 	cmdTx := c.newTx(op, tx, grant)
-	raw, err := do(ctx, cmdTx)
-	cmdTx.done.Store(true)
+	raw, err := cmdTx.run(ctx, do)
 	if err != nil {
 		return record{}, err
 	}

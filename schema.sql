@@ -377,6 +377,8 @@ begin
         if raising then
             raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
         end if;
+        seqs := null;
+        ats := null;
         return;
     end if;
     for i in 1..cardinality(scopes) loop
@@ -1050,7 +1052,7 @@ $$;
 -- columns up to at are its record); retired (its time is at or before the
 -- horizon); future (its time is further ahead than max_future). The transaction of
 -- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
--- the session's timeouts). The claim is an advisory lock, which writes nothing;
+-- the session's timeouts, null all of its settings: it is the caller's). The claim is an advisory lock, which writes nothing;
 -- the record's primary key is what makes it exact. It is taken before any scope's
 -- lock, everywhere.
 --
@@ -1071,6 +1073,9 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
+declare
+    setting text;
+    before  text;
 begin
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
@@ -1078,16 +1083,19 @@ begin
         end if;
         if not pg_try_advisory_xact_lock(key) then
             perform metered.lock_keys(array[key], wait_ms);
-            if current_setting('transaction_isolation') <> 'read committed' then
-                -- The snapshot is older than the record that was waited for.
-                raise exception 'could not serialize access: the operation was in progress' using errcode = '40001';
-            end if;
         end if;
         select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.at
         into status, fingerprint, result, scopes, amounts, seqs, ats, at
         from metered.operations o where o.namespace = of_namespace and o.id = of_id;
         if found then
             return;
+        end if;
+        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+            -- The snapshot may be older than a record whose writer let go of the id
+            -- just now. Only an insert meets it, and fails with 40001.
+            insert into metered.operations (namespace, id, at, fingerprint, result)
+            values (of_namespace, of_id, 'infinity', '', '') on conflict do nothing;
+            delete from metered.operations o where o.namespace = of_namespace and o.id = of_id;
         end if;
         -- Read after the record was not found: a purge moves the horizon in the
         -- transaction that deletes.
@@ -1099,9 +1107,21 @@ begin
             return;
         end if;
         if timeout_ms > 0 then
-            perform set_config('statement_timeout', timeout_ms::text, true),
-                    set_config('lock_timeout', timeout_ms::text, true),
-                    set_config('idle_in_transaction_session_timeout', timeout_ms::text, true);
+            foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
+                before := current_setting(setting);
+                if before = '0' or before::interval > timeout_ms * interval '1 ms' then
+                    perform set_config(setting, timeout_ms::text, true);
+                end if;
+            end loop;
+        end if;
+        if timeout_ms is not null then
+            -- COMMIT is sent before the charges are made: if the client is gone by the
+            -- time a scope is free, let that be noticed. Not every platform can.
+            begin
+                perform set_config('client_connection_check_interval', '100', true);
+            exception when invalid_parameter_value then
+                null;
+            end;
         end if;
         perform set_config('metered_tx.command', marker, true);
         execute 'declare metered_command cursor with hold for select metered.unfinished()';

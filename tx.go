@@ -44,6 +44,13 @@ func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
 	}
 }
 
+// run calls the command's function. The transaction is dead afterwards, also if the
+// function panics: its connection then serves others.
+func (t *Tx) run(ctx context.Context, do work) ([]byte, error) {
+	defer t.done.Store(true)
+	return do(ctx, t)
+}
+
 // Charge adds charges to those of the command, once their amounts are known. They
 // are made last, with the others, all or none; a scope that is there already is
 // added up. Nothing is sent now: a denial is the error of Do, after the function
@@ -96,10 +103,42 @@ func (g guarded) check(sql string) error {
 	if err := g.alive(); err != nil {
 		return err
 	}
-	if controlsTransaction(sql) {
+	conn := g.Tx.Conn()
+	backslashes := conn != nil && conn.PgConn().ParameterStatus("standard_conforming_strings") == "off"
+	if controlsTransaction(sql, backslashes) {
 		return fmt.Errorf("%w: a statement of its would", ErrTxControl)
 	}
 	return nil
+}
+
+// options has the rewriters among pgx's options, which come before the arguments,
+// checked for what they make of the statement.
+func (g guarded) options(args []any) []any {
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+			continue
+		case pgx.QueryRewriter:
+			args = slices.Clone(args)
+			args[i] = rewriter{arg, g}
+			continue
+		}
+		break
+	}
+	return args
+}
+
+type rewriter struct {
+	pgx.QueryRewriter
+	g guarded
+}
+
+func (r rewriter) RewriteQuery(ctx context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+	sql, args, err := r.QueryRewriter.RewriteQuery(ctx, conn, sql, args)
+	if err == nil {
+		err = r.g.check(sql)
+	}
+	return sql, args, err
 }
 
 func (g guarded) alive() error {
@@ -122,28 +161,45 @@ func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	return guarded{Tx: tx, done: g.done}, nil
+	return savepoint{guarded{Tx: tx, done: g.done}}, nil
+}
+
+// savepoint is a nested transaction of the function's, which it may end.
+type savepoint struct{ guarded }
+
+func (s savepoint) Commit(ctx context.Context) error {
+	if err := s.alive(); err != nil {
+		return err
+	}
+	return s.Tx.Commit(ctx)
+}
+
+func (s savepoint) Rollback(ctx context.Context) error {
+	if err := s.alive(); err != nil {
+		return err
+	}
+	return s.Tx.Rollback(ctx)
 }
 
 func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if err := g.check(sql); err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	return g.Tx.Exec(ctx, sql, args...)
+	return g.Tx.Exec(ctx, sql, g.options(args)...)
 }
 
 func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if err := g.check(sql); err != nil {
 		return failedRows{err}, err
 	}
-	return g.Tx.Query(ctx, sql, args...)
+	return g.Tx.Query(ctx, sql, g.options(args)...)
 }
 
 func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := g.check(sql); err != nil {
 		return failedRows{err}
 	}
-	return g.Tx.QueryRow(ctx, sql, args...)
+	return g.Tx.QueryRow(ctx, sql, g.options(args)...)
 }
 
 func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
@@ -151,6 +207,7 @@ func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 		if err := g.check(q.SQL); err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
+		q.Arguments = g.options(q.Arguments)
 	}
 	return g.Tx.SendBatch(ctx, b)
 }

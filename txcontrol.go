@@ -3,15 +3,18 @@ package metered
 import "strings"
 
 // controlsTransaction reports whether sql contains a statement that begins or
-// ends a transaction. Savepoints are allowed: they stay inside it.
+// ends a transaction, or takes the guard against that away. Savepoints are
+// allowed: they stay inside it. With backslashes, those are special in plain
+// literals, as they were before standard_conforming_strings.
 //
 // COMMIT is refused by the server too, whatever way it comes (see unfinished in
 // schema.sql). ROLLBACK cannot be, and what followed it would be committed on its
-// own; so the text is looked at before it is sent.
-func controlsTransaction(sql string) bool {
+// own; so the text is looked at before it is sent. In doubt it is refused: so is an
+// SQL-standard function body, whose END looks like a COMMIT.
+func controlsTransaction(sql string, backslashes bool) bool {
 	for len(sql) > 0 {
 		var words [3]string
-		words, sql = statement(sql)
+		words, sql = statement(sql, backslashes)
 		switch words[0] {
 		case "begin", "start", "commit", "end", "abort":
 			return true
@@ -24,6 +27,10 @@ func controlsTransaction(sql string) bool {
 			if words[1] == "transaction" {
 				return true
 			}
+		case "close":
+			if words[1] == "all" || strings.Trim(words[1], `"`) == "metered_command" {
+				return true
+			}
 		}
 	}
 	return false
@@ -31,38 +38,48 @@ func controlsTransaction(sql string) bool {
 
 // statement returns the first three words of sql's first statement, in lower
 // case, and what comes after its semicolon.
-func statement(sql string) (words [3]string, rest string) {
+func statement(sql string, backslashes bool) (words [3]string, rest string) {
 	n := 0
+	word := func(w string) {
+		if n < len(words) {
+			words[n] = w
+			n++
+		}
+	}
 	for i := 0; i < len(sql); {
+		from := i
 		switch c := sql[i]; {
 		case c == ';':
 			return words, sql[i+1:]
 		case isSpace(c):
 			i++
 		case strings.HasPrefix(sql[i:], "--"):
-			i = after(sql, i, "\n")
+			i = afterLine(sql, i)
 		case strings.HasPrefix(sql[i:], "/*"):
 			i = afterComment(sql, i)
 		case c == '\'':
-			i = afterQuoted(sql, i, false)
+			i = afterLiteral(sql, i, backslashes)
+			n = len(words)
 		case c == '"':
 			i = afterQuoted(sql, i, false)
+			word(sql[from:i]) // with its quotes: a name is never a keyword
 		case c == '$':
 			i = afterDollar(sql, i)
+			n = len(words)
+		case isDigit(c): // not a word: in 1$$ a literal begins
+			for i < len(sql) && isWord(sql[i]) {
+				i++
+			}
+			n = len(words)
 		case isWord(c):
-			end := i
-			for end < len(sql) && (isWord(sql[end]) || sql[end] == '$') {
-				end++
+			for i < len(sql) && (isWord(sql[i]) || sql[i] == '$') {
+				i++
 			}
-			if n < len(words) {
-				words[n] = strings.ToLower(sql[i:end])
-				n++
-			}
+			word(strings.ToLower(sql[from:i]))
 			// E'…' knows backslashes; the prefix is part of the literal.
-			if end < len(sql) && sql[end] == '\'' && end == i+1 && (c == 'e' || c == 'E') {
-				end = afterQuoted(sql, end, true)
+			if i < len(sql) && sql[i] == '\'' && i == from+1 && (c == 'e' || c == 'E') {
+				i = afterLiteral(sql, i, true)
 			}
-			i = end
 		default:
 			i++
 			n = len(words) // an operator or a parenthesis: no control statement goes on after it
@@ -73,14 +90,16 @@ func statement(sql string) (words [3]string, rest string) {
 
 func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }
+
 func isWord(c byte) bool {
-	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
+	return c == '_' || isDigit(c) || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
 }
 
-// after returns the index behind the next mark at or after from.
-func after(sql string, from int, mark string) int {
-	if i := strings.Index(sql[from:], mark); i >= 0 {
-		return from + i + len(mark)
+// afterLine skips a comment to the end of its line.
+func afterLine(sql string, from int) int {
+	if i := strings.IndexAny(sql[from:], "\r\n"); i >= 0 {
+		return from + i + 1
 	}
 	return len(sql)
 }
@@ -121,15 +140,46 @@ func afterQuoted(sql string, from int, backslashes bool) int {
 	return len(sql)
 }
 
-// afterDollar skips $tag$ … $tag$, or just the dollar of a parameter.
+// afterLiteral skips a literal and the parts that continue it, at once or on
+// another line: the first one says what a backslash means in all of them.
+func afterLiteral(sql string, from int, backslashes bool) int {
+	for {
+		end := afterQuoted(sql, from, backslashes)
+		next, lines := end, false
+		for next < len(sql) && (isSpace(sql[next]) || strings.HasPrefix(sql[next:], "--")) {
+			if sql[next] == '-' {
+				next = afterLine(sql, next)
+				lines = true
+				continue
+			}
+			lines = lines || sql[next] == '\n' || sql[next] == '\r'
+			next++
+		}
+		if next == len(sql) || sql[next] != '\'' || next > end && !lines {
+			return end
+		}
+		from = next
+	}
+}
+
+// afterDollar skips $tag$ … $tag$, or a parameter, or just the dollar.
 func afterDollar(sql string, from int) int {
 	end := from + 1
+	if end < len(sql) && isDigit(sql[end]) {
+		for end < len(sql) && isDigit(sql[end]) {
+			end++
+		}
+		return end
+	}
 	for end < len(sql) && isWord(sql[end]) {
 		end++
 	}
-	if end == len(sql) || sql[end] != '$' || end > from+1 && sql[from+1] >= '0' && sql[from+1] <= '9' {
+	if end == len(sql) || sql[end] != '$' {
 		return from + 1
 	}
 	tag := sql[from : end+1]
-	return after(sql, end+1, tag)
+	if i := strings.Index(sql[end+1:], tag); i >= 0 {
+		return end + 1 + i + len(tag)
+	}
+	return len(sql)
 }

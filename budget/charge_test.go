@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -8,16 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 func TestCharge_DenialNamesEveryLimitAndLeavesTheTransactionUsable(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	pool := pgtest.Open(t)
-	clock := pgtest.SetClock(t, pool, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
-	l, err := budget.New(budget.Config{})
-	require.NoError(t, err)
+	pool, l, clock := open(t)
 
 	hourly := budget.Limit{Max: 100, Window: time.Hour, Name: "hourly"}
 	total := budget.Limit{Max: 150, Name: "total"}
@@ -49,4 +47,183 @@ func TestCharge_DenialNamesEveryLimitAndLeavesTheTransactionUsable(t *testing.T)
 	require.NoError(t, err)
 	require.True(t, report.OK(), report.Differences)
 	require.Equal(t, int64(2), report.Entries)
+}
+
+func TestCharge_WithoutLimitsIsOnlyRecorded(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	posted := mustCharge(t, pool, l, "a", 7)
+	posted.At = posted.At.UTC()
+	require.Equal(t, budget.Posted{Scope: "a", Seq: 1, Amount: 7, At: start}, posted)
+	looked, err := l.Check(t.Context(), pool, budget.Charge{Scope: "a", Amount: 7})
+	require.NoError(t, err)
+	require.Equal(t, budget.Receipt{Entries: []budget.Posted{{Scope: "a", Amount: 7}}}, looked)
+}
+
+func TestCharge_SeveralScopesAreChargedTogetherOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	free, tight := budget.Limit{Max: 100, Name: "free"}, budget.Limit{Max: 3, Window: time.Hour, Name: "tight"}
+	charges := []budget.Charge{
+		{Scope: "b", Amount: 2, Limits: []budget.Limit{free}},
+		{Scope: "a", Amount: 1},
+		{Scope: "c", Amount: 2, Limits: []budget.Limit{free, tight}},
+	}
+	for range 2 {
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			r, err := l.Charge(ctx, tx, charges...)
+			if exceeded := (*budget.ExceededError)(nil); errors.As(err, &exceeded) {
+				require.Equal(t, []budget.Refusal{
+					{Scope: "c", Limit: tight, Used: 2, Requested: 2, Available: 1, RetryAfter: time.Hour},
+				}, exceeded.Refusals)
+				return nil // commits what the denied call wrote: nothing
+			}
+			require.NoError(t, err)
+			require.Equal(t, []string{"b", "a", "c"}, []string{r.Entries[0].Scope, r.Entries[1].Scope, r.Entries[2].Scope})
+			require.Equal(t, []budget.Standing{{Limit: free, Used: 2, Available: 98}, {Limit: tight, Used: 2, Available: 1}},
+				r.Entries[2].Standings)
+			return nil
+		}))
+	}
+	for scope, spent := range map[string]int64{"a": 1, "b": 2, "c": 2} {
+		u := usage(t, pool, l, scope, 0)
+		require.Equal(t, spent, u.Spent)
+		require.Equal(t, int64(1), u.Seq)
+	}
+}
+
+func TestCharge_RepeatedScopesAreJudgedAndRecordedAsOne(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	first, second := budget.Limit{Max: 9, Name: "first"}, budget.Limit{Max: 10, Name: "second"}
+	charges := []budget.Charge{
+		{Scope: "a", Amount: 3, Limits: []budget.Limit{first}},
+		{Scope: "b", Amount: 1},
+		{Scope: "a", Amount: 3, Limits: []budget.Limit{first, second}},
+	}
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		r, err := l.Charge(ctx, tx, charges...)
+		require.NoError(t, err)
+		require.Len(t, r.Entries, 2)
+		require.Equal(t, int64(6), r.Entries[0].Amount)
+		require.Equal(t, []budget.Standing{{Limit: first, Used: 6, Available: 3}, {Limit: second, Used: 6, Available: 4}},
+			r.Entries[0].Standings)
+		return nil
+	}))
+	_, err := l.Check(ctx, pool, charges...)
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, []budget.Refusal{
+		{Scope: "a", Limit: first, Used: 6, Requested: 6, Available: 3, RetryAfter: budget.Never},
+		{Scope: "a", Limit: second, Used: 6, Requested: 6, Available: 4, RetryAfter: budget.Never},
+	}, exceeded.Refusals)
+}
+
+func TestCharge_LimitBelowUsageRefusesAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	mustCharge(t, pool, l, "a", 10, budget.Limit{Max: 10, Window: time.Hour})
+	clock.Advance(time.Minute)
+	_, err := charge(t.Context(), pool, l, "a", 1, budget.Limit{Max: 5, Window: time.Hour})
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, []budget.Refusal{{
+		Scope: "a", Limit: budget.Limit{Max: 5, Window: time.Hour}, Used: 10, Requested: 1, RetryAfter: 59 * time.Minute,
+	}}, exceeded.Refusals)
+	require.Equal(t, int64(10), usage(t, pool, l, "a", 0).Used)
+	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 11, Window: time.Hour})
+}
+
+func TestCharge_RetryAfterIsNeverForWhatDoesNotFitTheLimit(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	for _, limit := range []budget.Limit{{Max: 4, Window: time.Hour}, {Max: 0, Window: time.Hour}, {Max: 4}, {Max: 0}} {
+		_, err := charge(t.Context(), pool, l, "a", 5, limit)
+		var exceeded *budget.ExceededError
+		require.ErrorAs(t, err, &exceeded)
+		require.Equal(t, budget.Never, exceeded.RetryAfter())
+		require.Equal(t, limit.Max, exceeded.Refusals[0].Available)
+	}
+}
+
+// Held units are in the ledger from the start: here as the owner writes them.
+func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	mustCharge(t, pool, l, "a", 2)
+	execute(t, pool, `update metered.ledger set held = 5, next_due = $1`, start.Add(time.Minute))
+	clock.Advance(time.Second)
+	hourly, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10}
+	due := time.Minute - time.Second
+
+	looked, err := l.Check(ctx, pool, budget.Charge{Scope: "a", Amount: 3, Limits: []budget.Limit{hourly, total}})
+	require.NoError(t, err)
+	require.Equal(t, budget.Standing{Limit: hourly, Used: 5, Held: 5}, looked.Entries[0].Standings[0])
+
+	for _, refused := range []struct {
+		amount int64
+		limit  budget.Limit
+		retry  time.Duration
+	}{
+		{4, hourly, time.Hour - time.Second}, // when the 2 have left the window
+		{6, hourly, due},                     // only when the hold is gone
+		{4, total, due},
+		{11, total, budget.Never},
+		{11, hourly, budget.Never},
+	} {
+		_, err := l.Check(ctx, pool, budget.Charge{Scope: "a", Amount: refused.amount, Limits: []budget.Limit{refused.limit}})
+		var exceeded *budget.ExceededError
+		require.ErrorAs(t, err, &exceeded)
+		require.Equal(t, []budget.Refusal{{
+			Scope: "a", Limit: refused.limit, Used: 2, Held: 5, Requested: refused.amount, Available: 3,
+			RetryAfter: refused.retry, HoldDue: due,
+		}}, exceeded.Refusals)
+	}
+	u := usage(t, pool, l, "a", time.Hour)
+	require.Equal(t, []int64{2, 5, int64(due)}, []int64{u.Used, u.Held, int64(u.HoldDue)})
+	posted := mustCharge(t, pool, l, "a", 1)
+	mustCredit(t, pool, l, "a", 1)
+	require.NoError(t, refund(ctx, pool, l, "a", posted.Seq, 1))
+	u = usage(t, pool, l, "a", 0)
+	require.Equal(t, []int64{5, int64(due)}, []int64{u.Held, int64(u.HoldDue)}, "every entry carries them on")
+}
+
+func TestCharge_RaisedDenialIsTheSameError(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	call, err := l.Prepare(budget.Charge{Scope: "a", Amount: 5, Limits: []budget.Limit{{Max: 4, Name: "four"}}})
+	require.NoError(t, err)
+	_, returned := call.Scan(pool.QueryRow(ctx, call.SQL(), call.Args()...))
+	_, err = pool.Exec(ctx, `select metered.charge($1, $2, $3, $4, $5, $6, $7, $8, $9, null, null, true)`, call.Args()...)
+	require.Equal(t, sqlstate.Exceeded, code(err))
+	raised := call.Failed(err)
+	require.ErrorIs(t, raised, budget.ErrExceeded)
+	require.Equal(t, returned, raised)
+	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
+}
+
+func TestCharge_NoteAndOperationAreStored(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	note := budget.Note{Actor: `"<ann>" & co`, Tenant: "acme", Correlation: `\u0000 \t`, Reason: "日本語"}
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Note: note})
+		require.NoError(t, err)
+		_, err = l.Credit(ctx, tx, budget.Credit{Scope: "a", Amount: 1, Note: note})
+		require.NoError(t, err)
+		_, err = l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 1, Amount: 1, Note: note})
+		require.NoError(t, err)
+		_, err = l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1})
+		return err
+	}))
+	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{}) {
+		require.NoError(t, err)
+		require.Equal(t, e.Seq < 4, e.Note == note)
+		require.Equal(t, e.Seq == 4, e.Note == budget.Note{})
+	}
 }

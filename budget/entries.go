@@ -72,8 +72,12 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 			yield(Entry{}, err)
 			return
 		}
-		if opts.After < 0 || opts.Max < 0 {
-			yield(Entry{}, invalid("EntriesOptions", "After and Max must not be negative"))
+		if opts.After < 0 {
+			yield(Entry{}, invalid("EntriesOptions.After", "%d is negative", opts.After))
+			return
+		}
+		if opts.Max < 0 {
+			yield(Entry{}, invalid("EntriesOptions.Max", "%d is negative", opts.Max))
 			return
 		}
 		after, left := opts.After, opts.Max

@@ -29,7 +29,11 @@ func newLedger(t testing.TB, cfg budget.Config) *budget.Ledger {
 // open returns a database of its own with its clock stopped at start.
 func open(t testing.TB) (*pgxpool.Pool, *budget.Ledger, *pgtest.Clock) {
 	t.Helper()
-	pool := pgtest.Open(t)
+	// The stopped clock reads a sequence, which only a sequential scan can, and our
+	// functions price those so high that the JIT compiler would take 100ms a call.
+	pool := pgtest.OpenWith(t, pgtest.Options{Config: func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["jit"] = "off"
+	}})
 	return pool, newLedger(t, budget.Config{}), pgtest.SetClock(t, pool, start)
 }
 
@@ -161,4 +165,30 @@ func going(f func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
 	return done
+}
+
+// isA reports whether err's chain holds a T.
+func isA[T error](err error) bool {
+	var target T
+	return errors.As(err, &target)
+}
+
+// tuplesFetched is how many rows of a table index scans have fetched so far, as
+// seen by one connection's own statements once they are flushed.
+func tuplesFetched(t testing.TB, conn *pgxpool.Conn, table string) (n int64) {
+	t.Helper()
+	return tableStat(t, conn, table, "idx_tup_fetch")
+}
+
+// tableStat reads a column of pg_stat_user_tables after flushing what the
+// connection did itself.
+func tableStat(t testing.TB, conn *pgxpool.Conn, table, column string) (n int64) {
+	t.Helper()
+	for _, sql := range []string{"select pg_stat_force_next_flush()", "select pg_stat_clear_snapshot()"} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	err := conn.QueryRow(t.Context(), "select "+column+" from pg_stat_user_tables where schemaname = 'metered' and relname = $1", table).Scan(&n)
+	require.NoError(t, err)
+	return n
 }

@@ -89,7 +89,8 @@ func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
 	charge, check, usage, credit, refund, entries string
-	scopes, purge, repair, chain, refundSums      string
+	scopes, purge, repair                         string
+	chain, refundSums, refunded                   string
 }
 
 func render(n schema.Name) statements {
@@ -97,6 +98,6 @@ func render(n schema.Name) statements {
 		charge: n.SQL(chargeSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL), entries: n.SQL(entriesSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
-		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL),
+		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
 	}
 }

@@ -1,7 +1,10 @@
 package budget_test
 
 import (
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -9,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -48,6 +52,112 @@ func TestCharge_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 				}
 				require.Equal(t, int64(seen+64), usage(t, pool, l, scope, 0).Used)
 			}
+			requireVerified(t, pool, l)
+		})
+	}
+}
+
+// At READ COMMITTED a statement's snapshot can be as old, if it waits for a row.
+// Only without the lock: with it, the snapshot is taken after the wait.
+func TestCharge_WaitingForAPurgedEntryIsASerializationFailure(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	withoutLocks(t, pool)
+	for _, seen := range []int{0, 1, 2, 16, 17, 40} {
+		for _, purgedBefore := range []bool{false, true} {
+			scope := fmt.Sprintf("seen %d, %v", seen, purgedBefore)
+			chargeMany(t, pool, l, scope, seen)
+			if purgedBefore {
+				chargeMany(t, pool, l, scope, 40)
+				clock.Advance(time.Hour)
+				purge(t, pool, l, time.Minute)
+			}
+			before := usage(t, pool, l, scope, 0).Used
+
+			first := begin(t, pool, pgx.ReadCommitted)
+			chargeMany(t, first, l, scope, 64)
+			clock.Advance(time.Hour)
+			_, err := first.Exec(ctx, `select metered.purge_scope($1, 0, metered.clock(), 0, 5000, 0)`, scope)
+			require.NoError(t, err)
+			late := []<-chan error{
+				going(func() error {
+					_, err := charge(ctx, pool, l, scope, 1, budget.Limit{Max: 50})
+					return err
+				}),
+				going(func() error { return refund(ctx, pool, l, scope, before+1, 1) }),
+			}
+			if before == 0 {
+				require.ErrorIs(t, <-late[1], budget.ErrUnknownEntry)
+				late = late[:1]
+			}
+			waitQueued(t, pool, len(late))
+			require.NoError(t, first.Commit(ctx))
+			for _, err := range late {
+				require.Equal(t, sqlstate.SerializationFailure, code(<-err), scope)
+			}
+			require.Equal(t, before+64, usage(t, pool, l, scope, 0).Used)
+		}
+	}
+	requireVerified(t, pool, l)
+}
+
+// Transactions that look at a scope, dawdle, and then charge it, while a purge
+// deletes all it can, over and over.
+func TestCharge_NeverExceedsWhilePurgesRun(t *testing.T) {
+	t.Parallel()
+	for _, locks := range []bool{true, false} {
+		t.Run(fmt.Sprintf("locks %v", locks), func(t *testing.T) {
+			t.Parallel()
+			const workers, attempts, limit = 6, 25, 100
+			ctx := t.Context()
+			pool := pgtest.Open(t)
+			if !locks {
+				withoutLocks(t, pool)
+			}
+			l := newLedger(t, budget.Config{})
+			retry := &retrier{pool: pool}
+			stop := make(chan struct{})
+			var purged int64
+			purging := going(func() error {
+				for {
+					select {
+					case <-stop:
+						return nil
+					default:
+					}
+					r, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Microsecond, Batch: 16})
+					if c := code(err); err != nil && c != sqlstate.SerializationFailure && c != sqlstate.DeadlockDetected {
+						return err
+					}
+					purged += r.Entries
+				}
+			})
+			var units atomic.Int64
+			err := inParallel(workers, func(worker int) error {
+				for n := range attempts {
+					err := retry.run(ctx, isolations[(worker+n)%3], func(tx pgx.Tx) error {
+						if _, err := l.Usage(ctx, tx, budget.Query{Scope: "a"}); err != nil {
+							return err
+						}
+						time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
+						_, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{{Max: limit}}})
+						return err
+					})
+					if err == nil {
+						units.Add(1)
+					} else if !errors.Is(err, budget.ErrExceeded) {
+						return err
+					}
+				}
+				return nil
+			})
+			close(stop)
+			require.NoError(t, <-purging)
+			require.NoError(t, err)
+			require.Equal(t, int64(limit), units.Load())
+			require.Equal(t, int64(limit), usage(t, pool, l, "a", 0).Used)
+			require.Positive(t, purged)
 			requireVerified(t, pool, l)
 		})
 	}

@@ -35,7 +35,7 @@ type Difference struct {
 	Scope string
 	// Seq is the entry that is wrong; of a refund sum, the first charge of its block.
 	Seq int64
-	// Field is what is wrong about it: "seq", "spent", "refund sum of level 0", …
+	// Field is what is wrong about it: "seq", "spent", "refunds", "refund sum of level 0", …
 	Field string
 	// Got is what stands there, and Want what should.
 	Got, Want string
@@ -70,9 +70,18 @@ from entries e full join sums s using (level, block)
 where s.amount is distinct from e.amount and block << (4 * level) >= $2
 order by level, block`
 
+// refundedSQL finds entries, from $2 on, of which more was refunded than they charged.
+const refundedSQL = `
+select c.seq, sum(r.amount)::bigint, case when c.kind = 'c' then c.amount else 0 end
+from metered.ledger r join metered.ledger c on c.scope = r.scope and c.seq = r.ref
+where r.scope = $1 and r.kind = 'r' and r.ref >= $2
+group by c.seq, c.kind, c.amount
+having sum(r.amount) > case when c.kind = 'c' then c.amount else 0 end
+order by c.seq`
+
 // Verify recomputes what each entry should say from the entry before it (its
 // number, its time's order, its running sums), and the sums of refunds from the
-// refunds, and reports each difference. What a purge took cannot be recomputed:
+// refunds, which must not be more than was charged, and reports each difference. What a purge took cannot be recomputed:
 // there the check begins with the first entry kept.
 //
 // Each scope is read in one REPEATABLE READ, READ ONLY transaction of its own, so
@@ -188,8 +197,9 @@ func (v *verification) entry(prev, e Entry) {
 	if (e.Amount < 1) != (e.Kind == KindClockRepair) {
 		v.differs(e, "amount", e.Amount, "1 or more, 0 for a clock repair")
 	}
-	if e.At.Before(prev.At) && e.Kind != KindClockRepair {
-		v.differs(e, "at", e.At, "not before "+prev.At.String())
+	if before := e.At.Before(prev.At); before != (e.Kind == KindClockRepair) {
+		want := map[bool]string{true: "not before ", false: "before "}[before]
+		v.differs(e, "at", e.At, want+prev.At.String())
 	}
 	for _, sum := range []struct {
 		field     string
@@ -212,6 +222,18 @@ func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, 
 	var level, block, got, want int64
 	_, err = pgx.ForEachRow(rows, []any{&level, &block, &got, &want}, func() error {
 		v.differs(Entry{Scope: scope, Seq: block << (4 * level)}, fmt.Sprintf("refund sum of level %d", level), got, want)
+		return nil
+	})
+	if err != nil {
+		return failed("verify refunds", err)
+	}
+	rows, err = tx.Query(ctx, v.ledger.sql.refunded, scope, first)
+	if err != nil {
+		return failed("verify refunds", err)
+	}
+	var seq int64
+	_, err = pgx.ForEachRow(rows, []any{&seq, &got, &want}, func() error {
+		v.differs(Entry{Scope: scope, Seq: seq}, "refunds", got, fmt.Sprintf("at most %d", want))
 		return nil
 	})
 	return failed("verify refunds", err)

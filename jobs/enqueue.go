@@ -173,7 +173,8 @@ func (e *Enqueuer) insert(ctx context.Context, tx pgx.Tx, jobs []*prepared) ([]R
 // abortTimeout bounds abort, which must also work when ctx is done.
 const abortTimeout = 5 * time.Second
 
-const abortSQL = `do $$ begin raise 'metered: a key was claimed, but its job was not inserted'; end $$`
+// The cast is refused, and the server's log says why.
+const abortSQL = `select 'metered: a key was claimed, but its job was not inserted'::int`
 
 // abort makes the transaction fail, so that all that is left to do is to roll it
 // back, to a savepoint or whole. Its error is the point. (A savepoint around every

@@ -2,6 +2,7 @@ package jobs_test
 
 import (
 	"context"
+	"maps"
 	"testing"
 	"time"
 
@@ -53,7 +54,18 @@ type fixture struct {
 
 func open(t *testing.T) *fixture {
 	t.Helper()
-	return on(t, pgtest.Open(t), jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+	return on(t, database(t, nil), jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+}
+
+// database is pgtest's, without JIT: the clock that pgtest sets reads a sequence,
+// which under enable_seqscan = off looks so expensive to the planner that it
+// compiles every single reading, for 50 ms.
+func database(t *testing.T, settings map[string]string) *pgxpool.Pool {
+	t.Helper()
+	return pgtest.OpenWith(t, pgtest.Options{Config: func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["jit"] = "off"
+		maps.Copy(c.ConnConfig.RuntimeParams, settings)
+	}})
 }
 
 func on(t *testing.T, pool *pgxpool.Pool, config jobs.Config, riverConfig *river.Config) *fixture {

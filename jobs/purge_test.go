@@ -2,6 +2,7 @@ package jobs_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
@@ -56,9 +56,7 @@ func TestPurge_ForgetsKeysOlderThanTheAgeAndNoOthers(t *testing.T) {
 func TestPurge_SeveralAtOnceForgetEachKeyOnce(t *testing.T) {
 	t.Parallel()
 	// Above read committed by default, where passing over rows would fail.
-	pool := pgtest.OpenWith(t, pgtest.Options{Config: func(c *pgxpool.Config) {
-		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
-	}})
+	pool := database(t, map[string]string{"default_transaction_isolation": "serializable"})
 	f := on(t, pool, jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
 	clock := pgtest.SetClock(t, f.pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	for i := range 5 {
@@ -140,4 +138,38 @@ func TestPurge_EnqueueOfAKeyBeingForgottenWaitsAndMakesANewJob(t *testing.T) {
 	require.NotEqual(t, first.JobID, result.JobID)
 	require.NoError(t, enqueue.Commit(f.ctx))
 	f.requireCounts(2, 1)
+}
+
+// A key may be found taken and then, when the function looks whose it is, be gone.
+func TestPurge_InTheMiddleOfAnEnqueueIsNotAnError(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	stop := make(chan struct{})
+	var purger, enqueuers sync.WaitGroup
+	var purgeErr error
+	purger.Go(func() {
+		for purgeErr == nil {
+			select {
+			case <-stop:
+				return
+			default:
+				_, purgeErr = f.pool.Exec(f.ctx, "select metered.purge_job_keys('-infinity', 'infinity', 10)")
+			}
+		}
+	})
+	errs := make([]error, 6)
+	for i := range errs {
+		enqueuers.Go(func() {
+			for range 200 {
+				if _, errs[i] = f.enqueue(process{"a"}, key("k")); errs[i] != nil {
+					return
+				}
+			}
+		})
+	}
+	enqueuers.Wait()
+	close(stop)
+	purger.Wait()
+	require.NoError(t, purgeErr)
+	require.NoError(t, errors.Join(errs...))
 }

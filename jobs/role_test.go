@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -22,11 +23,12 @@ const riverGrantSQL = `
 grant select, insert, update on river_job to $role;
 grant usage on sequence river_job_id_seq to $role`
 
-func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
-	t.Parallel()
-	f := open(t)
+// as returns a fixture whose connections have a new role with these grants.
+func (f *fixture) as(grants func(schema, role string) (string, error), more string) *fixture {
+	t := f.t
+	t.Helper()
 	var role string
-	require.NoError(t, f.pool.QueryRow(f.ctx, "select 'job_app_' || md5(random()::text)").Scan(&role))
+	require.NoError(t, f.pool.QueryRow(f.ctx, "select 'job_role_' || md5(random()::text)").Scan(&role))
 	_, err := f.pool.Exec(f.ctx, "create role "+role)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -35,9 +37,9 @@ func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
 		_, err = f.pool.Exec(context.Background(), "drop role "+role)
 		require.NoError(t, err)
 	})
-	grants, err := metered.GrantSQL("metered", role)
+	granted, err := grants("metered", role)
 	require.NoError(t, err)
-	_, err = f.pool.Exec(f.ctx, grants+strings.ReplaceAll(riverGrantSQL, "$role", role))
+	_, err = f.pool.Exec(f.ctx, granted+strings.ReplaceAll(more, "$role", role))
 	require.NoError(t, err)
 
 	config := f.pool.Config().Copy()
@@ -48,12 +50,23 @@ func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(f.ctx, config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	app := on(t, pool, jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+	return on(t, pool, jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+}
+
+func requireForbidden(t *testing.T, err error, what string) {
+	t.Helper()
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), what)
+}
+
+func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	app := f.as(metered.GrantSQL, riverGrantSQL)
 
 	first := app.mustEnqueue(process{"a"}, key("k"))
 	require.Equal(t, jobs.Result{JobID: first.JobID}, app.mustEnqueue(process{"a"}, key("k")))
 	require.True(t, app.mustEnqueue(process{"a"}, nil).Created)
-	_, err = app.Find(app.ctx, app.pool, "", "k")
+	_, err := app.Find(app.ctx, app.pool, "", "k")
 	require.NoError(t, err)
 
 	for _, forbidden := range []string{
@@ -62,19 +75,25 @@ func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
 		"delete from metered.job_keys",
 		"truncate metered.job_keys",
 	} {
-		_, err = pool.Exec(f.ctx, forbidden)
-		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), forbidden)
+		_, err = app.pool.Exec(f.ctx, forbidden)
+		requireForbidden(t, err, forbidden)
 	}
+	_, err = app.Purge(app.ctx, app.pool, jobs.PurgeOptions{OlderThan: time.Hour})
+	requireForbidden(t, err, "purge")
 	f.requireCounts(2, 1)
 }
 
-func TestRoles_PurgeIsForMaintenance(t *testing.T) {
+func TestRoles_MaintenanceMayPurgeButNotClaim(t *testing.T) {
 	t.Parallel()
 	f := open(t)
-	const publicSQL = `select has_function_privilege('public', 'metered.purge_job_keys(timestamptz, timestamptz, int)', 'execute')`
-	var everybody bool
-	require.NoError(t, f.pool.QueryRow(f.ctx, publicSQL).Scan(&everybody))
-	require.False(t, everybody)
-	_, err := f.Purge(f.ctx, f.pool, jobs.PurgeOptions{OlderThan: time.Hour})
+	clock := pgtest.SetClock(t, f.pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
+	f.mustEnqueue(process{"a"}, key("k"))
+	clock.Advance(2 * time.Hour)
+	maintenance := f.as(metered.GrantMaintenanceSQL, riverGrantSQL)
+	_, err := maintenance.enqueue(process{"b"}, key("other"))
+	requireForbidden(t, err, "claim")
+	report, err := maintenance.Purge(f.ctx, maintenance.pool, jobs.PurgeOptions{OlderThan: time.Hour})
 	require.NoError(t, err)
+	require.Equal(t, int64(1), report.Keys)
+	f.requireCounts(1, 0)
 }

@@ -106,6 +106,27 @@ func TestPurge_WorksInBatchesWithProgress(t *testing.T) {
 	require.Len(t, progress, 3)
 }
 
+// Where a batch ended is where the next one begins.
+func TestPurge_GoesOnWhereTheLastBatchEnded(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, pool, noon)
+	for i := range 4 {
+		mintOf(t, pool, store, 1, time.Duration(i+1)*time.Second)
+	}
+	clock.Advance(time.Hour)
+	batch := func(after any) (deleted int, lastEnd time.Time) {
+		require.NoError(t, pool.QueryRow(ctx, "select * from metered.purge_tokens($1, 0, 2)", after).Scan(&deleted, &lastEnd))
+		return deleted, lastEnd.UTC()
+	}
+	deleted, lastEnd := batch(nil)
+	require.Equal(t, 2, deleted)
+	require.Equal(t, noon.Add(2*time.Second), lastEnd)
+	deleted, lastEnd = batch(noon.Add(4 * time.Second))
+	require.Equal(t, 1, deleted, "one was before it")
+	require.Equal(t, noon.Add(4*time.Second), lastEnd)
+}
+
 func TestPurge_StopsWhenItsContextEndsAndKeepsWhatIsDone(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)

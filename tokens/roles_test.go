@@ -91,6 +91,10 @@ func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
 	clock := pgtest.SetClock(t, owner, noon)
 	mintOf(t, owner, store, 5, time.Second)
 	clock.Advance(time.Hour)
+	stranger := openAs(t, owner, `grant usage on schema metered to %[1]s`)
+	_, err := store.Purge(ctx, stranger, tokens.PurgeOptions{})
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%v", err)
+
 	janitor := openAs(t, owner, `grant usage on schema metered to %[1]s;
 		grant execute on function metered.purge_tokens(timestamptz, bigint, int) to %[1]s`)
 	deleted, err := store.Purge(ctx, janitor, tokens.PurgeOptions{Retention: time.Minute})

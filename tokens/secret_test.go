@@ -15,6 +15,10 @@ import (
 func plainlyNotRandom() map[string][]byte {
 	repeated := append(bytes.Clone(testKey[:11]), testKey[:11]...)
 	repeated = append(repeated, testKey[:10]...)
+	shuffled := make([]byte, 32) // 11 values, but many different steps
+	for i := range shuffled {
+		shuffled[i] = testKey[(i*i*i+i/11*i)%11]
+	}
 	return map[string][]byte{
 		"zeros":      make([]byte, 32),
 		"one byte":   bytes.Repeat([]byte{0xa7}, 32),
@@ -22,6 +26,7 @@ func plainlyNotRandom() map[string][]byte {
 		"steps of 5": sequence(5).FillBytes(make([]byte, 32)),
 		"repetition": repeated,
 		"11 values":  append(bytes.Repeat(testKey[:1], 22), testKey[1:11]...),
+		"shuffled":   shuffled,
 	}
 }
 

@@ -1,0 +1,139 @@
+package budget_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+func TestEntries_SayEverythingAboutEachEntry(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	note := budget.Note{Actor: "ann", Reason: "top-up"}
+	mustCharge(t, pool, l, "a", 5)
+	clock.Advance(time.Second)
+	_, err := l.Credit(ctx, autocommit{Querier: pool}, budget.Credit{Scope: "a", Amount: 7, Note: note})
+	require.NoError(t, err)
+	require.NoError(t, refund(ctx, pool, l, "a", 1, 2))
+	clock.Advance(-2 * time.Second)
+	_, err = repairClock(ctx, pool, l, "a")
+	require.NoError(t, err)
+	execute(t, pool, `select metered.charge('{a}', '{1}', '{3}', '{}', '{}', '{}', '1 min', 1, '{""}', 'shop', 'order 7', false)`)
+	execute(t, pool, `update metered.ledger set held = 4, next_due = $1 where seq = 5`, start)
+
+	var got []budget.Entry
+	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{}) {
+		require.NoError(t, err)
+		e.At = e.At.UTC()
+		got = append(got, e)
+	}
+	got[4].HoldDue = got[4].HoldDue.UTC()
+	require.Equal(t, []budget.Entry{
+		{Scope: "a", Seq: 1, Kind: budget.KindCharge, Amount: 5, At: start, Spent: 5},
+		{Scope: "a", Seq: 2, Kind: budget.KindCredit, Amount: 7, At: start.Add(time.Second), Spent: 5, Credited: 7, Note: note},
+		{Scope: "a", Seq: 3, Kind: budget.KindRefund, Amount: 2, At: start.Add(time.Second), Spent: 5, Refunded: 2, Credited: 7, Ref: 1},
+		{Scope: "a", Seq: 4, Kind: budget.KindClockRepair, At: start.Add(-time.Second), Epoch: 1, Spent: 5, Refunded: 2, Credited: 7,
+			Note: budget.Note{Actor: "operator"}},
+		{Scope: "a", Seq: 5, Kind: budget.KindCharge, Amount: 3, At: start.Add(-time.Second), Epoch: 1, Spent: 8, Refunded: 2, Credited: 7,
+			Held: 4, HoldDue: start, Namespace: "shop", Operation: "order 7"},
+	}, got)
+}
+
+func TestEntries_PagesAfterAndMax(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	chargeMany(t, pool, l, "a", 1001)
+	chargeMany(t, pool, l, "b", 3)
+	for _, c := range []struct {
+		opts        budget.EntriesOptions
+		first, last int64
+	}{
+		{budget.EntriesOptions{}, 1, 1001},
+		{budget.EntriesOptions{After: 1}, 2, 1001},
+		{budget.EntriesOptions{After: 501}, 502, 1001},
+		{budget.EntriesOptions{Max: 1}, 1, 1},
+		{budget.EntriesOptions{Max: 500}, 1, 500},
+		{budget.EntriesOptions{Max: 501}, 1, 501},
+		{budget.EntriesOptions{After: 400, Max: 600}, 401, 1000},
+		{budget.EntriesOptions{After: 400, Max: 5000}, 401, 1001},
+		{budget.EntriesOptions{After: 1001}, 1002, 1001},
+	} {
+		next := c.first
+		for e, err := range l.Entries(ctx, pool, "a", c.opts) {
+			require.NoError(t, err)
+			require.Equal(t, next, e.Seq)
+			require.Equal(t, "a", e.Scope)
+			next++
+		}
+		require.Equal(t, c.last, next-1, c.opts)
+	}
+	for range l.Entries(ctx, pool, "nobody", budget.EntriesOptions{}) {
+		t.Fatal("an unknown scope has no entries")
+	}
+}
+
+func TestEntries_BodyMayUseTheSameTransactionAndBreak(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	chargeMany(t, pool, l, "a", 600)
+	tx := begin(t, pool, pgx.ReadCommitted)
+	var refunded int
+	for e, err := range l.Entries(ctx, tx, "a", budget.EntriesOptions{}) {
+		require.NoError(t, err)
+		if e.Kind == budget.KindRefund {
+			break // entries made meanwhile are seen
+		}
+		if e.Seq > 597 {
+			_, err = l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: e.Seq, Amount: 1})
+			require.NoError(t, err)
+			refunded++
+		}
+	}
+	require.Equal(t, 3, refunded)
+	require.NoError(t, tx.Commit(ctx))
+	require.Equal(t, int64(603), usage(t, pool, l, "a", 0).Seq)
+}
+
+func TestEntries_ErrorIsTheLastElement(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	chargeMany(t, pool, l, "a", 600)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var seen int
+	var last error
+	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{}) {
+		require.NoError(t, last, "nothing comes after the error")
+		if last = err; err != nil {
+			require.Zero(t, e)
+			continue
+		}
+		if seen++; seen == 500 {
+			cancel()
+		}
+	}
+	require.Equal(t, 500, seen)
+	require.ErrorIs(t, last, context.Canceled)
+}
+
+func TestLedger_SaysThatTheSchemaIsMissing(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, _, _ := open(t)
+	l := newLedger(t, budget.Config{Schema: "elsewhere"})
+	_, err := charge(ctx, pool, l, "a", 1)
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
+	_, err = l.Usage(ctx, pool, budget.Query{Scope: "a"})
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
+	for _, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{}) {
+		require.ErrorIs(t, err, budget.ErrNotMigrated)
+	}
+}

@@ -1,0 +1,230 @@
+package budget_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+func one(scope string) budget.Charge {
+	return budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 1000}}}
+}
+
+// occupy charges scopes in a transaction that stays open.
+func occupy(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, scopes ...string) pgx.Tx {
+	t.Helper()
+	tx := begin(t, pool, pgx.ReadCommitted)
+	for _, scope := range scopes {
+		_, err := l.Charge(t.Context(), tx, one(scope))
+		require.NoError(t, err)
+	}
+	return tx
+}
+
+func lockTimeout(t *testing.T, db budget.Querier) (setting string) {
+	t.Helper()
+	require.NoError(t, db.QueryRow(t.Context(), "select current_setting('lock_timeout')").Scan(&setting))
+	return setting
+}
+
+func TestLock_TimeoutIsBusyWithinItsBounds(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, _, _ := open(t)
+	const wait = 150 * time.Millisecond
+	l := newLedger(t, budget.Config{LockTimeout: wait})
+	occupy(t, pool, l, "a")
+	occupy(t, pool, l, "b")
+	for name, write := range map[string]func(tx pgx.Tx) error{
+		"charge": func(tx pgx.Tx) error { _, err := l.Charge(ctx, tx, one("a")); return err },
+		"both":   func(tx pgx.Tx) error { _, err := l.Charge(ctx, tx, one("a"), one("b")); return err },
+		"credit": func(tx pgx.Tx) error { _, err := l.Credit(ctx, tx, budget.Credit{Scope: "a", Amount: 1}); return err },
+		"refund": func(tx pgx.Tx) error {
+			_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 1, Amount: 1})
+			return err
+		},
+		"repair": func(tx pgx.Tx) error { _, err := l.RepairClock(ctx, tx, "a", budget.Note{}); return err },
+	} {
+		tx := begin(t, pool, pgx.ReadCommitted)
+		began := time.Now()
+		err := write(tx)
+		took := time.Since(began)
+		require.ErrorIs(t, err, budget.ErrBusy, name)
+		require.GreaterOrEqual(t, took, wait, name)
+		require.Less(t, took, wait+5*time.Second, name)
+		require.NoError(t, tx.Rollback(ctx))
+	}
+	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
+}
+
+// The bound is for all locks of a call together.
+func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, _, _ := open(t)
+	l := newLedger(t, budget.Config{LockTimeout: 500 * time.Millisecond})
+	scopes := []string{"a", "b", "c", "d"}
+	var holders []pgx.Tx
+	var charges []budget.Charge
+	for _, scope := range scopes {
+		holders = append(holders, occupy(t, pool, l, scope))
+		charges = append(charges, one(scope))
+	}
+	tx := begin(t, pool, pgx.ReadCommitted)
+	began := time.Now()
+	busy := going(func() error { _, err := l.Charge(ctx, tx, charges...); return err })
+	// One after the other goes before its own time is up, but the last.
+	call, err := l.Prepare(charges...)
+	require.NoError(t, err)
+	for n, key := range call.Args()[1].([]int64)[:3] {
+		time.Sleep(time.Until(began.Add(time.Duration(n+1) * 200 * time.Millisecond)))
+		for i, scope := range scopes {
+			if own, _ := l.Prepare(one(scope)); own.Args()[1].([]int64)[0] == key {
+				require.NoError(t, holders[i].Rollback(ctx))
+			}
+		}
+	}
+	require.ErrorIs(t, <-busy, budget.ErrBusy)
+	require.GreaterOrEqual(t, time.Since(began), 500*time.Millisecond)
+}
+
+func TestLock_SessionsOwnTimeoutIsUnchangedAfterwards(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	conn, err := pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(ctx, "set lock_timeout = '7s'")
+	require.NoError(t, err)
+
+	// After a wait that ended well.
+	holder := occupy(t, pool, l, "a")
+	tx, err := conn.Begin(ctx)
+	require.NoError(t, err)
+	_, err = tx.Exec(ctx, "set local lock_timeout = '8s'")
+	require.NoError(t, err)
+	late := going(func() error { _, err := l.Charge(ctx, tx, one("a")); return err })
+	waitQueued(t, pool, 1)
+	require.NoError(t, holder.Commit(ctx))
+	require.NoError(t, <-late)
+	require.Equal(t, "8s", lockTimeout(t, tx))
+	require.NoError(t, tx.Commit(ctx))
+	require.Equal(t, "7s", lockTimeout(t, conn))
+
+	// After a wait that did not, inside a savepoint.
+	impatient := newLedger(t, budget.Config{LockTimeout: 10 * time.Millisecond})
+	occupy(t, pool, l, "a")
+	tx, err = conn.Begin(ctx)
+	require.NoError(t, err)
+	err = pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) error { _, err := impatient.Charge(ctx, inner, one("a")); return err })
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.Equal(t, "7s", lockTimeout(t, tx))
+	require.NoError(t, tx.Commit(ctx))
+	require.Equal(t, "7s", lockTimeout(t, conn))
+}
+
+func TestLock_CancelledWhileQueuedWritesNothing(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	holder := occupy(t, pool, l, "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	late := going(func() error {
+		_, err := charge(ctx, pool, l, "a", 1)
+		return err
+	})
+	waitQueued(t, pool, 1)
+	cancel()
+	require.ErrorIs(t, <-late, context.Canceled)
+	require.NoError(t, holder.Commit(t.Context()))
+	waitQueued(t, pool, 0)
+	require.Equal(t, int64(1), usage(t, pool, l, "a", 0).Seq)
+	mustCharge(t, pool, l, "a", 1)
+}
+
+func TestLock_BackendKilledWhileQueuedLeavesNothing(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	holder := occupy(t, pool, l, "a")
+	late := going(func() error {
+		_, err := charge(ctx, pool, l, "a", 1)
+		return err
+	})
+	waitQueued(t, pool, 1)
+	execute(t, pool, `select pg_terminate_backend(pid) from pg_stat_activity
+		where datname = current_database() and wait_event_type = 'Lock'`)
+	require.Error(t, <-late)
+	require.NoError(t, holder.Commit(ctx))
+	require.Equal(t, int64(1), usage(t, pool, l, "a", 0).Seq)
+	mustCharge(t, pool, l, "a", 1)
+	requireVerified(t, pool, l)
+}
+
+func TestLock_RolledBackSavepointTakesTheChargeAndTheLockBack(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	limit := budget.Limit{Max: 2}
+	c := budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}}
+	tx := begin(t, pool, pgx.ReadCommitted)
+	savepoint, err := tx.Begin(ctx)
+	require.NoError(t, err)
+	_, err = l.Charge(ctx, savepoint, c)
+	require.NoError(t, err)
+	require.NoError(t, savepoint.Rollback(ctx))
+
+	// The lock went with the savepoint: another session passes.
+	mustCharge(t, pool, l, "a", 1, limit)
+
+	// And is taken again: another session queues, and is refused in the end.
+	r, err := l.Charge(ctx, tx, c)
+	require.NoError(t, err)
+	require.Equal(t, int64(2), r.Entries[0].Seq)
+	late := going(func() error { _, err := charge(ctx, pool, l, "a", 1, limit); return err })
+	waitQueued(t, pool, 1)
+	require.NoError(t, tx.Commit(ctx))
+	require.ErrorIs(t, <-late, budget.ErrExceeded)
+	require.Equal(t, int64(2), usage(t, pool, l, "a", 0).Used)
+	requireVerified(t, pool, l)
+}
+
+func TestLock_IsTakenOncePerScopeInTheOrderOfKeys(t *testing.T) {
+	t.Parallel()
+	l := newLedger(t, budget.Config{})
+	var charges []budget.Charge
+	for _, scope := range []string{"d", "a", "c", "b", "a", "d"} {
+		charges = append(charges, budget.Charge{Scope: scope, Amount: 1})
+	}
+	call, err := l.Prepare(charges...)
+	require.NoError(t, err)
+	require.Equal(t, []string{"d", "a", "c", "b"}, call.Args()[0])
+	keys := call.Args()[1].([]int64)
+	require.Len(t, keys, 4)
+	require.IsIncreasing(t, keys)
+}
+
+// The keys are part of the protocol between releases that run side by side.
+func TestLock_KeysAreGolden(t *testing.T) {
+	t.Parallel()
+	for _, golden := range []struct {
+		schema, scope string
+		key           int64
+	}{
+		{"", "org/acme", 3775460004313942042},
+		{"metered", "org/acme", 3775460004313942042},
+		{"billing", "org/acme", -8832022346701570808},
+		{"", "seat/21A/2026-11-21T20:00", -63737232852353835},
+	} {
+		l := newLedger(t, budget.Config{Schema: golden.schema})
+		call, err := l.Prepare(one(golden.scope))
+		require.NoError(t, err)
+		require.Equal(t, []int64{golden.key}, call.Args()[1], "%s %s", golden.schema, golden.scope)
+	}
+}

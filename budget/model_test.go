@@ -1,0 +1,193 @@
+package budget_test
+
+import (
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// model is one scope's ledger done plainly: a list of everything that happened,
+// from which each answer is computed anew.
+type model struct {
+	scope     string
+	tolerance time.Duration
+	entries   []modelEntry // entry seq is entries[seq-1]
+	kept      int          // after a purge, the first entry kept but for entry 1; else 1
+}
+
+type modelEntry struct {
+	kind   budget.Kind
+	amount int64
+	at     time.Time
+	ref    int // of a refund: the number of its charge
+}
+
+// counted returns since when each entry counts: its own time, or that of a later
+// clock repair where that is earlier.
+func (m *model) counted() []time.Time {
+	times := make([]time.Time, len(m.entries))
+	var repair time.Time
+	for i := len(m.entries) - 1; i >= 0; i-- {
+		e := m.entries[i]
+		times[i] = e.at
+		if !repair.IsZero() && repair.Before(e.at) {
+			times[i] = repair
+		}
+		if e.kind == budget.KindClockRepair && (repair.IsZero() || e.at.Before(repair)) {
+			repair = e.at
+		}
+	}
+	return times
+}
+
+func (m *model) seq() int64 { return int64(len(m.entries)) }
+
+// last is the time of the last entry.
+func (m *model) last() time.Time {
+	if len(m.entries) == 0 {
+		return time.Time{}
+	}
+	return m.entries[len(m.entries)-1].at
+}
+
+func (m *model) add(now time.Time, kind budget.Kind, amount int64, ref int) time.Time {
+	if kind != budget.KindClockRepair && now.Before(m.last()) {
+		now = m.last()
+	}
+	m.entries = append(m.entries, modelEntry{kind: kind, amount: amount, at: now, ref: ref})
+	return now
+}
+
+func (m *model) sum(kind budget.Kind) (total int64) {
+	for _, e := range m.entries {
+		if e.kind == kind {
+			total += e.amount
+		}
+	}
+	return total
+}
+
+// chargedAfter is what was charged after since, less what was refunded of that.
+func (m *model) chargedAfter(since time.Time) (total int64) {
+	counted := m.counted()
+	for i, e := range m.entries {
+		switch {
+		case e.kind == budget.KindCharge && counted[i].After(since):
+			total += e.amount
+		case e.kind == budget.KindRefund && counted[e.ref-1].After(since):
+			total -= e.amount
+		}
+	}
+	return total
+}
+
+// used is what counts against a limit at a time. It is not known if the window
+// begins before all entries kept by a purge.
+func (m *model) used(now time.Time, window time.Duration) (used int64, known bool) {
+	if window == 0 {
+		return m.sum(budget.KindCharge) - m.sum(budget.KindRefund) - m.sum(budget.KindCredit), true
+	}
+	since := later(now, m.last()).Add(-window)
+	if !m.last().After(since) {
+		return 0, true
+	}
+	if m.kept > 1 && m.counted()[m.kept-1].After(since) {
+		return 0, false
+	}
+	return m.chargedAfter(since), true
+}
+
+// retryAfter tries the time at which each charge leaves the window.
+func (m *model) retryAfter(now time.Time, limit budget.Limit, amount int64) time.Duration {
+	if amount > limit.Max || limit.Window == 0 {
+		return budget.Never
+	}
+	best := budget.Never
+	for _, at := range m.counted() {
+		leaves := at.Add(limit.Window)
+		if leaves.After(now) && m.chargedAfter(at)+amount <= limit.Max {
+			best = min(best, leaves.Sub(now))
+		}
+	}
+	return best
+}
+
+// judge is the answer to a charge: what each limit stands at, who refuses, or
+// which error it is.
+func (m *model) judge(now time.Time, c budget.Charge) (standings []budget.Standing, refusals []budget.Refusal, err error) {
+	for _, limit := range c.Limits {
+		if limit.Window > 0 && m.last().After(now.Add(m.tolerance)) {
+			return nil, nil, budget.ErrClock
+		}
+		used, known := m.used(now, limit.Window)
+		if !known {
+			return nil, nil, budget.ErrWindowPurged
+		}
+		standings = append(standings, budget.Standing{Limit: limit, Used: used + c.Amount, Available: max(0, limit.Max-used-c.Amount)})
+		if used+c.Amount > limit.Max {
+			refusals = append(refusals, budget.Refusal{
+				Scope: c.Scope, Limit: limit, Used: used, Requested: c.Amount, Available: max(0, limit.Max-used),
+				RetryAfter: m.retryAfter(now, limit, c.Amount),
+			})
+		}
+	}
+	return standings, refusals, nil
+}
+
+// refund returns what remains of the charge before it.
+func (m *model) refund(now time.Time, seq, amount int64) (remaining int64, err error) {
+	switch {
+	case seq > m.seq():
+		return 0, budget.ErrUnknownEntry
+	case m.kept > 1 && seq < int64(m.kept):
+		return 0, budget.ErrEntryPurged
+	case m.entries[seq-1].kind != budget.KindCharge:
+		return 0, budget.ErrNotCharge
+	}
+	remaining = m.entries[seq-1].amount
+	for _, e := range m.entries {
+		if e.kind == budget.KindRefund && int64(e.ref) == seq {
+			remaining -= e.amount
+		}
+	}
+	if amount > remaining {
+		return remaining, budget.ErrRefundExceeds
+	}
+	m.add(now, budget.KindRefund, amount, int(seq))
+	return remaining, nil
+}
+
+// purge returns how many entries it deletes: of those before the last one that is
+// old enough, whole blocks 2-16, 17-32, 33-48, …
+func (m *model) purge(cutoff time.Time) (deleted int64) {
+	base := 0
+	for i, at := range m.counted() {
+		if !at.After(cutoff) {
+			base = i + 1
+		}
+	}
+	if keep := (base-1)/16*16 + 1; base > 0 && keep > m.kept {
+		deleted = int64(keep - max(m.kept, 2))
+		m.kept = keep
+	}
+	return deleted
+}
+
+// repair returns how far the scope was ahead.
+func (m *model) repair(now time.Time) time.Duration {
+	ahead := max(0, m.last().Sub(now))
+	if len(m.entries) == 0 {
+		return 0
+	}
+	if ahead > 0 {
+		m.add(now, budget.KindClockRepair, 0, 0)
+	}
+	return ahead
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

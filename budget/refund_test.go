@@ -1,0 +1,158 @@
+package budget_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+func TestRefund_LeavesTheWindowTogetherWithItsCharge(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	first := mustCharge(t, pool, l, "a", 10)
+	clock.Advance(30 * time.Minute)
+	mustCharge(t, pool, l, "a", 5)
+	clock.Advance(29 * time.Minute)
+	require.NoError(t, refund(t.Context(), pool, l, "a", first.Seq, 4))
+	require.Equal(t, int64(11), usage(t, pool, l, "a", time.Hour).Used)
+	clock.Advance(time.Minute)
+	require.Equal(t, int64(5), usage(t, pool, l, "a", time.Hour).Used, "a refund of what has left hides nothing")
+	require.Equal(t, int64(11), usage(t, pool, l, "a", 0).Used)
+}
+
+func TestRefund_NeverSumsPastTheCharge(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	mustCharge(t, pool, l, "a", 10)
+	mustCredit(t, pool, l, "a", 10)
+	require.NoError(t, refund(ctx, pool, l, "a", 1, 4))
+	tx := begin(t, pool, pgx.ReadCommitted)
+	for _, refused := range []struct {
+		seq, amount int64
+		err         error
+		text        string
+	}{
+		{1, 7, budget.ErrRefundExceeds, "budget: refund exceeds what is left of the charge: requested 7, left 6"},
+		{2, 1, budget.ErrNotCharge, `budget: the entry is not a charge: scope "a", entry 2`},
+		{3, 1, budget.ErrNotCharge, `budget: the entry is not a charge: scope "a", entry 3`},
+		{4, 1, budget.ErrUnknownEntry, `budget: no such entry: scope "a", entry 4`},
+	} {
+		_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: refused.seq, Amount: refused.amount})
+		require.ErrorIs(t, err, refused.err)
+		require.EqualError(t, err, refused.text)
+	}
+	_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 1, Amount: 6})
+	require.NoError(t, err, "a refusal leaves the transaction usable")
+	require.NoError(t, tx.Commit(ctx))
+	err = refund(ctx, pool, l, "a", 1, 1)
+	var exceeds *budget.RefundExceedsError
+	require.ErrorAs(t, err, &exceeds)
+	require.Equal(t, budget.RefundExceedsError{Requested: 1}, *exceeds)
+	require.Zero(t, usage(t, pool, l, "a", time.Hour).Used)
+	requireVerified(t, pool, l)
+}
+
+// Entry 1 outlives a purge, but what was refunded of it does not. It has the time
+// of the baseline here, so that no window would tell that it is purged.
+func TestRefund_OfAPurgedChargeIsRefused(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	chargeMany(t, pool, l, "a", 40)
+	for _, seq := range []int64{1, 2, 32, 33} {
+		require.NoError(t, refund(ctx, pool, l, "a", seq, 1))
+	}
+	clock.Advance(time.Hour)
+	require.Equal(t, int64(31), purge(t, pool, l, time.Minute).Entries)
+	for seq, want := range map[int64]error{
+		1: budget.ErrEntryPurged, 2: budget.ErrEntryPurged, 32: budget.ErrEntryPurged,
+		33: budget.ErrRefundExceeds, 45: budget.ErrUnknownEntry,
+	} {
+		require.ErrorIs(t, refund(ctx, pool, l, "a", seq, 1), want, seq)
+	}
+	require.NoError(t, refund(ctx, pool, l, "a", 40, 1))
+	require.Equal(t, int64(35), usage(t, pool, l, "a", 0).Used)
+	requireVerified(t, pool, l)
+}
+
+func TestRefund_RacingRefundsNeverSumPastTheCharge(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	for _, locks := range []bool{true, false} {
+		pool, l, _ := open(t)
+		if !locks {
+			withoutLocks(t, pool)
+		}
+		posted := mustCharge(t, pool, l, "a", 10)
+		retry := &retrier{pool: pool}
+		require.NoError(t, inParallel(8, func(worker int) error {
+			for n := range 6 {
+				err := retry.run(ctx, isolations[(worker+n)%3], func(tx pgx.Tx) error {
+					_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: posted.Seq, Amount: 1})
+					return err
+				})
+				if err != nil && !isA[*budget.RefundExceedsError](err) {
+					return err
+				}
+			}
+			return nil
+		}))
+		require.Equal(t, int64(10), usage(t, pool, l, "a", 0).Refunded)
+		requireVerified(t, pool, l)
+	}
+}
+
+// The cost of counting refunds is the number of rows summed: at most 15 of each
+// level, of which a scope of 10,000 entries has 4, however many refunds there are.
+func TestRefund_CostDoesNotGrowWithTheirNumber(t *testing.T) {
+	t.Parallel()
+	const n, every = 5000, 97
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	conn, err := pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	for chunk := range n / 500 {
+		batch := &pgx.Batch{}
+		for i := range 500 {
+			call, err := l.Prepare(budget.Charge{Scope: "a", Amount: 3})
+			require.NoError(t, err)
+			batch.Queue(call.SQL(), call.Args()...)
+			batch.Queue(`select setval('pgtest.clock', $1)`, start.UnixMicro()+int64(chunk*500+i+1))
+		}
+		require.NoError(t, conn.SendBatch(ctx, batch).Close())
+	}
+	for chunk := range n / 500 {
+		batch := &pgx.Batch{}
+		for i := range 500 {
+			batch.Queue(`select metered.refund('a', 0, $1, 1, 1000, '', null, null)`, chunk*500+i+1)
+		}
+		require.NoError(t, conn.SendBatch(ctx, batch).Close())
+	}
+	clock.Set(start.Add(n * time.Microsecond))
+
+	// Every charge has the same age as its number from the end, each counts for 2.
+	var most int64
+	for left := int64(1); left < n; left += every {
+		window := time.Duration(left) * time.Microsecond
+		before := tuplesFetched(t, conn, "refund_sum")
+		u, err := l.Usage(ctx, conn, budget.Query{Scope: "a", Window: window})
+		require.NoError(t, err)
+		require.Equal(t, 2*(left-1), u[0].Used, window)
+		most = max(most, tuplesFetched(t, conn, "refund_sum")-before)
+	}
+	require.Positive(t, most)
+	require.LessOrEqual(t, most, int64(4*15))
+
+	var perRefund, levels int64
+	require.NoError(t, conn.QueryRow(ctx, `select count(*), count(distinct level) from metered.refund_sum where block = $1 >> (4 * level)`,
+		n).Scan(&perRefund, &levels))
+	require.Equal(t, levels, perRefund)
+	require.LessOrEqual(t, perRefund, int64(16))
+	requireVerified(t, pool, l)
+}

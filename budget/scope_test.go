@@ -1,0 +1,73 @@
+package budget_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+func TestScopeKey_PartsCannotRunIntoEachOther(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ kind, key, slot, scope string }{
+		{"seat", "21A", "", "seat/21A"},
+		{"seat", "21A", "2026-11-21T20:00", "seat/21A/2026-11-21T20:00"},
+		{"seat", "21A/2026", "", "seat/21A%2F2026"},
+		{"seat/21A", "2026", "", "seat%2F21A/2026"},
+		{"seat", "%2F", "100%", "seat/%252F/100%25"},
+	} {
+		scope, err := budget.ScopeKey(c.kind, c.key, c.slot)
+		require.NoError(t, err)
+		require.Equal(t, c.scope, scope)
+		kind, key, slot, err := budget.SplitScope(scope)
+		require.NoError(t, err)
+		require.Equal(t, []string{c.kind, c.key, c.slot}, []string{kind, key, slot})
+	}
+}
+
+func TestScopeKey_RefusesWrongParts(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ kind, key, slot, field string }{
+		{"", "a", "", "kind"}, {"a", "", "", "key"}, {"a", "", "b", "key"}, {"a", "b", "\x00", "scope"}, {"a", "\xff", "", "scope"},
+		{"a", strings.Repeat("b", 254), "", "scope"}, {"a", strings.Repeat("/", 85), "", "scope"},
+	} {
+		_, err := budget.ScopeKey(c.kind, c.key, c.slot)
+		requireArgument(t, err, c.field)
+	}
+	for _, scope := range []string{"", "a", "/", "a/", "/a", "a/b/", "a//b", "a/b/c/d", "a/%", "a/%2f", "a/%41", "a/b%2", "a/\x00"} {
+		_, _, _, err := budget.SplitScope(scope)
+		requireArgument(t, err, "scope")
+	}
+}
+
+// Different parts never give the same scope: every scope splits into the parts it
+// was built from, and no other text splits at all.
+func FuzzScopeKey(f *testing.F) {
+	for _, seed := range [][3]string{
+		{"seat", "21A", ""}, {"a/b", "%2F", "%"}, {"%25", "2F", "/"}, {"", "", ""}, {"a", "b", "\xff"}, {"é", "日本", "\u2028"},
+		{"%2", "5", "F"}, {"a%", "2F", ""},
+	} {
+		f.Add(seed[0], seed[1], seed[2])
+	}
+	f.Fuzz(func(t *testing.T, kind, key, slot string) {
+		if scope, err := budget.ScopeKey(kind, key, slot); err == nil {
+			gotKind, gotKey, gotSlot, err := budget.SplitScope(scope)
+			require.NoError(t, err)
+			require.Equal(t, []string{kind, key, slot}, []string{gotKind, gotKey, gotSlot})
+			require.LessOrEqual(t, len(scope), budget.MaxScopeBytes)
+		} else {
+			require.ErrorIs(t, err, budget.ErrInvalid)
+		}
+		// The other way round, for a scope that was not built here.
+		raw := kind + "/" + key
+		if k, b, s, err := budget.SplitScope(raw); err == nil {
+			built, err := budget.ScopeKey(k, b, s)
+			require.NoError(t, err)
+			require.Equal(t, raw, built)
+		} else {
+			require.ErrorIs(t, err, budget.ErrInvalid)
+		}
+	})
+}

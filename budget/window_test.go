@@ -1,0 +1,133 @@
+package budget_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+func TestWindow_ChargeLeavesExactlyWhenItsAgeIsTheWindow(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	hourly := budget.Limit{Max: 10, Window: time.Hour}
+	mustCharge(t, pool, l, "a", 4, hourly)
+	clock.Advance(time.Microsecond)
+	mustCharge(t, pool, l, "a", 6, hourly)
+
+	clock.Set(start.Add(time.Hour - time.Microsecond))
+	require.Equal(t, int64(10), usage(t, pool, l, "a", time.Hour).Used)
+	_, err := charge(ctx, pool, l, "a", 1, hourly)
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, time.Microsecond, exceeded.RetryAfter())
+
+	clock.Set(start.Add(time.Hour))
+	require.Equal(t, int64(6), usage(t, pool, l, "a", time.Hour).Used)
+	_, err = charge(ctx, pool, l, "a", 5, hourly)
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, time.Microsecond, exceeded.RetryAfter())
+	mustCharge(t, pool, l, "a", 4, hourly)
+
+	clock.Advance(time.Microsecond)
+	require.Equal(t, int64(4), usage(t, pool, l, "a", time.Hour).Used)
+	require.Zero(t, usage(t, pool, l, "a", time.Microsecond).Used)
+}
+
+func TestWindow_ShortestAndLongest(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 1, Window: time.Microsecond})
+	clock.Advance(time.Microsecond)
+	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 1, Window: time.Microsecond})
+	clock.Set(start.Add(budget.MaxWindow - time.Microsecond))
+	require.Equal(t, int64(2), usage(t, pool, l, "a", budget.MaxWindow).Used)
+	clock.Advance(time.Microsecond)
+	require.Equal(t, int64(1), usage(t, pool, l, "a", budget.MaxWindow).Used)
+}
+
+// The entry is dated after the wait, and judged by what is in the window then.
+func TestWindow_WaitingLongerThanTheWindowDatesTheEntryAfterTheWait(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	limit := budget.Limit{Max: 1, Window: time.Minute}
+	first, second := begin(t, pool, pgx.ReadCommitted), begin(t, pool, pgx.ReadCommitted)
+	_, err := second.Exec(ctx, "select now()") // its now() stays behind
+	require.NoError(t, err)
+	c := budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}}
+	_, err = l.Charge(ctx, first, c)
+	require.NoError(t, err)
+
+	var got budget.Receipt
+	late := going(func() (err error) {
+		got, err = l.Charge(ctx, second, c)
+		return err
+	})
+	waitQueued(t, pool, 1)
+	clock.Advance(time.Minute)
+	require.NoError(t, first.Commit(ctx))
+	require.NoError(t, <-late)
+	require.NoError(t, second.Commit(ctx))
+	require.WithinDuration(t, start.Add(time.Minute), got.Entries[0].At, 0)
+	require.Equal(t, int64(1), usage(t, pool, l, "a", time.Minute).Used)
+	requireVerified(t, pool, l)
+}
+
+// By the real clock: now() would date the entry to the transaction's start.
+func TestWindow_SlowTransactionDatesItsEntryWhenItCharges(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	l := newLedger(t, budget.Config{})
+	tx := begin(t, pool, pgx.ReadCommitted)
+	var began time.Time
+	require.NoError(t, tx.QueryRow(ctx, "select now()").Scan(&began))
+	const window = 5 * time.Millisecond
+	waitFor(t, "the transaction to be older than the window", func() bool {
+		var age time.Duration
+		require.NoError(t, tx.QueryRow(ctx, "select clock_timestamp() - now()").Scan(&age))
+		return age > 2*window
+	})
+	r, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{{Max: 1, Window: window}}})
+	require.NoError(t, err)
+	require.Greater(t, r.Entries[0].At.Sub(began), window)
+	require.NoError(t, tx.Commit(ctx))
+}
+
+func TestWindow_BehindWhatIsRetainedIsAnError(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	for range 40 {
+		mustCharge(t, pool, l, "a", 1)
+		clock.Advance(time.Minute)
+	}
+	purge(t, pool, l, 20*time.Minute) // keeps 17 and later, made 16 minutes after the start
+	for window, known := range map[time.Duration]bool{
+		0: true, time.Minute: true, 20 * time.Minute: true, 24 * time.Minute: true,
+		24*time.Minute + time.Microsecond: false, time.Hour: false,
+	} {
+		limits := []budget.Limit{{Max: 100, Window: window}}
+		_, usageErr := l.Usage(ctx, pool, budget.Query{Scope: "a", Window: window})
+		_, checkErr := l.Check(ctx, pool, budget.Charge{Scope: "a", Amount: 1, Limits: limits})
+		tx := begin(t, pool, pgx.ReadCommitted)
+		_, chargeErr := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: limits})
+		require.NoError(t, tx.Rollback(ctx))
+		for _, err := range []error{usageErr, checkErr, chargeErr} {
+			if known {
+				require.NoError(t, err, window)
+			} else {
+				require.ErrorIs(t, err, budget.ErrWindowPurged, window)
+				require.Equal(t, sqlstate.WindowPurged, code(err))
+				require.NotContains(t, err.Error(), `"a"`)
+			}
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package metered_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// Thumbnail is a job for River.
+type Thumbnail struct {
+	UploadID int64 `json:"upload_id"`
+}
+
+func (Thumbnail) Kind() string { return "thumbnail" }
+
+func Example() {
+	ctx := context.Background()
+	pool, stop := exampleDatabase(ctx)
+	defer stop()
+
+	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
+		log.Fatal(err)
+	}
+	riverClient, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Plugins: []rivertype.Plugin{jobs.Plugin()}, // for jobs with keys
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := metered.New(pool, metered.Config{River: riverClient})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	// Somewhere, the user is granted one upload.
+	var grant tokens.Minted
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		grant, err = client.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "upload", Subject: "ann", TTL: time.Hour})
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	// Redeeming it charges the organisation, stores the upload and enqueues a job.
+	upload := func(operation string, size int64) (metered.Outcome[int64], error) {
+		return metered.Do(ctx, client, metered.Command{
+			ID:    operation, // chosen by whoever asks: the same id never runs twice
+			Name:  "upload",
+			Input: size,
+			Token: &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: grant.Token.Reveal()},
+			Charges: []budget.Charge{{Scope: "org/acme", Amount: size, Limits: []budget.Limit{
+				{Max: 1_000, Window: time.Hour},
+				{Max: 5_000, Window: 24 * time.Hour},
+			}}},
+		}, func(ctx context.Context, tx *metered.Tx) (id int64, err error) {
+			err = tx.QueryRow(ctx, `insert into uploads (size) values ($1) returning id`, size).Scan(&id)
+			if err != nil {
+				return 0, err
+			}
+			_, err = tx.Enqueue(ctx, Thumbnail{UploadID: id}, nil)
+			return id, err
+		})
+	}
+
+	_, err = upload("request-1", 1_200)
+	var exceeded *budget.ExceededError
+	if errors.As(err, &exceeded) {
+		r := exceeded.Refusals[0]
+		fmt.Printf("refused: %d of %d available per %v\n", r.Available, r.Limit.Max, r.Limit.Window)
+	}
+	out, err := upload("request-2", 800)
+	fmt.Println("upload", out.Result, "replayed:", out.Replayed, "error:", err)
+	out, err = upload("request-2", 800)
+	fmt.Println("upload", out.Result, "replayed:", out.Replayed, "error:", err)
+	_, err = upload("request-3", 100)
+	fmt.Println("error:", err)
+	// Output:
+	// refused: 1000 of 1000 available per 1h0m0s
+	// upload 1 replayed: false error: <nil>
+	// upload 1 replayed: true error: <nil>
+	// error: tokens: the token is not valid
+}
+
+// exampleDatabase stands for a database of yours.
+func exampleDatabase(ctx context.Context) (*pgxpool.Pool, func()) {
+	server, err := pgserver.Start(ctx, pgserver.Options{Private: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool, err := pgxpool.New(ctx, server.ConnString())
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := pool.Exec(ctx, `create table uploads (id bigint generated always as identity primary key, size bigint)`); err != nil {
+		log.Fatal(err)
+	}
+	return pool, func() {
+		pool.Close()
+		_ = server.Stop()
+	}
+}

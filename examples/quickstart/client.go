@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// file is what the program was given to upload.
+type file struct {
+	Name    string
+	Content []byte
+}
+
+// readFiles reads the files named, or some of the repository's own.
+func readFiles(paths []string) ([]file, error) {
+	if len(paths) == 0 {
+		_, here, _, _ := runtime.Caller(0)
+		root := filepath.Join(filepath.Dir(here), "..", "..")
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err != nil {
+			return nil, fmt.Errorf("the repository that this program was built from is not at %s: name some files to upload", root)
+		}
+		for _, name := range []string{"LICENSE", "doc.go", "go.sum", "schema.sql"} {
+			paths = append(paths, filepath.Join(root, name))
+		}
+	}
+	var files []file
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read what is to be uploaded: %w", err)
+		}
+		if len(content) > maxContent {
+			return nil, fmt.Errorf("%s has %d bytes: this example takes files of up to %d", path, len(content), maxContent)
+		}
+		files = append(files, file{strings.ToValidUTF8(filepath.Base(path), "_"), content})
+	}
+	return files, nil
+}
+
+// client is the other side of the wire. It knows nothing of the library.
+type client struct {
+	base string
+	http *http.Client
+}
+
+func newClient(base string) *client {
+	return &client{base, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: racers}, Timeout: 30 * time.Second}}
+}
+
+// sent is one request, which may be sent again.
+type sent struct {
+	operation, account, token string
+	file                      file
+}
+
+// answer is what came back.
+type answer struct {
+	status     int
+	retryAfter string
+	body       string
+	failure    failure // if status says so
+}
+
+func (c *client) upload(ctx context.Context, s sent) (answer, error) {
+	target := fmt.Sprintf("%s/accounts/%s/uploads/%s", c.base, url.PathEscape(s.account), url.PathEscape(s.file.Name))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(s.file.Content))
+	if err != nil {
+		return answer{}, err
+	}
+	req.Header.Set("Authorization", "Bearer "+s.token)
+	req.Header.Set("Idempotency-Key", s.operation)
+	res, err := c.http.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return answer{}, err
+	}
+	a := answer{status: res.StatusCode, retryAfter: res.Header.Get("Retry-After"), body: string(body)}
+	if a.status >= 400 {
+		if err := json.Unmarshal(body, &a.failure); err != nil {
+			return answer{}, fmt.Errorf("status %d with the body %.200q", a.status, body)
+		}
+	}
+	return a, nil
+}
+
+// newOperation returns a UUID of version 7 (RFC 9562). It carries its time, so that the server can refuse it, instead of
+// carrying it out again, when it comes back after its record was purged.
+func newOperation() string {
+	var id [16]byte
+	_, _ = rand.Read(id[:])
+	random := binary.BigEndian.Uint16(id[6:])
+	binary.BigEndian.PutUint64(id[:], uint64(time.Now().UnixMilli())<<16|7<<12|uint64(random&0xfff))
+	id[8] = id[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+}

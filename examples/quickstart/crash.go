@@ -1,0 +1,136 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+)
+
+// crashEnv makes this program the one that crashes. What it is to do comes from its standard input.
+const crashEnv = "QUICKSTART_CRASH"
+
+const crashName = "metered quickstart crash" // of its connections
+
+type crashOrder struct {
+	ConnString, Database string
+	Plans                map[string]plan
+	Upload               upload
+}
+
+// runAndCrash runs the command of an upload in this process, which kills itself when everything but COMMIT, and the charge that
+// goes with it, has been done.
+func runAndCrash(ctx context.Context) {
+	err := func() error {
+		var order crashOrder
+		if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
+			return err
+		}
+		config, err := configFor(order.ConnString, order.Database)
+		if err != nil {
+			return err
+		}
+		config.ConnConfig.RuntimeParams["application_name"] = crashName
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		if err != nil {
+			return err
+		}
+		a, err := newApp(pool, order.Plans)
+		if err != nil {
+			return err
+		}
+		a.written = func(ctx context.Context, tx *metered.Tx) error {
+			inside, err := count(ctx, tx)
+			if err != nil {
+				return err
+			}
+			if err := json.NewEncoder(os.Stdout).Encode(inside); err != nil {
+				return err
+			}
+			self, err := os.FindProcess(os.Getpid())
+			if err != nil {
+				return err
+			}
+			return errors.Join(self.Kill(), errors.New("still alive")) // SIGKILL: no deferred call, no goodbye
+		}
+		_, err = a.upload(ctx, order.Upload)
+		return err
+	}()
+	fmt.Fprintln(os.Stderr, "quickstart: the crash did not happen:", err)
+	os.Exit(1)
+}
+
+func (s *story) crash(ctx context.Context) error {
+	s.title("A crash between the writes and the commit")
+	request, err := s.prepare(ctx, file{"crash.txt", []byte("sent by a process that will not live to commit it\n")})
+	if err != nil {
+		return err
+	}
+	before, err := count(ctx, s.db.pool)
+	if err != nil {
+		return err
+	}
+	inside, state, err := s.crashElsewhere(ctx, request)
+	if err != nil {
+		return err
+	}
+	check(s.report, "end of the process that ran the command", state, "signal: killed")
+	want := before // the charge and the record of the operation are made in the flush that commits
+	want.Spent, want.Rows, want.Jobs = want.Spent+1, want.Rows+1, want.Jobs+1
+	check(s.report, "in its transaction a moment before", inside, want)
+	if err := s.unchanged(ctx, before); err != nil {
+		return err
+	}
+	if err := s.unspent(ctx, request); err != nil {
+		return err
+	}
+	a, err := s.client.upload(ctx, request)
+	check(s.report, "the same operation again, status", a.status, http.StatusCreated)
+	return err
+}
+
+// crashElsewhere has another process crash, and returns when its transaction is over: what it had written, and how it
+// ended.
+func (s *story) crashElsewhere(ctx context.Context, request sent) (inside counts, state string, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return counts{}, "", err
+	}
+	order, err := json.Marshal(crashOrder{
+		ConnString: s.db.server.ConnString(), Database: s.db.name, Plans: s.app.plans,
+		Upload: upload{request.operation, request.account, request.token, request.file.Name, request.file.Content},
+	})
+	if err != nil {
+		return counts{}, "", err
+	}
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = append(os.Environ(), crashEnv+"=1")
+	cmd.Stdin, cmd.Stderr = bytes.NewReader(order), os.Stderr
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		return counts{}, "", err
+	}
+	if err := ctx.Err(); err != nil {
+		return counts{}, "", err
+	}
+	if err := json.Unmarshal(out, &inside); err != nil {
+		return counts{}, "", fmt.Errorf("the process that was to crash said %q: %w", out, err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("the server did not notice the crash"))
+	defer cancel()
+	err = poll(ctx, func() (gone bool, err error) {
+		err = s.db.pool.QueryRow(ctx, `select not exists (select from pg_stat_activity where application_name = $1
+			and datname = current_database())`, crashName).Scan(&gone)
+		return gone, err
+	})
+	return inside, cmd.ProcessState.String(), err
+}

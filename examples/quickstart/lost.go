@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+)
+
+// breaker stands between the program and Postgres, inside TLS if there is TLS. When armed it cuts the first connection on
+// which the server says that it has committed, and swallows the message.
+type breaker struct {
+	armed atomic.Bool
+	cuts  atomic.Int64
+}
+
+func (b *breaker) wrap(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
+	return &breakableConn{Conn: conn, breaker: b}, nil
+}
+
+type breakableConn struct {
+	net.Conn
+	breaker *breaker
+	tail    []byte // of what was read before: a message may come in two parts
+}
+
+// committed is the message CommandComplete of COMMIT: its type, its length, the tag.
+var committed = []byte("C\x00\x00\x00\x0bCOMMIT\x00")
+
+func (c *breakableConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	seen := append(c.tail, p[:n]...)
+	if bytes.Contains(seen, committed) && c.breaker.armed.CompareAndSwap(true, false) {
+		c.breaker.cuts.Add(1)
+		_ = c.Conn.Close()
+		return 0, net.ErrClosed
+	}
+	c.tail = bytes.Clone(seen[max(0, len(seen)-len(committed)+1):])
+	return n, err
+}
+
+func (s *story) lostAcknowledgement(ctx context.Context) error {
+	s.title("A lost acknowledgement: the server commits, the connection dies, nobody hears")
+	request, err := s.prepare(ctx, file{"lost.txt", []byte("stored, but was it?\n")})
+	if err != nil {
+		return err
+	}
+	config, err := configFor(s.db.server.ConnString(), s.db.name)
+	if err != nil {
+		return err
+	}
+	b := &breaker{}
+	config.ConnConfig.AfterNetConnect = b.wrap
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	a, err := newApp(pool, s.app.plans)
+	if err != nil {
+		return err
+	}
+	runs := 0
+	a.written = func(context.Context, *metered.Tx) error {
+		runs++
+		b.armed.Store(true) // the next COMMIT is this command's
+		return nil
+	}
+	before, err := count(ctx, s.db.pool)
+	if err != nil {
+		return err
+	}
+	u := upload{request.operation, request.account, request.token, request.file.Name, request.file.Content}
+	out, err := a.upload(ctx, u)
+	if err != nil {
+		return fmt.Errorf("the lost acknowledgement was not resolved: %w", err)
+	}
+	check(s.report, "acknowledgements of COMMIT thrown away, connections cut", b.cuts.Load(), 1)
+	check(s.report, "Do found out by itself: replayed", out.Replayed, true)
+	check(s.report, "runs of the command's function", runs, 1)
+	return s.executedOnce(ctx, u, out, before)
+}
+
+// executedOnce checks that there is one more of everything, and that it is the operation's.
+func (s *story) executedOnce(ctx context.Context, u upload, out metered.Outcome[stored], before counts) error {
+	after, err := count(ctx, s.db.pool)
+	if err != nil {
+		return err
+	}
+	want := counts{before.Entries + 1, before.Operations + 1, before.Spent + 1, before.Rows + 1, before.Jobs + 1}
+	check(s.report, "one more of each in the database", after, want)
+	scope, err := scopeOf(u.Account)
+	if err != nil {
+		return err
+	}
+	var seqs []int64
+	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.pool, scope, budget.EntriesOptions{}) {
+		if err != nil {
+			return err
+		}
+		if e.Namespace == u.Account && e.Operation == u.Operation {
+			seqs = append(seqs, e.Seq)
+		}
+	}
+	charged := out.Receipt.Entries[0]
+	check(s.report, "its entries in the ledger, by number", fmt.Sprint(seqs), fmt.Sprint([]int64{charged.Seq}))
+	check(s.report, "bytes charged, as its receipt says", charged.Amount, cost(len(u.Content)))
+	return nil
+}

@@ -1,0 +1,110 @@
+// Command quickstart runs metered commands on a real Postgres and shows what they guarantee.
+//
+//	go run ./examples/quickstart [files…]
+//
+// Each file, by default some of this repository's own, is uploaded over HTTP on loopback with an upload grant that can be
+// used once. One transaction spends the grant, stores the upload, enqueues a job for it and charges its bytes to an hourly
+// and a daily budget. Then the program tries to break that, and checks what is in the database. It exits with 0 only if
+// every check held.
+//
+// It needs no preparation: see package pgserver for where its throwaway Postgres comes from. If DATABASE_URL is set it
+// uses that server, in a database of its own named metered_quickstart_…, which it drops at the end, unless it is
+// killed; the role must be allowed to create databases.
+//
+// What to read: upload.go is the command, handler.go its HTTP side, and the rest is the demonstration.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if os.Getenv(crashEnv) != "" { // started by the crash step, see crash.go
+		runAndCrash(context.Background())
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	r := &report{out: os.Stdout}
+	err := run(ctx, r, os.Args[1:])
+	switch {
+	case err != nil && ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "quickstart: interrupted:", err)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+	default:
+		r.summary()
+	}
+	if err != nil || r.failed > 0 {
+		os.Exit(1)
+	}
+}
+
+// story is the state that the steps of the demonstration share.
+type story struct {
+	*report
+	db     *database
+	app    *app
+	client *client
+	files  []file
+	first  struct { // upload, for the step that repeats it
+		request sent
+		answer  answer
+	}
+}
+
+func run(ctx context.Context, r *report, args []string) (err error) {
+	files, err := readFiles(args)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	r.title("Postgres")
+	db, err := openDatabase(ctx, r.out)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.close()) }()
+	if err := migrate(ctx, db.pool); err != nil {
+		return err
+	}
+	a, err := newApp(db.pool, plansFor(files))
+	if err != nil {
+		return err
+	}
+	if err := a.river.Start(context.WithoutCancel(ctx)); err != nil { // stopped below, also after Ctrl-C
+		return fmt.Errorf("starting River's workers: %w", err)
+	}
+	defer func() {
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		err = errors.Join(err, a.river.StopAndCancel(stopping))
+	}()
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: a.handler(), ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = server.Serve(listener) }()
+	defer server.Close()
+	base := "http://" + listener.Addr().String()
+	r.line("schema and River's tables made, HTTP at %s (%v)", base, time.Since(began).Round(time.Millisecond))
+
+	s := &story{report: r, db: db, app: a, client: newClient(base), files: files}
+	for _, step := range []func(context.Context) error{
+		s.uploads, s.repeats, s.overBudget, s.race, s.crash, s.lostAcknowledgement, s.ledger,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}

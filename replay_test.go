@@ -1,0 +1,208 @@
+package metered_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/tokens"
+)
+
+func TestDo_ReplayReturnsTheFirstResultAndDoesNothingMore(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	cmd := metered.Command{
+		ID: "op-1", Name: "upload", Input: map[string]int{"size": 3}, Token: redeem(mint(t, pool, c)),
+		Charges: []budget.Charge{charge("org/acme", 3, 5)},
+	}
+	first, err := metered.Do(ctx, c, cmd, upload("a"))
+	require.NoError(t, err)
+	require.Equal(t, "a", first.Result.Name)
+	require.False(t, first.Replayed)
+	require.Equal(t, int64(2), first.Receipt.Entries[0].Standings[0].Available)
+
+	// Another charge would not fit, and the token is spent; then it is gone.
+	check := func() {
+		t.Helper()
+		again, err := metered.Do(ctx, c, cmd, mustNotRun(t))
+		require.NoError(t, err)
+		require.True(t, again.Replayed)
+		require.Equal(t, []byte(first.Raw), []byte(again.Raw))
+		require.Equal(t, first.Result, again.Result)
+		require.True(t, first.At.Equal(again.At))
+		require.Len(t, again.Receipt.Entries, 1)
+		was, is := first.Receipt.Entries[0], again.Receipt.Entries[0]
+		require.Equal(t, []any{was.Scope, was.Seq, was.Amount, was.At.UnixMicro()}, []any{is.Scope, is.Seq, is.Amount, is.At.UnixMicro()})
+		require.Equal(t, int64(3), used(t, pool, c, "org/acme"))
+	}
+	check()
+	_, err = pool.Exec(ctx, `delete from metered.tokens`)
+	require.NoError(t, err)
+	check()
+}
+
+func TestDo_ReplayIsByteForByte(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{})
+	// jsonb would reorder the keys, drop the spaces and round the number.
+	const raw = "{\"z\" : 1.10,\n\"a\":\"\\u00e9é\", \"n\":123456789012345678901234567890}"
+	cmd := metered.Command{ID: "op"}
+	first, err := metered.Do(t.Context(), c, cmd, func(context.Context, *metered.Tx) (verbatim, error) { return raw, nil })
+	require.NoError(t, err)
+	again, err := metered.Do(t.Context(), c, cmd, func(context.Context, *metered.Tx) (verbatim, error) { return "", nil })
+	require.NoError(t, err)
+	require.Equal(t, string(first.Raw), string(again.Raw))
+	require.Contains(t, string(first.Raw), "123456789012345678901234567890")
+	require.Equal(t, first.Result, again.Result)
+}
+
+// verbatim is its own JSON.
+type verbatim string
+
+func (v verbatim) MarshalJSON() ([]byte, error)     { return []byte(v), nil }
+func (v *verbatim) UnmarshalJSON(data []byte) error { *v = verbatim(data); return nil }
+
+func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	issued := time.Now()
+	spent := mint(t, pool, c)
+	command := func() metered.Command {
+		return metered.Command{
+			ID: "op", Name: "upload", Input: "in", IssuedAt: issued, Token: redeem(spent),
+			Charges: []budget.Charge{charge("s", 1, 10), charge("t", 1, 10)}, Sticky: []budget.Charge{charge("tries", 1, 10)},
+		}
+	}
+	_, err := metered.Do(ctx, c, command(), upload("a"))
+	require.NoError(t, err)
+
+	for what, change := range map[string]func(*metered.Command){
+		"name":            func(cmd *metered.Command) { cmd.Name = "Upload" },
+		"input":           func(cmd *metered.Command) { cmd.Input = "in " },
+		"no input":        func(cmd *metered.Command) { cmd.Input = nil },
+		"token":           func(cmd *metered.Command) { cmd.Token = redeem(mint(t, pool, c)) },
+		"no token":        func(cmd *metered.Command) { cmd.Token = nil },
+		"subject":         func(cmd *metered.Command) { cmd.Token.Subject = "bob" },
+		"purpose":         func(cmd *metered.Command) { cmd.Token.Purpose = "download" },
+		"amount":          func(cmd *metered.Command) { cmd.Charges[0].Amount = 2 },
+		"scope":           func(cmd *metered.Command) { cmd.Charges[0].Scope = "S" },
+		"fewer charges":   func(cmd *metered.Command) { cmd.Charges = cmd.Charges[:1] },
+		"no charges":      func(cmd *metered.Command) { cmd.Charges = nil },
+		"sticky amount":   func(cmd *metered.Command) { cmd.Sticky[0].Amount = 2 },
+		"no sticky":       func(cmd *metered.Command) { cmd.Sticky = nil },
+		"issued at":       func(cmd *metered.Command) { cmd.IssuedAt = issued.Add(time.Microsecond) },
+		"not issued":      func(cmd *metered.Command) { cmd.IssuedAt = time.Time{} },
+		"moved to charge": func(cmd *metered.Command) { cmd.Charges, cmd.Sticky = append(cmd.Charges, cmd.Sticky...), nil },
+	} {
+		cmd := command()
+		change(&cmd)
+		_, err := metered.Do(ctx, c, cmd, mustNotRun(t))
+		require.ErrorIs(t, err, metered.ErrConflict, what)
+	}
+	require.Equal(t, int64(1), used(t, pool, c, "s"))
+	require.Equal(t, int64(1), used(t, pool, c, "tries"))
+
+	for what, change := range map[string]func(*metered.Command){
+		"nothing":     func(*metered.Command) {},
+		"limits":      func(cmd *metered.Command) { cmd.Charges[0].Limits = []budget.Limit{{Max: 1}} },
+		"no limits":   func(cmd *metered.Command) { cmd.Charges[0].Limits = nil },
+		"note":        func(cmd *metered.Command) { cmd.Charges[0].Note = budget.Note{Reason: "because"} },
+		"isolation":   func(cmd *metered.Command) { cmd.Isolation = pgx.Serializable },
+		"nanoseconds": func(cmd *metered.Command) { cmd.IssuedAt = issued.Truncate(time.Microsecond) },
+		"location":    func(cmd *metered.Command) { cmd.IssuedAt = issued.In(time.FixedZone("x", 3600)) },
+		"raw input":   func(cmd *metered.Command) { cmd.Input = json.RawMessage(`"in"`) },
+	} {
+		cmd := command()
+		change(&cmd)
+		out, err := metered.Do(ctx, c, cmd, mustNotRun(t))
+		require.NoError(t, err, what)
+		require.True(t, out.Replayed, what)
+	}
+}
+
+func TestDo_NamespacesKeepIDsApart(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{})
+	for i, cmd := range []metered.Command{
+		{Namespace: "", ID: "ab"}, {Namespace: "a", ID: "b"}, {Namespace: "ab", ID: "ab"}, {Namespace: "b", ID: "a"}, {Namespace: "a", ID: "B"},
+	} {
+		name := string(rune('a' + i))
+		out, err := metered.Do(t.Context(), c, cmd, upload(name))
+		require.NoError(t, err)
+		require.False(t, out.Replayed)
+		again, err := metered.Do(t.Context(), c, cmd, mustNotRun(t))
+		require.NoError(t, err)
+		require.Equal(t, name, again.Result.Name)
+	}
+}
+
+func TestDo_TheRecordIsAnsweredBeforeTheTokenAndTheTokenBeforeTheBudget(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	spent := mint(t, pool, c)
+	full := []budget.Charge{charge("s", 5, 5)}
+	cmd := metered.Command{ID: "first", Token: redeem(spent), Charges: full}
+	_, err := metered.Do(ctx, c, cmd, upload("a"))
+	require.NoError(t, err)
+
+	out, err := metered.Do(ctx, c, cmd, mustNotRun(t)) // a spent token and a full budget
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	cmd.Name = "other"
+	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
+	require.ErrorIs(t, err, metered.ErrConflict)
+
+	cmd.ID = "second"
+	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
+	require.ErrorIs(t, err, tokens.ErrInvalid)
+	require.NotErrorIs(t, err, budget.ErrExceeded)
+
+	fresh := mint(t, pool, c)
+	cmd.Token = redeem(fresh)
+	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.Zero(t, queryRow[int](t, pool, `select used from metered.tokens where ended_at is null`), "the token is unspent")
+}
+
+func TestDo_FailedAndRefusedCommandsLeaveNoRecordAndMayBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	cmd := whole(t, pool, c, "op")
+
+	_, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+		_, err := upload("op")(ctx, tx)
+		require.NoError(t, err)
+		return uploaded{}, errOwn
+	})
+	require.ErrorIs(t, err, errOwn)
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+
+	release := fill(t, pool, c, "op/a", 99)
+	_, err = metered.Do(ctx, c, cmd, mustNotRun(t)) // refused by the first look
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+	release()
+
+	_, err = metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+		_, err := upload("op")(ctx, tx)
+		require.NoError(t, err)
+		return uploaded{}, tx.Charge(charge("op/c", 101, 100)) // refused by the last flush
+	})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+
+	out, err := metered.Do(ctx, c, cmd, wholeFunc("op", nil))
+	require.NoError(t, err)
+	require.False(t, out.Replayed)
+	require.Equal(t, everything, footprintOf(t, pool, cmd))
+}

@@ -1,0 +1,268 @@
+package metered_test
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// uuid7 is a UUID of version 7 of the given time; n tells several apart.
+func uuid7(at time.Time, n int) string {
+	ms := at.UnixMilli()
+	b := []byte{byte(ms >> 40), byte(ms >> 32), byte(ms >> 24), byte(ms >> 16), byte(ms >> 8), byte(ms),
+		0x70, 0, 0x80, 0, 0, 0, 0, 0, byte(n >> 8), byte(n)}
+	h := hex.EncodeToString(b)
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+func purge(t *testing.T, c *metered.Client, olderThan time.Duration) int64 {
+	t.Helper()
+	n, err := c.PurgeOperations(t.Context(), metered.PurgeOptions{OlderThan: olderThan})
+	require.NoError(t, err)
+	return n
+}
+
+var monday = time.Date(2031, 5, 5, 12, 0, 0, 0, time.UTC)
+
+func TestPurgeOperations_RetiresIDsThatCarryTheirTime(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	clock := pgtest.SetClock(t, pool, monday)
+	commands := map[string]metered.Command{
+		"uuid":   {ID: uuid7(monday, 1)},
+		"issued": {ID: "issued", IssuedAt: monday},
+		"plain":  {ID: "plain"},
+		"uuid4":  {ID: "0196a000-0000-4000-8000-000000000000"},
+	}
+	do := func(name string) error {
+		_, err := metered.Do[any](ctx, c, commands[name], nil)
+		return err
+	}
+	for name := range commands {
+		require.NoError(t, do(name))
+	}
+	clock.Advance(time.Hour)
+	require.Zero(t, purge(t, c, time.Hour), "an hour old is not older than an hour")
+	clock.Advance(time.Microsecond)
+	require.EqualValues(t, 4, purge(t, c, time.Hour))
+	require.Zero(t, count(t, pool, "metered.operations"))
+
+	require.ErrorIs(t, do("uuid"), metered.ErrRetired)
+	require.ErrorIs(t, do("issued"), metered.ErrRetired)
+	require.NoError(t, do("plain"), "looks new again")
+	require.NoError(t, do("uuid4"), "looks new again")
+
+	// At the horizon is not newer than it; a microsecond later is.
+	horizon := clock.Now().Add(-time.Hour)
+	commands["at"] = metered.Command{ID: "at", IssuedAt: horizon}
+	require.ErrorIs(t, do("at"), metered.ErrRetired)
+	commands["after"] = metered.Command{ID: "after", IssuedAt: horizon.Add(time.Microsecond)}
+	require.NoError(t, do("after"))
+	// A time given wins over the one in the id.
+	commands["both"] = metered.Command{ID: uuid7(monday.Add(-time.Hour), 1), IssuedAt: clock.Now()}
+	require.NoError(t, do("both"))
+}
+
+func TestPurgeOperations_KeepsWhatIsIssuedLaterThanTheHorizon(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{MaxFuture: time.Hour})
+	ctx := t.Context()
+	clock := pgtest.SetClock(t, pool, monday)
+	// Completed before the horizon, issued after it: deleted, it could run again.
+	cmd := metered.Command{ID: uuid7(monday.Add(30*time.Minute), 1)}
+	_, err := metered.Do(ctx, c, cmd, upload("a"))
+	require.NoError(t, err)
+	clock.Advance(20 * time.Minute)
+	require.Zero(t, purge(t, c, time.Minute))
+	out, err := metered.Do(ctx, c, cmd, mustNotRun(t))
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	clock.Advance(20 * time.Minute)
+	require.EqualValues(t, 1, purge(t, c, time.Minute))
+	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
+	require.ErrorIs(t, err, metered.ErrRetired)
+}
+
+func TestDo_RefusesTheFuture(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{MaxFuture: time.Minute})
+	ctx := t.Context()
+	pgtest.SetClock(t, pool, monday)
+	for _, cmd := range []metered.Command{
+		{ID: "a", IssuedAt: monday.Add(time.Minute + time.Microsecond)}, {ID: uuid7(monday.Add(time.Hour), 1)},
+	} {
+		_, err := metered.Do(ctx, c, cmd, mustNotRun(t))
+		require.ErrorIs(t, err, metered.ErrFuture)
+		require.Equal(t, "operation_future", metered.Code(err))
+	}
+	for _, cmd := range []metered.Command{
+		{ID: "a", IssuedAt: monday.Add(time.Minute)}, {ID: uuid7(monday.Add(59*time.Second), 1)},
+	} {
+		_, err := metered.Do[any](ctx, c, cmd, nil)
+		require.NoError(t, err)
+	}
+}
+
+func TestPurgeOperations_TheHorizonNeverDecreases(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	clock := pgtest.SetClock(t, pool, monday)
+	horizon := func() time.Time {
+		return queryRow[time.Time](t, pool, "select at from metered.operations_horizon").UTC()
+	}
+	purge(t, c, time.Hour)
+	require.Equal(t, monday.Add(-time.Hour), horizon())
+	purge(t, c, 2*time.Hour)
+	require.Equal(t, monday.Add(-time.Hour), horizon())
+	clock.Advance(-24 * time.Hour)
+	purge(t, c, time.Hour)
+	require.Equal(t, monday.Add(-time.Hour), horizon())
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", IssuedAt: monday.Add(-25 * time.Hour)}, mustNotRun(t))
+	require.ErrorIs(t, err, metered.ErrRetired)
+}
+
+func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	clock := pgtest.SetClock(t, pool, monday)
+	cmd := metered.Command{ID: "op", IssuedAt: monday}
+	_, err := metered.Do(ctx, c, cmd, upload("a"))
+	require.NoError(t, err)
+	clock.Advance(time.Hour)
+
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	require.EqualValues(t, 1, queryRow[int](t, tx, "select metered.purge_operations($1, 10)", clock.Now()))
+	out, err := metered.Do(ctx, c, cmd, mustNotRun(t)) // neither the delete nor the horizon is there yet
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	require.NoError(t, tx.Rollback(ctx))
+	out, err = metered.Do(ctx, c, cmd, mustNotRun(t))
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	require.EqualValues(t, 1, purge(t, c, time.Second))
+	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
+	require.ErrorIs(t, err, metered.ErrRetired)
+}
+
+func TestPurgeOperations_InBatches(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	_, err := pool.Exec(ctx, `insert into metered.operations (namespace, id, at, fingerprint, result)
+		select '', i, now() - interval '1 hour' - i * interval '1 s', '', '' from generate_series(1, 25) i`)
+	require.NoError(t, err)
+	var progress []int64
+	n, err := c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Minute, Batch: 10,
+		Progress: func(deleted int64) { progress = append(progress, deleted) }})
+	require.NoError(t, err)
+	require.EqualValues(t, 25, n)
+	require.Equal(t, []int64{10, 20, 25}, progress)
+}
+
+// At each level, also from inside a transaction whose snapshot is from before.
+func TestDo_AnOldSnapshotDoesNotHideTheHorizon(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUp(t, metered.Config{})
+			ctx := t.Context()
+			clock := pgtest.SetClock(t, pool, monday)
+			tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+			require.NoError(t, err)
+			defer tx.Rollback(context.Background())
+			_, err = tx.Exec(ctx, "select from uploads") // takes the snapshot
+			require.NoError(t, err)
+
+			cmd := metered.Command{ID: "op", IssuedAt: monday}
+			_, err = metered.Do(ctx, c, cmd, upload("a"))
+			require.NoError(t, err)
+			clock.Advance(time.Hour)
+			require.EqualValues(t, 1, purge(t, c, time.Second))
+			_, err = metered.DoTx(ctx, c, tx, cmd, mustNotRun(t))
+			if level == pgx.ReadCommitted {
+				require.ErrorIs(t, err, metered.ErrRetired)
+			} else {
+				require.ErrorContains(t, err, "40001")
+			}
+		})
+	}
+}
+
+func TestPurgeOperations_AmongClaimsNeverLetsATimeBearingIDRunTwice(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100})
+	ctx := t.Context()
+	clock := pgtest.SetClock(t, pool, monday)
+	_, err := pool.Exec(ctx, "create table runs (id text)")
+	require.NoError(t, err)
+
+	const ids, callers = 40, 8
+	var stop atomic.Bool
+	var purging sync.WaitGroup
+	purging.Go(func() {
+		for !stop.Load() {
+			clock.Advance(300 * time.Millisecond)
+			if _, err := c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Second, Batch: 3}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	outcomes := [5]atomic.Int64{}
+	inParallel(callers, func(caller int) {
+		for i := range ids {
+			issued := clock.Now()
+			id := uuid7(issued, i)
+			if caller%2 == 0 {
+				id = fmt.Sprint(i) // shared by the callers, who call it at different times
+				issued = monday
+			}
+			for range 3 {
+				cmd := metered.Command{ID: id, IssuedAt: issued, Isolation: isolationLevels[caller%3], Charges: []budget.Charge{charge("s", 1, 0)}}
+				out, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (any, error) {
+					_, err := tx.Exec(ctx, "insert into runs values ($1)", id+issued.String())
+					return nil, err
+				})
+				switch metered.Code(err) {
+				case "operation_retired":
+					outcomes[2].Add(1)
+				case "":
+					if err != nil {
+						t.Error(err)
+					}
+					if out.Replayed {
+						outcomes[1].Add(1)
+					} else {
+						outcomes[0].Add(1)
+					}
+				default:
+					t.Error(err)
+				}
+			}
+		}
+	})
+	stop.Store(true)
+	purging.Wait()
+	t.Logf("run %d, replayed %d, retired %d", outcomes[0].Load(), outcomes[1].Load(), outcomes[2].Load())
+	require.Zero(t, queryRow[int](t, pool, "select count(*) - count(distinct id) from runs"))
+	require.EqualValues(t, outcomes[0].Load(), count(t, pool, "runs"))
+	require.EqualValues(t, outcomes[0].Load(), used(t, pool, c, "s"))
+	for i := range 3 {
+		require.NotZero(t, outcomes[i].Load())
+	}
+}

@@ -1,0 +1,77 @@
+package tokens_test
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/tokens"
+)
+
+func TestStore_WorksInASchemaOfAnotherName(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "billing_2"}))
+	store := must(tokens.New(tokens.Config{Schema: "billing_2"}))
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+		replaced, err := store.Replace(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
+		require.NoError(t, err)
+		require.EqualValues(t, 1, replaced.Replaced)
+		_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+		requireInvalid(t, err, tokens.ReasonRevoked)
+		_, err = store.Consume(ctx, tx, "p", "s", replaced.Token.Reveal())
+		return err
+	}))
+	_, err := store.Purge(ctx, pool, tokens.PurgeOptions{})
+	require.NoError(t, err)
+}
+
+func TestStore_SaysThatTheSchemaIsMissing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	store := newStore(t)
+	text := must(store.Token(must(tokens.Derive(testKey, "x")))).Reveal()
+	_, err := store.Inspect(ctx, pool, "p", "s", text)
+	require.ErrorIs(t, err, tokens.ErrNotMigrated)
+	require.Equal(t, "not_migrated", fault.Code(err))
+	_, err = store.Purge(ctx, pool, tokens.PurgeOptions{})
+	require.ErrorIs(t, err, tokens.ErrNotMigrated)
+	require.ErrorIs(t, inTx(pool, func(tx pgx.Tx) error {
+		_, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
+		return err
+	}), tokens.ErrNotMigrated)
+}
+
+func TestStore_WorksWithoutPreparedStatements(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeDescribeExec} {
+		pool := pgtest.OpenWith(t, pgtest.Options{Config: func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }})
+		store := newStore(t)
+		require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+			minted, err := store.MintMany(ctx, tx, []tokens.Mint{{Purpose: "p", Subject: "s", Payload: "a'b\\"}, {Purpose: "p", Subject: "s"}})
+			require.NoError(t, err, mode)
+			grant, err := store.Consume(ctx, tx, "p", "s", minted[0].Token.Reveal())
+			require.NoError(t, err, mode)
+			require.Equal(t, `"a'b\\"`, string(grant.Payload))
+			replaced, err := store.Replace(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
+			require.NoError(t, err, mode)
+			require.EqualValues(t, 1, replaced.Replaced)
+			_, err = store.Inspect(ctx, tx, "p", "s", replaced.Token.Reveal())
+			require.NoError(t, err, mode)
+			revoked, err := store.Revoke(ctx, tx, replaced.Digest)
+			require.NoError(t, err, mode)
+			require.True(t, revoked)
+			_, err = store.RevokeSubject(ctx, tx, "p", "s")
+			require.NoError(t, err, mode)
+			return nil
+		}))
+		_, err := store.Purge(ctx, pool, tokens.PurgeOptions{})
+		require.NoError(t, err, mode)
+	}
+}
