@@ -62,6 +62,7 @@ type Config struct {
 
 // Denial is a command that was refused.
 type Denial struct {
+	// Command is the command, without its Token: that may be unspent still.
 	Command Command
 	// Err is a *budget.ExceededError or a *tokens.InvalidError.
 	Err error
@@ -127,7 +128,7 @@ func (c *Client) setUpPieces() (err error) {
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
 	}
-	c.Tokens, err = tokens.New(tokens.Config{Schema: c.cfg.Schema, Prefix: c.cfg.TokenPrefix, LockWait: c.cfg.LockTimeout})
+	c.Tokens, err = tokens.New(tokens.Config{Schema: c.cfg.Schema, Prefix: c.cfg.TokenPrefix, LockTimeout: c.cfg.LockTimeout})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
 	}

@@ -215,6 +215,7 @@ func pause(ctx context.Context, n int) error {
 // deny tells Config.OnDenial of err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, err error, sticky bool) error {
 	if c.cfg.OnDenial != nil && (errors.Is(err, errExceeded) || errors.Is(err, errTokenInvalid)) {
+		cmd.Token = nil
 		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: sticky})
 	}
 	return err

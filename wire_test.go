@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,6 +30,7 @@ type wire struct {
 // flush is what was sent, and what is to become of it.
 type flush struct {
 	SQL  []string // of what it executes or prepares, in order
+	asks bool     // by a Sync or a simple query: not the start or end of a session
 	conn *tapped
 	raw  []byte
 
@@ -106,8 +108,9 @@ type tapped struct {
 	names   map[string]string // of prepared statements: their text
 	portals map[string]string
 
-	answering sync.Mutex // held while a flush is being dealt with
-	answer    []byte     // to be read before what the server sends
+	pid       atomic.Int32 // of the backend
+	answering sync.Mutex   // held while a flush is being dealt with
+	answer    []byte       // to be read before what the server sends
 	cut       bool
 }
 
@@ -124,7 +127,7 @@ func (c *tapped) Write(b []byte) (int, error) {
 		c.wire.flushes = append(c.wire.flushes, f)
 		on := c.wire.on
 		c.wire.mu.Unlock()
-		if on != nil && len(f.SQL) > 0 {
+		if on != nil && f.asks {
 			on(f)
 		}
 		if f.deliver != nil {
@@ -150,7 +153,11 @@ func (c *tapped) Read(b []byte) (int, error) {
 	if cut {
 		return 0, io.EOF
 	}
-	return c.Conn.Read(b)
+	n, err := c.Conn.Read(b)
+	if i := bytes.Index(b[:n], []byte("K\x00\x00\x00\x0c")); i >= 0 && i+9 <= n && c.pid.Load() == 0 { // BackendKeyData
+		c.pid.Store(int32(binary.BigEndian.Uint32(b[i+5:])))
+	}
+	return n, err
 }
 
 // next takes a flush from what is pending.
@@ -186,7 +193,7 @@ func (c *tapped) read(f *flush, message []byte) bool {
 	}
 	switch message[0] {
 	case 'Q':
-		f.SQL = append(f.SQL, text(0))
+		f.SQL, f.asks = append(f.SQL, text(0)), true
 		return true
 	case 'P':
 		c.names[text(0)] = text(1)
@@ -194,7 +201,10 @@ func (c *tapped) read(f *flush, message []byte) bool {
 		c.portals[text(0)] = c.names[text(1)]
 	case 'E':
 		f.SQL = append(f.SQL, c.portals[text(0)])
-	case 'p', 'S', 'X', 'H':
+	case 'S':
+		f.asks = true
+		return true
+	case 'p', 'X', 'H':
 		return true
 	}
 	return false

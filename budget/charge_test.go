@@ -206,7 +206,7 @@ func TestCharge_RaisedDenialIsTheSameError(t *testing.T) {
 	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
 }
 
-func TestCharge_NoteAndOperationAreStored(t *testing.T) {
+func TestCharge_NoteIsStoredWithEveryKindOfEntry(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)

@@ -30,7 +30,7 @@ var (
 
 	// ErrBusy: a scope's lock was not to be had within the lock timeout. Nothing
 	// was written. Try again later.
-	ErrBusy error = fault.New("budget_busy", "budget: scope is busy")
+	ErrBusy error = fault.New("busy", "budget: scope is busy")
 
 	// ErrWindowPurged: a limit's window reaches behind what a purge has kept.
 	// An answer would be an undercount.
@@ -97,9 +97,9 @@ type Refusal struct {
 	Available int64
 
 	// RetryAfter is how long until Requested would fit under this limit if
-	// nothing else happens, counted from the refusal, to the microsecond. Never if it exceeds the limit, or
-	// the limit is for a lifetime and nothing is held. Where open holds stand in
-	// the way it is the time until one of them may fall due.
+	// nothing else happens, counted from the refusal, to the microsecond. Never
+	// if it exceeds the limit, or the limit is for a lifetime and nothing is held.
+	// Where open holds stand in the way it is the time until one may fall due.
 	RetryAfter time.Duration
 	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0.
 	HoldDue time.Duration

@@ -192,3 +192,17 @@ func tableStat(t testing.TB, conn *pgxpool.Conn, table, column string) (n int64)
 	require.NoError(t, err)
 	return n
 }
+
+// autocommit is a transaction per statement, which saves two round trips.
+type autocommit struct {
+	pgx.Tx
+	budget.Querier
+}
+
+func (a autocommit) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return a.Querier.QueryRow(ctx, sql, args...)
+}
+
+func (a autocommit) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return a.Querier.Query(ctx, sql, args...)
+}

@@ -1,7 +1,6 @@
 package budget_test
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"math"
@@ -10,13 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // TestMain sets how many random histories are tried, unless -rapid.checks does. A
@@ -90,89 +86,6 @@ func checkHistories(t *testing.T) {
 	})
 }
 
-// history drives a ledger and its models side by side.
-type history struct {
-	*rapid.T
-	outer  *testing.T
-	pool   *pgxpool.Pool
-	conn   *pgxpool.Conn
-	ledger *budget.Ledger
-	clock  *pgtest.Clock
-	now    time.Time
-	models [2]*model
-}
-
-// autocommit is a transaction per statement, which saves two round trips.
-type autocommit struct {
-	pgx.Tx
-	budget.Querier
-}
-
-func (a autocommit) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return a.Querier.QueryRow(ctx, sql, args...)
-}
-
-func (a autocommit) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return a.Querier.Query(ctx, sql, args...)
-}
-
-func (h *history) tx() pgx.Tx { return autocommit{Querier: h.conn} }
-
-func (h *history) set(now time.Time) {
-	h.now = now
-	h.clock.Set(now)
-}
-
-func (h *history) micros(label string, lo, hi int) time.Duration {
-	return time.Duration(rapid.IntRange(lo, hi).Draw(h.T, label)) * time.Microsecond
-}
-
-func (h *history) model() *model { return rapid.SampledFrom(h.models[:]).Draw(h.T, "scope") }
-
-// bulk charges and refunds the first scope n times, time going by, in one round trip.
-func (h *history) bulk(n int) {
-	if n == 0 {
-		return
-	}
-	m, batch := h.models[0], &pgx.Batch{}
-	step := h.micros("step", 0, 3)
-	refundEvery := rapid.IntRange(2, 20).Draw(h.T, "refund every")
-	for i := range n {
-		if m.kept == 1 && len(m.entries) > 0 && i%refundEvery == 0 {
-			seq := int64(len(m.entries) - i*7%min(len(m.entries), 200))
-			if _, err := m.refund(h.now, seq, 1); err == nil {
-				batch.Queue(`select status from metered.refund($1, 0, $2, 1, 1000, '', null, null)`, m.scope, seq)
-			}
-		} else {
-			c := budget.Charge{Scope: m.scope, Amount: int64(i%5 + 1)}
-			call, err := h.ledger.Prepare(c)
-			require.NoError(h, err)
-			batch.Queue(call.SQL(), call.Args()...)
-			m.add(h.now, budget.KindCharge, c.Amount, 0)
-		}
-		if step > 0 {
-			h.now = h.now.Add(step)
-			batch.Queue(`select setval('pgtest.clock', $1)`, h.now.UnixMicro())
-		}
-	}
-	require.NoError(h, h.conn.SendBatch(h.outer.Context(), batch).Close())
-	h.clock.Set(h.now)
-}
-
-func (h *history) advance() {
-	before := h.usages()
-	h.set(h.now.Add(h.micros("advance", 1, rapid.SampledFrom([]int{3, 30, 300, 3000}).Draw(h.T, "at most"))))
-	for i, used := range h.usages() {
-		if before[i] != unknown {
-			require.LessOrEqual(h, used, before[i], "usage rises while nobody acts")
-		}
-	}
-}
-
-func (h *history) stepBack() {
-	h.set(h.now.Add(-h.micros("step back", 1, rapid.SampledFrom([]int{5, 25, 60, 500}).Draw(h.T, "at most"))))
-}
-
 const unknown = math.MinInt64
 
 // usages are the used units of all scopes and windows, as the model has them.
@@ -209,124 +122,4 @@ func (h *history) compareUsage() {
 	got, err := h.ledger.Usage(h.outer.Context(), h.conn, queries...)
 	require.NoError(h, err)
 	require.Equal(h, want, got)
-}
-
-func (h *history) charge() {
-	ctx := h.outer.Context()
-	var charges []budget.Charge
-	for _, m := range h.models[:rapid.IntRange(1, 2).Draw(h.T, "scopes")] {
-		c := budget.Charge{Scope: m.scope, Amount: int64(rapid.IntRange(1, 9).Draw(h.T, "amount"))}
-		for range rapid.IntRange(0, 3).Draw(h.T, "limits") {
-			c.Limits = append(c.Limits, h.limit(m))
-		}
-		charges = append(charges, c)
-	}
-	want := budget.Receipt{}
-	var refusals []budget.Refusal
-	var wantErr error
-	for i, c := range charges {
-		standings, refused, err := h.models[i].judge(h.now, c)
-		want.Entries = append(want.Entries, budget.Posted{Scope: c.Scope, Amount: c.Amount, Standings: standings})
-		refusals = append(refusals, refused...)
-		if wantErr = err; err != nil {
-			break
-		}
-	}
-	looked, checkErr := h.ledger.Check(ctx, h.conn, charges...)
-	got, err := h.ledger.Charge(ctx, h.tx(), charges...)
-	if wantErr != nil {
-		require.ErrorIs(h, checkErr, wantErr)
-		require.ErrorIs(h, err, wantErr)
-		return
-	}
-	if len(refusals) > 0 {
-		var exceeded *budget.ExceededError
-		require.ErrorAs(h, checkErr, &exceeded)
-		require.Equal(h, refusals, exceeded.Refusals)
-		require.ErrorAs(h, err, &exceeded)
-		require.Equal(h, refusals, exceeded.Refusals)
-		h.retry(refusals)
-		return
-	}
-	require.NoError(h, checkErr)
-	require.Equal(h, want, looked)
-	require.NoError(h, err)
-	for i, c := range charges {
-		want.Entries[i].At = h.models[i].add(h.now, budget.KindCharge, c.Amount, 0)
-		want.Entries[i].Seq = h.models[i].seq()
-		require.True(h, want.Entries[i].At.Equal(got.Entries[i].At), "%v, want %v", got.Entries[i].At, want.Entries[i].At)
-		got.Entries[i].At = want.Entries[i].At
-	}
-	require.Equal(h, want, got)
-}
-
-// limit is one that is near to what is used, mostly.
-func (h *history) limit(m *model) budget.Limit {
-	window := rapid.SampledFrom(historyWindows).Draw(h.T, "window") * time.Microsecond
-	used, _ := m.used(h.now, window)
-	return budget.Limit{Window: window, Max: max(0, used+int64(rapid.IntRange(-20, 12).Draw(h.T, "room")))}
-}
-
-// retry waits as long as each refusal says: then it fits, and not a microsecond before.
-func (h *history) retry(refusals []budget.Refusal) {
-	for _, r := range refusals {
-		if r.RetryAfter == budget.Never {
-			continue
-		}
-		again := budget.Charge{Scope: r.Scope, Amount: r.Requested, Limits: []budget.Limit{r.Limit}}
-		h.clock.Set(h.now.Add(r.RetryAfter - time.Microsecond))
-		_, err := h.ledger.Check(h.outer.Context(), h.conn, again)
-		require.ErrorIs(h, err, budget.ErrExceeded)
-		h.clock.Set(h.now.Add(r.RetryAfter))
-		_, err = h.ledger.Check(h.outer.Context(), h.conn, again)
-		require.NoError(h, err)
-	}
-	h.clock.Set(h.now)
-}
-
-func (h *history) credit() {
-	m := h.model()
-	amount := int64(rapid.IntRange(1, 20).Draw(h.T, "credit"))
-	got, err := h.ledger.Credit(h.outer.Context(), h.tx(), budget.Credit{Scope: m.scope, Amount: amount})
-	require.NoError(h, err)
-	at := m.add(h.now, budget.KindCredit, amount, 0)
-	require.Equal(h, m.seq(), got.Seq)
-	require.True(h, at.Equal(got.At))
-}
-
-func (h *history) refund() {
-	m := h.model()
-	seq := int64(rapid.IntRange(1, len(m.entries)+2).Draw(h.T, "refunded entry"))
-	amount := int64(rapid.IntRange(1, 5).Draw(h.T, "refund"))
-	remaining, wantErr := m.refund(h.now, seq, amount)
-	got, err := h.ledger.Refund(h.outer.Context(), h.tx(), budget.Refund{Scope: m.scope, Seq: seq, Amount: amount})
-	if wantErr == nil {
-		require.NoError(h, err)
-		require.Equal(h, m.seq(), got.Seq)
-		return
-	}
-	require.ErrorIs(h, err, wantErr)
-	if wantErr == budget.ErrRefundExceeds {
-		var exceeds *budget.RefundExceedsError
-		require.ErrorAs(h, err, &exceeds)
-		require.Equal(h, budget.RefundExceedsError{Requested: amount, Remaining: remaining}, *exceeds)
-	}
-}
-
-func (h *history) purge() {
-	m := h.model()
-	age := rapid.SampledFrom(historyWindows[1:]).Draw(h.T, "older than") * time.Microsecond
-	batch := rapid.SampledFrom([]int{16, 17, 31, 32, 100}).Draw(h.T, "batch")
-	report, err := h.ledger.Purge(h.outer.Context(), h.pool, budget.PurgeOptions{Scope: m.scope, OlderThan: age, Batch: batch})
-	require.NoError(h, err)
-	require.Equal(h, m.purge(h.now.Add(-age)), report.Entries)
-}
-
-func (h *history) repair() {
-	m := h.model()
-	got, err := h.ledger.RepairClock(h.outer.Context(), h.tx(), m.scope, budget.Note{})
-	require.NoError(h, err)
-	ahead := m.repair(h.now)
-	require.Equal(h, ahead, got.Ahead)
-	require.Equal(h, ahead > 0, got.Repaired)
 }

@@ -35,7 +35,8 @@ func lockTimeout(t *testing.T, db budget.Querier) (setting string) {
 
 func TestLock_TimeoutIsBusyWithinItsBounds(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
 	pool, _, _ := open(t)
 	const wait = 150 * time.Millisecond
 	l := newLedger(t, budget.Config{LockTimeout: wait})
@@ -66,7 +67,8 @@ func TestLock_TimeoutIsBusyWithinItsBounds(t *testing.T) {
 // The bound is for all locks of a call together.
 func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
 	pool, _, _ := open(t)
 	l := newLedger(t, budget.Config{LockTimeout: 500 * time.Millisecond})
 	scopes := []string{"a", "b", "c", "d"}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // PurgeOptions says what to purge.
@@ -89,6 +91,9 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 		var deleted int64
 		err := pool.QueryRow(ctx, l.sql.purge, scope, l.lockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS()).
 			Scan(&deleted, &upto, &done)
+		if sqlstate.Of(err) == sqlstate.SerializationFailure {
+			continue // another purge was faster, and the default isolation is above READ COMMITTED
+		}
 		if err = failed("purge", err); errors.Is(err, ErrBusy) {
 			report.Busy++
 			break

@@ -75,6 +75,9 @@ func TestRefund_OfAPurgedChargeIsRefused(t *testing.T) {
 	} {
 		require.ErrorIs(t, refund(ctx, pool, l, "a", seq, 1), want, seq)
 	}
+	var sums int
+	require.NoError(t, pool.QueryRow(ctx, `select count(*) from metered.refund_sum where block << (4 * level) < 32`).Scan(&sums))
+	require.Zero(t, sums, "the sums of what was purged are gone too")
 	require.NoError(t, refund(ctx, pool, l, "a", 40, 1))
 	require.Equal(t, int64(35), usage(t, pool, l, "a", 0).Used)
 	requireVerified(t, pool, l)

@@ -63,7 +63,6 @@ func (e *Enqueuer) claimKeys(ctx context.Context, tx pgx.Tx, keyed []*prepared) 
 	var c claim
 	_, err = pgx.ForEachRow(rows, []any{&c.id, &c.created, &c.kind, &c.tenant, &c.digest}, func() error {
 		claims[order[next]] = c
-		c.digest = nil // the next row must not write into this one's bytes
 		next++
 		return nil
 	})

@@ -29,7 +29,7 @@ var (
 
 	// ErrBusy means that another open transaction has claimed the key and did not
 	// end within Config.LockTimeout. The transaction is aborted; try it again.
-	ErrBusy error = fault.New("job_busy", "jobs: key is claimed by an open transaction")
+	ErrBusy error = fault.New("busy", "jobs: key is claimed by an open transaction")
 
 	// ErrNotMigrated means that a table or function is not there: this library's or
 	// River's.

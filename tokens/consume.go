@@ -17,7 +17,7 @@ const consumeSQL = `select ` + RowColumns + ` from metered.consume_token($1, $2,
 // again there is metered.Do, which remembers its results.
 //
 // It locks the token's row until the transaction ends; other consumers of the
-// same token wait for it, at most Config.LockWait each. Several tokens in one
+// same token wait for it, at most Config.LockTimeout each. Several tokens in one
 // transaction can deadlock with another that takes them in another order.
 //
 // Errors: ErrInvalid for whatever is wrong with the token, and then the
@@ -31,7 +31,7 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presen
 		return Grant{}, err
 	}
 	var row Row
-	if err := tx.QueryRow(ctx, s.sql.consume, append(p.Args(), s.lockWaitMS)...).Scan(row.Dest()...); err != nil {
+	if err := tx.QueryRow(ctx, s.sql.consume, append(p.Args(), s.lockTimeoutMS)...).Scan(row.Dest()...); err != nil {
 		return Grant{}, dbError("consume", err)
 	}
 	return p.Grant(row)

@@ -24,9 +24,9 @@ var (
 
 // Failures of the moment or of the set-up.
 var (
-	// ErrBusy means that a lock was not free within Config.LockWait, or within
+	// ErrBusy means that a lock was not free within Config.LockTimeout, or within
 	// the transaction's own lock_timeout. The transaction is aborted; try again.
-	ErrBusy error = fault.New("token_busy", "tokens: another transaction holds the token for too long")
+	ErrBusy error = fault.New("busy", "tokens: another transaction holds the token for too long")
 
 	// ErrNotMigrated means that the schema is not there, or not whole.
 	ErrNotMigrated error = fault.New("not_migrated", "tokens: the schema is missing or incomplete: call metered.Migrate")

@@ -232,7 +232,7 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
 	}
 	var status string
 	var mintedAt time.Time
-	err := tx.QueryRow(ctx, s.sql.mint, digests, purposes, subjects, payloads, uses, ttls, s.lockWaitMS).
+	err := tx.QueryRow(ctx, s.sql.mint, digests, purposes, subjects, payloads, uses, ttls, s.lockTimeoutMS).
 		Scan(&status, &mintedAt)
 	if err != nil {
 		return dbError("mint", err)

@@ -234,7 +234,7 @@ func (c *counted) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 func TestMint_WaitsForTheSameSecretAtMostAsLongAsToldTo(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
-	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockWait: 20 * time.Millisecond}))
+	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: 20 * time.Millisecond}))
 	m := tokens.Mint{Purpose: "p", Subject: "s", Secret: must(tokens.Derive(testKey, "x"))}
 	holder, err := pool.Begin(ctx)
 	require.NoError(t, err)
@@ -251,6 +251,6 @@ func TestMint_WaitsForTheSameSecretAtMostAsLongAsToldTo(t *testing.T) {
 func requireBusy(t *testing.T, err error) {
 	t.Helper()
 	require.ErrorIs(t, err, tokens.ErrBusy)
-	require.Equal(t, "token_busy", fault.Code(err))
+	require.Equal(t, "busy", fault.Code(err))
 	require.Equal(t, sqlstate.LockNotAvailable, sqlstate.Of(err))
 }

@@ -36,7 +36,7 @@ func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) 
 	var mintedAt *time.Time
 	var revoked *int64
 	err = tx.QueryRow(ctx, s.sql.replace, s.lockKey(p.Purpose, p.Subject), p.Digest[:],
-		p.Purpose, p.Subject, p.payload, int32(p.Uses), p.ttl.Microseconds(), s.lockWaitMS).
+		p.Purpose, p.Subject, p.payload, int32(p.Uses), p.ttl.Microseconds(), s.lockTimeoutMS).
 		Scan(&status, &mintedAt, &revoked)
 	if err != nil {
 		return Minted{}, dbError("replace", err)

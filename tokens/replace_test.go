@@ -192,7 +192,7 @@ func TestReplace_RacingConsumersNeverUseAReplacedToken(t *testing.T) {
 func TestReplace_WaitsAtMostAsLongAsToldTo(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
-	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockWait: 20 * time.Millisecond}))
+	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: 20 * time.Millisecond}))
 	m := tokens.Mint{Purpose: "p", Subject: "s"}
 
 	// For another Replace, which holds only the advisory lock and rows unseen.

@@ -17,7 +17,7 @@ const revokeSQL = `select metered.revoke_token($1, $2)`
 // that one commits first, the use is taken. Errors: ErrBusy and Postgres's.
 func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, error) {
 	var revoked bool
-	if err := tx.QueryRow(ctx, s.sql.revoke, digest[:], s.lockWaitMS).Scan(&revoked); err != nil {
+	if err := tx.QueryRow(ctx, s.sql.revoke, digest[:], s.lockTimeoutMS).Scan(&revoked); err != nil {
 		return false, dbError("revoke", err)
 	}
 	return revoked, nil
@@ -31,7 +31,7 @@ const revokeSubjectSQL = `select metered.revoke_tokens($1, $2, $3)`
 //
 // After a rollback they are good again. Calling it again does no harm. It locks
 // their rows, in the order of their digests, and waits for open transactions
-// that consume them, at most Config.LockWait for each. Errors: ErrArgument,
+// that consume them, at most Config.LockTimeout for each. Errors: ErrArgument,
 // ErrBusy and Postgres's. To hand out a new token instead, call Replace.
 func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject string) (int64, error) {
 	if err := checkPurpose("purpose", purpose); err != nil {
@@ -41,7 +41,7 @@ func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject s
 		return 0, err
 	}
 	var revoked int64
-	if err := tx.QueryRow(ctx, s.sql.revokeSubject, purpose, subject, s.lockWaitMS).Scan(&revoked); err != nil {
+	if err := tx.QueryRow(ctx, s.sql.revokeSubject, purpose, subject, s.lockTimeoutMS).Scan(&revoked); err != nil {
 		return 0, dbError("revoke subject", err)
 	}
 	return revoked, nil

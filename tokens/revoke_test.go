@@ -148,7 +148,7 @@ func TestRevokeSubject_ManyAtOnceDoNotDeadlock(t *testing.T) {
 func TestRevoke_WaitsForAConsumerAtMostAsLongAsToldTo(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
-	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockWait: 20 * time.Millisecond}))
+	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: 20 * time.Millisecond}))
 	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
 	holder, err := pool.Begin(ctx)
 	require.NoError(t, err)

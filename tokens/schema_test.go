@@ -46,6 +46,12 @@ func TestStore_SaysThatTheSchemaIsMissing(t *testing.T) {
 		_, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
 		return err
 	}), tokens.ErrNotMigrated)
+
+	older := pgtest.Open(t)
+	_, err = older.Exec(ctx, "drop function metered.inspect_token")
+	require.NoError(t, err)
+	_, err = store.Inspect(ctx, older, "p", "s", text)
+	require.ErrorIs(t, err, tokens.ErrNotMigrated)
 }
 
 func TestStore_WorksWithoutPreparedStatements(t *testing.T) {

@@ -25,9 +25,9 @@ const (
 	// MaxPayloadLen bounds a payload as JSON.
 	MaxPayloadLen = 8 << 10
 
-	MinLockWait     = time.Millisecond
-	MaxLockWait     = time.Minute
-	DefaultLockWait = 5 * time.Second
+	MinLockTimeout     = time.Millisecond
+	MaxLockTimeout     = time.Minute
+	DefaultLockTimeout = 5 * time.Second
 )
 
 // Config says where a Store keeps its tokens and what they look like. The zero
@@ -46,21 +46,21 @@ type Config struct {
 	// about, keep a second Store with the old prefix.
 	Prefix string
 
-	// LockWait bounds the wait for each lock, 1 ms to 1 minute: a call that runs
+	// LockTimeout bounds the wait for each lock, 1 ms to 1 minute: a call that runs
 	// into it fails with ErrBusy. A lock_timeout that the session or the
 	// transaction has set takes precedence, except over the wait of one Replace for
 	// another. Defaults to 5 s.
-	LockWait time.Duration
+	LockTimeout time.Duration
 }
 
 // Store mints and consumes tokens of one prefix in one schema. It has no state
 // and no connection: it may be shared by any number of goroutines, and any
 // number of stores may use the same schema.
 type Store struct {
-	prefix     string
-	lockWaitMS int32
-	lockSpace  string
-	sql        statements
+	prefix        string
+	lockTimeoutMS int32
+	lockSpace     string
+	sql           statements
 }
 
 // statements are this package's, with the schema's name in them.
@@ -82,16 +82,16 @@ func New(config Config) (*Store, error) {
 		return nil, invalid("Config.Prefix",
 			"want 1 to %d of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _", MaxPrefixLen)
 	}
-	if config.LockWait == 0 {
-		config.LockWait = DefaultLockWait
+	if config.LockTimeout == 0 {
+		config.LockTimeout = DefaultLockTimeout
 	}
-	if config.LockWait < MinLockWait || config.LockWait > MaxLockWait {
-		return nil, invalid("Config.LockWait", "%v: want %v to %v", config.LockWait, MinLockWait, MaxLockWait)
+	if config.LockTimeout < MinLockTimeout || config.LockTimeout > MaxLockTimeout {
+		return nil, invalid("Config.LockTimeout", "%v: want %v to %v", config.LockTimeout, MinLockTimeout, MaxLockTimeout)
 	}
 	return &Store{
-		prefix:     config.Prefix,
-		lockWaitMS: int32(config.LockWait / time.Millisecond),
-		lockSpace:  "metered/tokens/" + name.String(),
+		prefix:        config.Prefix,
+		lockTimeoutMS: int32(config.LockTimeout / time.Millisecond),
+		lockSpace:     "metered/tokens/" + name.String(),
 		sql: statements{
 			mint:          name.SQL(mintSQL),
 			replace:       name.SQL(replaceSQL),

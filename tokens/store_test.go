@@ -106,7 +106,7 @@ func TestNew_RefusesBadConfiguration(t *testing.T) {
 		"Config.Schema": {{Schema: "Metered"}, {Schema: `x"; drop`}, {Schema: "pg_x"}, {Schema: strings.Repeat("a", 64)}},
 		"Config.Prefix": {{Prefix: "_a"}, {Prefix: "a_"}, {Prefix: "1a"}, {Prefix: "a-b"}, {Prefix: "a b"}, {Prefix: "ä"},
 			{Prefix: "a\n"}, {Prefix: strings.Repeat("a", tokens.MaxPrefixLen+1)}},
-		"Config.LockWait": {{LockWait: -1}, {LockWait: tokens.MinLockWait - 1}, {LockWait: tokens.MaxLockWait + 1}},
+		"Config.LockTimeout": {{LockTimeout: -1}, {LockTimeout: tokens.MinLockTimeout - 1}, {LockTimeout: tokens.MaxLockTimeout + 1}},
 	} {
 		for _, config := range configs {
 			_, err := tokens.New(config)
@@ -120,8 +120,8 @@ func TestNew_AcceptsTheBounds(t *testing.T) {
 	for _, config := range []tokens.Config{
 		{},
 		{Prefix: "a"},
-		{Prefix: strings.Repeat("a", tokens.MaxPrefixLen), LockWait: tokens.MaxLockWait, Schema: "other_1"},
-		{Prefix: "A__9", LockWait: tokens.MinLockWait},
+		{Prefix: strings.Repeat("a", tokens.MaxPrefixLen), LockTimeout: tokens.MaxLockTimeout, Schema: "other_1"},
+		{Prefix: "A__9", LockTimeout: tokens.MinLockTimeout},
 	} {
 		_, err := tokens.New(config)
 		require.NoError(t, err, "%+v", config)

@@ -27,8 +27,8 @@ type crashOrder struct {
 	Upload               upload
 }
 
-// runAndCrash runs the command of an upload in this process, which kills itself when everything but COMMIT, and the charge that
-// goes with it, has been done.
+// runAndCrash runs the command of an upload in this process, which kills itself when everything but COMMIT, and the charge
+// that goes with it, has been done.
 func runAndCrash(ctx context.Context) {
 	err := func() error {
 		var order crashOrder

@@ -86,7 +86,7 @@ func statusOf(err error) int {
 		return http.StatusConflict
 	case "invalid_argument", "operation_future":
 		return http.StatusBadRequest
-	case "indefinite", "busy", "budget_busy", "token_busy", "job_busy":
+	case "indefinite", "busy":
 		return http.StatusServiceUnavailable // the same request again is safe, and is the way to find out
 	}
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -61,7 +61,8 @@ func TestQuickstart(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		require.Error(t, err)
 		require.Equal(t, 1, cmd.ProcessState.ExitCode())
-		require.Equal(t, "quickstart: cannot read what is to be uploaded: open /no/such/file: no such file or directory\n", string(out))
+		require.Equal(t, "quickstart: cannot read what is to be uploaded: "+
+			"open /no/such/file: no such file or directory\n", string(out))
 	})
 
 	t.Run("CleansUpWhenInterrupted", func(t *testing.T) {
@@ -96,6 +97,7 @@ func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 	require.NotContains(t, out, "FAILED")
 	for _, line := range []string{
 		`same operation, status: 200`,
+		`its answer is the first one: \{"row":1,`,
 		`same operation with another file, status: 409`,
 		`same token for another operation, status: 403`,
 		`why, as only the server is told: used`,

@@ -63,7 +63,8 @@ func (s *story) overBudget(ctx context.Context) error {
 		return err
 	}
 	left := s.app.plans[account].Hourly - usage[0].Used
-	s.line("used %d bytes in an hour, %d in a day: %d are left, and the next upload has one more", usage[0].Used, usage[1].Used, left)
+	s.line("used %d bytes in an hour, %d in a day", usage[0].Used, usage[1].Used)
+	s.line("%d are left of the hour's, and the next upload has one more", left)
 	request, err := s.prepare(ctx, file{"too-large.bin", make([]byte, left+1)})
 	if err != nil {
 		return err

@@ -7,8 +7,9 @@ import (
 	"fmt"
 )
 
-// Sentinel is an error that identifies one kind of failure. It is compared by
-// identity, so errors.Is finds it under any wrapping.
+// Sentinel is an error that identifies one kind of failure by its code: two
+// packages that call a failure by the same code mean the same, and errors.Is finds
+// the one in the other's errors, under any wrapping.
 type Sentinel struct{ code, text string }
 
 // New returns a sentinel. The code is stable across releases, for metrics and
@@ -19,6 +20,12 @@ func (s *Sentinel) Error() string { return s.text }
 
 // Code returns the stable code.
 func (s *Sentinel) Code() string { return s.code }
+
+// Is reports whether target is a sentinel of the same code.
+func (s *Sentinel) Is(target error) bool {
+	other, ok := target.(*Sentinel)
+	return ok && other.code == s.code
+}
 
 // Argument says which argument of a call was refused before any SQL ran.
 type Argument struct {

@@ -1,0 +1,180 @@
+package budget_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// Bytes are charged against an hourly and a daily limit, in the transaction that
+// does what they are charged for.
+func ExampleLedger_Charge() {
+	ctx, pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	limits := []budget.Limit{
+		{Name: "hourly", Max: 1_000, Window: time.Hour},
+		{Name: "daily", Max: 5_000, Window: 24 * time.Hour},
+	}
+
+	for _, size := range []int64{700, 400} {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			// Your own writes go here: they and the charge commit together or not at all.
+			receipt, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: size, Limits: limits})
+			if err != nil {
+				return err
+			}
+			for _, s := range receipt.Entries[0].Standings {
+				fmt.Printf("%s: used %d, %d left\n", s.Limit.Name, s.Used, s.Available)
+			}
+			return nil
+		})
+		var exceeded *budget.ExceededError
+		if errors.As(err, &exceeded) {
+			r := exceeded.Refusals[0]
+			fmt.Printf("%s limit refuses %d of %d left, retry within the hour: %v\n",
+				r.Limit.Name, r.Requested, r.Available, r.RetryAfter <= time.Hour)
+		} else {
+			check(err)
+		}
+	}
+	// Output:
+	// hourly: used 700, 300 left
+	// daily: used 700, 4300 left
+	// hourly limit refuses 400 of 300 left, retry within the hour: true
+}
+
+// Prepaid credit is a lifetime limit of 0: nothing is spent that was not credited.
+func ExampleLedger_Credit() {
+	ctx, pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	prepaid := []budget.Limit{{Name: "prepaid", Max: 0}}
+	spend := func(cents int64) {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "wallet/ann", Amount: cents, Limits: prepaid})
+			return err
+		})
+		fmt.Printf("spend %d: %v\n", cents, err)
+	}
+
+	spend(300)
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := ledger.Credit(ctx, tx, budget.Credit{Scope: "wallet/ann", Amount: 1_000})
+		return err
+	}))
+	spend(300)
+	spend(800)
+	// Output:
+	// spend 300: budget: limit exceeded: scope "wallet/ann": requested 300, available 0 of 0 for the lifetime, never fits
+	// spend 300: <nil>
+	// spend 800: budget: limit exceeded: scope "wallet/ann": requested 800, available 700 of 0 for the lifetime, never fits
+}
+
+// A refund gives back part of a charge, and never more than was charged.
+func ExampleLedger_Refund() {
+	ctx, pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		receipt, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 100})
+		check(err)
+		charged := receipt.Entries[0]
+
+		_, err = ledger.Refund(ctx, tx, budget.Refund{Scope: charged.Scope, Seq: charged.Seq, Amount: 30})
+		check(err)
+		_, err = ledger.Refund(ctx, tx, budget.Refund{Scope: charged.Scope, Seq: charged.Seq, Amount: 80})
+		fmt.Println(err)
+		return nil // a refused refund wrote nothing and leaves the transaction usable
+	}))
+	for e, err := range ledger.Entries(ctx, pool, "org/acme", budget.EntriesOptions{}) {
+		check(err)
+		fmt.Printf("%d %s %d: spent %d, refunded %d\n", e.Seq, e.Kind, e.Amount, e.Spent, e.Refunded)
+	}
+	// Output:
+	// budget: refund exceeds what is left of the charge: requested 80, left 70
+	// 1 charge 100: spent 100, refunded 0
+	// 2 refund 30: spent 100, refunded 30
+}
+
+// Usage looks at many scopes and windows in one round trip.
+func ExampleLedger_Usage() {
+	ctx, pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := ledger.Charge(ctx, tx,
+			budget.Charge{Scope: "org/acme", Amount: 5}, budget.Charge{Scope: "user/ann", Amount: 2})
+		return err
+	}))
+	usages, err := ledger.Usage(ctx, pool,
+		budget.Query{Scope: "org/acme", Window: time.Hour},
+		budget.Query{Scope: "org/acme"}, // the lifetime
+		budget.Query{Scope: "user/ann", Window: time.Hour},
+		budget.Query{Scope: "user/bob", Window: time.Hour})
+	check(err)
+	for _, u := range usages {
+		fmt.Println(u.Scope, u.Window, u.Used)
+	}
+	// Output:
+	// org/acme 1h0m0s 5
+	// org/acme 0s 5
+	// user/ann 1h0m0s 2
+	// user/bob 1h0m0s 0
+}
+
+// Parts are escaped, so that different parts never name the same scope.
+func ExampleScopeKey() {
+	for _, parts := range [][3]string{
+		{"seat", "21A", "2026-11-21T20:00"},
+		{"seat", "21A/2026-11-21T20:00", ""},
+		{"storage", "acme", ""},
+	} {
+		scope, err := budget.ScopeKey(parts[0], parts[1], parts[2])
+		fmt.Println(scope, err)
+	}
+	// Output:
+	// seat/21A/2026-11-21T20:00 <nil>
+	// seat/21A%2F2026-11-21T20:00 <nil>
+	// storage/acme <nil>
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// exampleDatabase returns a database of the example's own, with the schema.
+func exampleDatabase() (context.Context, *pgxpool.Pool, func()) {
+	tb := &exampleTB{}
+	return context.Background(), pgtest.Open(tb), func() {
+		for i := len(tb.cleanups) - 1; i >= 0; i-- {
+			tb.cleanups[i]()
+		}
+	}
+}
+
+// exampleTB is as much of a testing.TB as pgtest needs, for examples have none.
+type exampleTB struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleTB) Helper()                           {}
+func (*exampleTB) Name() string                      { return "Example" }
+func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (tb *exampleTB) Cleanup(f func())               { tb.cleanups = append(tb.cleanups, f) }

@@ -1,0 +1,244 @@
+package metered_test
+
+import (
+	"bytes"
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+)
+
+// onWire sets up a client whose connections run through a wire, and a command.
+func onWire(t *testing.T, cfg metered.Config, change func(*pgxpool.Config)) (*pgxpool.Pool, *wire, *metered.Client, metered.Command) {
+	t.Helper()
+	owner, _ := setUp(t, metered.Config{})
+	pool, w := tap(t, owner, change)
+	c := newClient(t, pool, cfg)
+	requireUsable(t, c, "before")
+	return owner, w, c, whole(t, owner, c, "op")
+}
+
+// counted counts the runs of the command's function.
+func counted(runs *atomic.Int64) metered.Func[uploaded] {
+	return wholeFunc("op", func(step int) error {
+		if step == 0 {
+			runs.Add(1)
+		}
+		return nil
+	})
+}
+
+// The last flush of a command meets something: what became of it is found out by
+// itself, and it has run exactly once.
+func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
+	t.Parallel()
+	instead := func(f *flush, answer []byte) { // the server never gets it
+		f.deliver = func() { f.conn.answer = answer; f.close() }
+	}
+	partly := func(f *flush, upTo string) {
+		f.deliver = func() {
+			_ = f.pass()
+			all := f.answers()
+			f.conn.answer = all[:bytes.Index(all, []byte(upTo))]
+			f.close()
+		}
+	}
+	for what, test := range map[string]struct {
+		fault    func(f *flush)
+		runs     int64 // of the function
+		replayed bool
+	}{
+		"the answer is lost":                       {func(f *flush) { f.loseAnswer() }, 1, true},
+		"the flush is lost":                        {func(f *flush) { f.lose() }, 2, false},
+		"FATAL 08P01, committed":                   {func(f *flush) { f.answerWith(errorResponse("FATAL", "08P01", "server conn crashed?")) }, 1, true},
+		"FATAL 08P01, not committed":               {func(f *flush) { instead(f, errorResponse("FATAL", "08P01", "server conn crashed?")) }, 2, false},
+		"FATAL 57P01, committed":                   {func(f *flush) { f.answerWith(errorResponse("FATAL", "57P01", "terminating")) }, 1, true},
+		"ERROR and no end, committed":              {func(f *flush) { f.answerWith(errorResponse("ERROR", "XX000", "no")) }, 1, true},
+		"ERROR and no end, not committed":          {func(f *flush) { instead(f, errorResponse("ERROR", "XX000", "no")) }, 2, false},
+		"a serialization failure, but committed":   {func(f *flush) { f.answerWith(errorResponse("ERROR", "40001", "no")) }, 1, true},
+		"the answer stops before COMMIT's tag":     {func(f *flush) { partly(f, "C\x00\x00\x00\x0bCOMMIT") }, 1, true},
+		"the answer stops behind COMMIT's tag":     {func(f *flush) { partly(f, "Z\x00\x00\x00\x05") }, 1, false},
+		"the answer stops in the middle of a byte": {func(f *flush) { partly(f, "OMMIT\x00") }, 1, true},
+	} {
+		for _, level := range isolationLevels {
+			t.Run(what+", "+string(level), func(t *testing.T) {
+				t.Parallel()
+				owner, w, c, cmd := onWire(t, metered.Config{}, nil)
+				cmd.Isolation = level
+				w.once((*flush).last, test.fault)
+				var runs atomic.Int64
+				out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
+				require.NoError(t, err)
+				require.Equal(t, "op", out.Result.Name)
+				require.Equal(t, test.replayed, out.Replayed)
+				require.Len(t, out.Receipt.Entries, 3)
+				require.Equal(t, test.runs, runs.Load())
+				require.Equal(t, everything, footprintOf(t, owner, cmd))
+			})
+		}
+	}
+}
+
+func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
+	t.Parallel()
+	for what, committed := range map[string]bool{"committed": true, "not committed": false} {
+		for _, by := range []string{"deadline", "timeout", "cancel"} {
+			t.Run(what+", "+by, func(t *testing.T) {
+				t.Parallel()
+				owner, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, nil)
+				cmd.Namespace = "ns"
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if by == "deadline" {
+					ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
+					defer cancel()
+				}
+				w.once((*flush).last, func(f *flush) {
+					w.refuse(true)
+					if f.lose(); committed {
+						f.loseAnswer()
+					}
+					if by == "cancel" {
+						deliver := f.deliver
+						f.deliver = func() { deliver(); cancel() }
+					}
+				})
+				var runs atomic.Int64
+				_, err := metered.Do(ctx, c, cmd, counted(&runs))
+				var indefinite *metered.IndefiniteError
+				require.ErrorAs(t, err, &indefinite)
+				require.ErrorIs(t, err, metered.ErrIndefinite)
+				require.Equal(t, "ns", indefinite.Namespace)
+				require.Equal(t, "op", indefinite.ID)
+				require.Equal(t, "indefinite", metered.Code(err))
+				require.Equal(t, int64(1), runs.Load())
+
+				w.refuse(false)
+				settled(t, owner)
+				out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
+				require.NoError(t, err)
+				require.Equal(t, committed, out.Replayed)
+				require.Equal(t, "op", out.Result.Name)
+				require.Equal(t, everything, footprintOf(t, owner, cmd))
+			})
+		}
+	}
+}
+
+// After the outcome is known to be "not committed", what the repetition comes to
+// is the answer, and a definite one.
+func TestDo_ARepetitionThatFailsIsDefinite(t *testing.T) {
+	t.Parallel()
+	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
+	w.once((*flush).last, (*flush).lose)
+	var runs atomic.Int64
+	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
+		if step == 0 && runs.Add(1) == 2 {
+			return errOwn
+		}
+		return nil
+	}))
+	require.ErrorIs(t, err, errOwn)
+	require.NotErrorIs(t, err, metered.ErrIndefinite)
+	require.Equal(t, nothing, footprintOf(t, owner, cmd))
+}
+
+func TestDo_ACommitAnsweredByRollbackIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	owner, w, c, cmd := onWire(t, metered.Config{}, func(config *pgxpool.Config) {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	})
+	w.once((*flush).last, func(f *flush) {
+		at := bytes.LastIndex(f.raw, []byte("commit"))
+		f.raw = append(append(bytes.Clone(f.raw[:at]), "abort "...), f.raw[at+6:]...)
+	})
+	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+	require.ErrorIs(t, err, metered.ErrTxFailed)
+	require.NotErrorIs(t, err, metered.ErrIndefinite)
+	require.Equal(t, nothing, footprintOf(t, owner, cmd))
+}
+
+func TestDo_AFunctionThatSwallowsAnErrorCommitsNothing(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	cmd := whole(t, pool, c, "op")
+	_, err := metered.Do(t.Context(), c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+		out, err := wholeFunc("op", nil)(ctx, tx)
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, "select 1/0")
+		require.Error(t, err)
+		return out, nil
+	})
+	require.ErrorIs(t, err, metered.ErrTxFailed)
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+
+	// Rows left open would take the place of the last flush's.
+	_, err = metered.Do(t.Context(), c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+		_, err := tx.Query(ctx, "select generate_series(1, 10)")
+		return uploaded{}, err
+	})
+	require.ErrorIs(t, err, metered.ErrTxFailed)
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+	require.NoError(t, err)
+}
+
+func TestDo_AConstraintThatFailsAtCommitIsDefinite(t *testing.T) {
+	t.Parallel()
+	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
+	_, err := owner.Exec(t.Context(), `create table owners (name text primary key);
+		alter table uploads add constraint owned foreign key (name) references owners deferrable initially deferred`)
+	require.NoError(t, err)
+	w.each(nil)
+	var runs atomic.Int64
+	_, err = metered.Do(t.Context(), c, cmd, counted(&runs))
+	require.ErrorContains(t, err, "23503")
+	require.NotErrorIs(t, err, metered.ErrIndefinite)
+	require.Equal(t, int64(1), runs.Load())
+	require.Equal(t, nothing, footprintOf(t, owner, cmd))
+	_, err = owner.Exec(t.Context(), `insert into owners values ('op')`)
+	require.NoError(t, err)
+	_, err = metered.Do(t.Context(), c, cmd, counted(&runs))
+	require.NoError(t, err)
+}
+
+// The backend is killed while COMMIT runs.
+func TestDo_ABackendKilledDuringCommitIsResolved(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	cmd := whole(t, pool, c, "op")
+	ctx := t.Context()
+	_, err := pool.Exec(ctx, `create function slow() returns trigger language plpgsql as
+		$$ begin perform pg_advisory_xact_lock_shared(77); return new; end $$;
+		create constraint trigger slow after insert on uploads deferrable initially deferred for each row execute function slow()`)
+	require.NoError(t, err)
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(ctx, "select pg_advisory_xact_lock(77)")
+	require.NoError(t, err)
+
+	var runs atomic.Int64
+	done := make(chan error, 1)
+	go func() {
+		_, err := metered.Do(ctx, c, cmd, counted(&runs))
+		done <- err
+	}()
+	for range 2 { // the repetition is killed as well
+		waitingForLock(t, pool, 1)
+		require.True(t, queryRow[bool](t, pool, `select pg_terminate_backend(pid, 10000) from pg_stat_activity
+			where datname = current_database() and wait_event = 'advisory'`))
+	}
+	waitingForLock(t, pool, 1)
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+	require.NoError(t, tx.Rollback(ctx))
+	require.NoError(t, <-done)
+	require.Equal(t, int64(3), runs.Load())
+	require.Equal(t, everything, footprintOf(t, pool, cmd))
+}

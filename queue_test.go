@@ -1,0 +1,126 @@
+package metered_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+)
+
+// The whole last flush is with the server, COMMIT included, and waits for a scope
+// that another session has locked.
+
+func TestDo_AClientLostWhileQueuedForAScopeLeavesNothing(t *testing.T) {
+	t.Parallel()
+	owner, w, c, cmd := onWire(t, metered.Config{LockTimeout: time.Minute, ResolveTimeout: time.Second}, nil)
+	release := lockScope(t, owner, c, "op/b")
+	w.once((*flush).last, func(f *flush) {
+		w.refuse(true) // the client is gone: it will not come back
+		f.deliver = func() {
+			_ = f.pass()
+			waitingForLock(t, owner, 1)
+			f.close()
+		}
+	})
+	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+	require.ErrorIs(t, err, metered.ErrIndefinite)
+	require.Eventually(t, func() bool {
+		return queryRow[int](t, owner, `select count(*) from pg_stat_activity
+			where datname = current_database() and wait_event = 'advisory'`) == 0
+	}, 20*time.Second, 5*time.Millisecond)
+	release()
+	settled(t, owner)
+	require.Equal(t, nothing, footprintOf(t, owner, cmd))
+
+	w.refuse(false)
+	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+	require.NoError(t, err)
+	require.Equal(t, everything, footprintOf(t, owner, cmd))
+}
+
+func TestDo_ABackendKilledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+	cmd := whole(t, pool, c, "op")
+	lockScope(t, pool, c, "op/b")
+	var runs atomic.Int64
+	done := make(chan error, 1)
+	go func() {
+		_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
+			if step == 0 && runs.Add(1) == 2 {
+				return errOwn
+			}
+			return nil
+		}))
+		done <- err
+	}()
+	waitingForLock(t, pool, 1)
+	require.True(t, queryRow[bool](t, pool, `select pg_terminate_backend(pid, 10000) from pg_stat_activity
+		where datname = current_database() and wait_event = 'advisory'`))
+	require.ErrorIs(t, <-done, errOwn) // of the repetition, which found that nothing had been committed
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+	requireUsable(t, c, "after")
+}
+
+func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+	cmd := whole(t, pool, c, "op")
+	release := lockScope(t, pool, c, "op/b")
+	requireUsable(t, c, "warm")
+	connections := pool.Stat().NewConnsCount()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	_, err := metered.Do(ctx, c, cmd, wholeFunc("op", nil))
+	require.NoError(t, ctx.Err(), "the deadline has passed")
+	require.ErrorIs(t, err, metered.ErrBusy)
+	require.NotErrorIs(t, err, metered.ErrIndefinite)
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+	require.Equal(t, connections, pool.Stat().NewConnsCount(), "a connection was given up")
+	release()
+	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+	require.NoError(t, err)
+	require.Equal(t, everything, footprintOf(t, pool, cmd))
+}
+
+func TestDo_AScopeIsWaitedForNoLongerThanTheLockTimeout(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	cmd := whole(t, pool, c, "op")
+	release := lockScope(t, pool, c, "op/b")
+	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+	require.ErrorIs(t, err, metered.ErrBusy)
+	require.Equal(t, "busy", metered.Code(err))
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+	release()
+	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+	require.NoError(t, err)
+}
+
+// A cancelled context closes the connection under the waiting flush.
+func TestDo_CancelledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+	cmd := whole(t, pool, c, "op")
+	release := lockScope(t, pool, c, "op/b")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := metered.Do(ctx, c, cmd, wholeFunc("op", nil))
+		done <- err
+	}()
+	waitingForLock(t, pool, 1)
+	cancel()
+	require.ErrorIs(t, <-done, metered.ErrIndefinite)
+	require.Eventually(t, func() bool {
+		return queryRow[int](t, pool, `select count(*) from pg_stat_activity
+			where datname = current_database() and wait_event = 'advisory'`) == 0
+	}, 20*time.Second, 5*time.Millisecond)
+	release()
+	settled(t, pool)
+	require.Equal(t, nothing, footprintOf(t, pool, cmd))
+}
