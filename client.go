@@ -64,7 +64,8 @@ type Config struct {
 type Denial struct {
 	// Command is the command, without its Token: that may be unspent still.
 	Command Command
-	// Err is a *budget.ExceededError or a *tokens.InvalidError.
+	// Err matches budget.ErrExceeded, and then is a *budget.ExceededError, or
+	// tokens.ErrInvalid.
 	Err error
 	// Sticky means that it was a sticky charge that was refused.
 	Sticky bool

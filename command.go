@@ -95,15 +95,11 @@ type operation struct {
 }
 
 func (c *Client) prepare(cmd Command) (*operation, error) {
-	if cmd.ID == "" {
-		return nil, invalid("Command.ID", "is empty")
+	if err := checkID(cmd.Namespace, cmd.ID); err != nil {
+		return nil, err
 	}
-	for _, f := range []struct{ field, text string }{
-		{"Command.ID", cmd.ID}, {"Command.Namespace", cmd.Namespace}, {"Command.Name", cmd.Name},
-	} {
-		if err := checkText(f.field, f.text); err != nil {
-			return nil, err
-		}
+	if err := checkText("Command.Name", cmd.Name); err != nil {
+		return nil, err
 	}
 	op := &operation{command: cmd, issued: issuedAt(cmd), isolation: cmd.Isolation}
 	switch cmd.Isolation {
@@ -233,6 +229,16 @@ func lengthPrefixed(parts ...string) string {
 		b = append(b, p...)
 	}
 	return string(b)
+}
+
+func checkID(namespace, id string) error {
+	if id == "" {
+		return invalid("Command.ID", "is empty")
+	}
+	if err := checkText("Command.ID", id); err != nil {
+		return err
+	}
+	return checkText("Command.Namespace", namespace)
 }
 
 func checkText(field, text string) error {

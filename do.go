@@ -69,8 +69,8 @@ type Outcome[R any] struct {
 //
 // Errors: *ArgumentError and those of budget, tokens before any SQL;
 // *budget.ExceededError; tokens.ErrInvalid; ErrConflict, ErrRetired, ErrFuture;
-// ErrBusy, budget.ErrBusy; ErrTxControl, ErrTxFailed, ErrResult; ErrSticky; whatever
-// fn returned; errors of Postgres. After all of these nothing was committed.
+// ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed, ErrResult; ErrSticky; whatever fn
+// returned; errors of Postgres. After all of these nothing was committed.
 // *IndefiniteError: not known, see there. A panic in fn rolls back and goes on.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	op, err := c.prepare(cmd)
@@ -188,13 +188,13 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 		case retryable(a.err):
 			return record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
 		default:
-			return record{}, c.deny(ctx, op.command, a.err, a.sticky)
+			return record{}, c.deny(ctx, op.command, timedOut(a.err), a.sticky)
 		}
 		if err := pause(resolve, n); err != nil {
 			if lost != nil {
 				return record{}, &IndefiniteError{Namespace: op.command.Namespace, ID: op.command.ID, cause: lost}
 			}
-			return record{}, fmt.Errorf("metered: %w, while retrying: %w", err, a.err)
+			return record{}, timedOut(fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
 		}
 	}
 }

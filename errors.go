@@ -1,6 +1,8 @@
 package metered
 
 import (
+	"context"
+	"errors"
 	"fmt"
 
 	"github.com/pgmetered/metered/internal/fault"
@@ -44,6 +46,10 @@ var (
 	// ErrBusy: another call with the same operation id is still running, or a
 	// scope's lock was not to be had, within the lock timeout. Try again later.
 	ErrBusy error = fault.New("busy", "metered: busy")
+
+	// ErrTimeout: the server gave up on a statement, or on a transaction that stood
+	// idle, at the context's deadline. It is context.DeadlineExceeded too.
+	ErrTimeout error = fault.New("timeout", "metered: timeout")
 
 	// ErrTxControl: the function tried to begin, commit or roll back, which is
 	// not its business: it returns nil or an error.
@@ -100,9 +106,21 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
-// Code returns the stable code of err ("budget_exceeded", "token_invalid", …),
-// for metrics, logs and programs on the other side of a wire. It is "" for nil
-// and for errors that are not this library's.
+// Code returns the stable code of err, for metrics, logs and programs on the other
+// side of a wire. It is "" for nil and for errors that are not this library's.
+// Errors of one code are one kind, whichever package they come from: budget.ErrBusy
+// is metered.ErrBusy.
+//
+//	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
+//	try again       busy timeout
+//	not known       indefinite
+//	arguments       invalid_argument
+//	set-up          not_migrated schema_version no_river job_plugin
+//	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
+//	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry
+//	                budget_entry_purged budget_not_charge budget_refund_exceeds
+//	tokens, jobs    token_exists job_conflict job_key_not_found
+//	operations      operation_unknown sticky_failed
 func Code(err error) string { return fault.Code(err) }
 
 // failed turns an error of this package's own statements into its errors. The
@@ -126,6 +144,16 @@ func failed(doing string, err error) error {
 		return fmt.Errorf("metered: %s: %w", doing, err)
 	}
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
+}
+
+// timedOut gives ErrTimeout to an error that comes of a deadline: ctx's own, or the
+// timeouts that were set to end before it.
+func timedOut(err error) error {
+	state := sqlstate.Of(err)
+	if state != sqlstate.QueryCanceled && state != sqlstate.IdleInTransaction && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
 }
 
 // retryable reports whether the whole transaction may succeed if it runs again.

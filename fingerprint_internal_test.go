@@ -1,60 +1,138 @@
 package metered
 
 import (
-	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
-	"strings"
+	"fmt"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/tokens"
 )
 
-// offline is a client that has no database.
-func offline(t testing.TB) *Client {
+func fingerprintOf(t testing.TB, cmd Command, token *tokens.Presented) string {
 	t.Helper()
-	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none")
+	fp, err := fingerprint(cmd, &operation{token: token, issued: issuedAt(cmd)})
 	require.NoError(t, err)
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	c, err := New(pool, Config{SecretKey: []byte("0123456789abcdefghijklmnopqrstuvw"), TokenPrefix: "up"})
-	require.NoError(t, err)
-	return c
+	require.Len(t, fp, 1+sha256.Size)
+	return hex.EncodeToString(fp)
 }
 
-func presented(t testing.TB, c *Client) string {
-	t.Helper()
-	secret, err := c.Secret("", "op", "golden")
-	require.NoError(t, err)
-	m, err := c.Tokens.TokenOf(secret)
-	require.NoError(t, err)
-	return m.Reveal()
-}
-
-// A stored fingerprint is compared with one made by a later release: these must
-// never change, unless fingerprintVersion does.
+// A stored fingerprint is compared with what a later release makes of the same
+// command: these must never change, unless fingerprintVersion does.
 func TestFingerprint_Golden(t *testing.T) {
 	t.Parallel()
-	c := offline(t)
 	at := time.Date(2031, 5, 6, 12, 0, 0, 123457999, time.UTC)
+	token := &tokens.Presented{Digest: tokens.Digest{1, 2, 3}, Purpose: "upload", Subject: "ann"}
 	for _, v := range []struct {
-		cmd  Command
-		want string
+		cmd   Command
+		token *tokens.Presented
+		want  string
 	}{
-		{Command{ID: "a"}, ""},
+		{Command{ID: "a"}, nil, "0117b0761f87b081d5cf10757ccc89f12be355c70e2e29df288b65b30710dcbcd1"},
+		{Command{ID: "b", Namespace: "ns"}, nil, "0117b0761f87b081d5cf10757ccc89f12be355c70e2e29df288b65b30710dcbcd1"},
+		{Command{Name: "upload", Input: map[string]any{"b": 1, "a": "é"}}, nil, "016125c203fc193849b70e59ea5411beb9fb95194bcbcc9801be4edcab09f34458"},
+		{Command{Input: []byte(`{"a":"é","b":1}`)}, nil, "0175195f30769f12eac1157e43942963e95bb6e124b501edf5deb7266b532d09a4"},
+		{Command{IssuedAt: at}, nil, "01871651a6da4ee7d2cc2df425f8757704bb92fb2ae40ddc34684b7119350518de"},
+		{Command{}, token, "01258dd51ceefb0c57d252e9d35e4b4a3fd5d1b203423bdc5e6c31cc2be2034f48"},
+		{Command{
+			Name: "upload", Input: 7, IssuedAt: at,
+			Charges: []budget.Charge{{Scope: "org/acme", Amount: 1200, Limits: []budget.Limit{{Max: 1}}}, {Scope: "é", Amount: 1 << 53}},
+			Sticky:  []budget.Charge{{Scope: "tries", Amount: 1}},
+		}, token, "010038698687b02708ad56b823e4c394659163e45b4375d163528afad829c752a2"},
 	} {
-		op, err := c.prepare(v.cmd)
-		require.NoError(t, err)
-		require.Equal(t, v.want, hex.EncodeToString(op.fingerprint))
+		require.Equal(t, v.want, fingerprintOf(t, v.cmd, v.token), "%+v", v.cmd)
 	}
-	_ = at
-	_ = bytes.Equal
-	_ = strings.ToLower
-	_ = budget.Charge{}
-	_ = tokens.Mint{}
+}
+
+// The encoding, spelt out once more.
+func TestFingerprint_IsTheHashOfLengthPrefixedParts(t *testing.T) {
+	t.Parallel()
+	n := func(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
+	p := func(b string) []byte { return append(n(uint64(len(b))), b...) }
+	digest := tokens.Digest{9}
+	h := sha256.New()
+	for _, b := range [][]byte{
+		p("name"), p(`"in"`), p(string(digest[:])), p("purpose"), p("subject"), p(string(n(1_000_001))),
+		n(2), p("s"), n(5), p("t"), n(6), n(1), p("u"), n(7),
+	} {
+		h.Write(b)
+	}
+	require.Equal(t, "01"+hex.EncodeToString(h.Sum(nil)), fingerprintOf(t, Command{
+		Name: "name", Input: "in", IssuedAt: time.UnixMicro(1_000_001),
+		Charges: []budget.Charge{{Scope: "s", Amount: 5}, {Scope: "t", Amount: 6}}, Sticky: []budget.Charge{{Scope: "u", Amount: 7}},
+	}, &tokens.Presented{Digest: digest, Purpose: "purpose", Subject: "subject"}))
+}
+
+func FuzzFingerprint(f *testing.F) {
+	f.Add("", []byte(""), "", int64(1), int64(0), "", []byte(""), "", int64(1), int64(1))
+	f.Add("ab", []byte("c"), "s", int64(1), int64(0), "a", []byte("bc"), "s", int64(1), int64(0))
+	f.Add("", []byte("\x00\x00\x00\x00\x00\x00\x00\x00"), "s", int64(1), int64(2), "", []byte(""), "s", int64(1), int64(2))
+	f.Add("n", []byte("i"), "s", int64(1), int64(-1), "n", []byte("i"), "s", int64(1), int64(0))
+	f.Fuzz(func(t *testing.T, name1 string, in1 []byte, scope1 string, amount1, issued1 int64,
+		name2 string, in2 []byte, scope2 string, amount2, issued2 int64) {
+		build := func(name string, in []byte, scope string, amount, issued int64) (Command, *tokens.Presented) {
+			cmd := Command{Name: name, Input: in}
+			if issued >= 0 && issued < 1<<60 { // negative: none
+				cmd.IssuedAt = time.UnixMicro(issued)
+			}
+			if amount != 0 {
+				cmd.Charges = []budget.Charge{{Scope: scope, Amount: amount}}
+			}
+			if amount%2 == 0 {
+				return cmd, nil
+			}
+			return cmd, &tokens.Presented{Purpose: scope, Subject: name}
+		}
+		// Whatever makes two commands differ makes their fingerprints differ.
+		cmd1, token1 := build(name1, in1, scope1, amount1, issued1)
+		cmd2, token2 := build(name2, in2, scope2, amount2, issued2)
+		text := func(cmd Command, token *tokens.Presented) string {
+			return fmt.Sprintf("%q %q %v %v %q %+v", cmd.Name, cmd.Input, cmd.IssuedAt.IsZero(), cmd.IssuedAt.UnixMicro(), fmt.Sprintf("%q", fmt.Sprint(cmd.Charges)), token)
+		}
+		same := text(cmd1, token1) == text(cmd2, token2)
+		require.Equal(t, same, fingerprintOf(t, cmd1, token1) == fingerprintOf(t, cmd2, token2))
+	})
+}
+
+func TestFingerprint_AnOldTimeIsNotNone(t *testing.T) {
+	t.Parallel()
+	require.NotEqual(t, fingerprintOf(t, Command{}, nil), fingerprintOf(t, Command{IssuedAt: time.UnixMicro(0)}, nil))
+}
+
+func TestOperationKey_Golden(t *testing.T) {
+	t.Parallel()
+	key := func(ns, id string) int64 { return lockkey.Of("metered/operation/metered", lengthPrefixed(ns, id)) }
+	require.Equal(t, int64(-9165199387468059424), key("ns", "op"))
+	require.NotEqual(t, key("a", "b"), key("", "ab"))
+	require.NotEqual(t, key("a", "b"), key("ab", ""))
+}
+
+func TestIssuedAt_IsReadFromAUUIDOfVersion7(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]int64{
+		"017f22e2-79b0-7cc3-98c4-dc0c0c07398f":  1645557742000, // RFC 9562, appendix A.6
+		"017F22E2-79B0-7CC3-98C4-DC0C0C07398F":  1645557742000,
+		"017f22e2-79b0-4cc3-98c4-dc0c0c07398f":  0, // version 4
+		"017f22e2-79b0-7cc3-18c4-dc0c0c07398f":  0, // another variant
+		"017f22e279b07cc398c4dc0c0c07398f":      0, // another form
+		"017f22e2_79b0_7cc3_98c4_dc0c0c07398f":  0,
+		"017f22e2-79b0-7cc3-98c4-dc0c0c07398g":  0,
+		"017f22e2-79b0-7cc3-98c4-dc0c0c07398f ": 0,
+		"":                                      0,
+	} {
+		at := issuedAt(Command{ID: id})
+		if want == 0 {
+			require.Nil(t, at, id)
+			continue
+		}
+		require.Equal(t, want, at.UnixMilli(), id)
+	}
+	given := time.Now()
+	require.True(t, issuedAt(Command{ID: "017f22e2-79b0-7cc3-98c4-dc0c0c07398f", IssuedAt: given}).Equal(given.Truncate(time.Microsecond)))
 }

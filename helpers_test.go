@@ -25,6 +25,9 @@ var isolationLevels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pg
 // errOwn is an error of the command's function.
 var errOwn = errors.New("the function says no")
 
+// secretKey is any: a fixed one makes the tokens of a test the same every time.
+var secretKey = []byte("mB7-wq2Zk/90sVfXr:LdN3cYp1{TgHuJ")
+
 type uploaded struct {
 	Name string `json:"name"`
 }

@@ -27,9 +27,12 @@ from metered.operations
 where namespace = $1 and id = $2`
 
 // Lookup returns the record of an operation, or ErrUnknownOperation: it has not
-// committed, not yet, or was purged. It waits for nobody. db is a pool, a
+// committed, not yet, or was purged. A bad id is an *ArgumentError. It waits for nobody. db is a pool, a
 // connection or a transaction.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
+	if err := checkID(namespace, id); err != nil {
+		return Operation{}, err
+	}
 	var b begun
 	var issued *time.Time
 	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).

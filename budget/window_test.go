@@ -131,3 +131,17 @@ func TestWindow_BehindWhatIsRetainedIsAnError(t *testing.T) {
 		}
 	}
 }
+
+// The shortest chain that a purge can shorten: entries 1 and 17 remain.
+func TestWindow_BehindTheOnlyEntryKeptIsAnError(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	chargeMany(t, pool, l, "a", 16)
+	clock.Advance(time.Minute)
+	mustCharge(t, pool, l, "a", 1)
+	clock.Advance(time.Minute)
+	require.Equal(t, int64(15), purge(t, pool, l, time.Minute).Entries)
+	require.Zero(t, usage(t, pool, l, "a", time.Minute).Used)
+	_, err := l.Usage(t.Context(), pool, budget.Query{Scope: "a", Window: time.Minute + time.Microsecond})
+	require.ErrorIs(t, err, budget.ErrWindowPurged)
+}

@@ -28,8 +28,8 @@
 //
 // A keyed Enqueue is one round trip more than River's insert. The first claims
 // the key, in metered.job_keys, with a job id taken from River's sequence; the
-// second is River's insert, in which Plugin gives the job that id. Neither row is
-// ever updated. The job's NOTIFY is River's and transactional, so nobody hears of
+// second is River's insert, in which Plugin gives the job that id. Neither row has
+// to be touched again. The job's NOTIFY is River's and transactional, so nobody hears of
 // a job before it is committed, or ever of one that was rolled back.
 //
 // # Retention
@@ -43,5 +43,5 @@
 //
 // An application needs what metered.GrantSQL gives, and on River's tables what
 // River's own insert needs: select, insert and update on river_job and usage on
-// river_job_id_seq. Purge needs the owner of the schema.
+// river_job_id_seq. Purge needs what metered.GrantMaintenanceSQL gives.
 package jobs

@@ -25,6 +25,7 @@ const (
 	SerializationFailure  = "40001"
 	DeadlockDetected      = "40P01"
 	InFailedTransaction   = "25P02"
+	IdleInTransaction     = "25P03" // the idle timeout ended the session
 	ReadOnlyTransaction   = "25006"
 	LockNotAvailable      = "55P03"
 	QueryCanceled         = "57014"

@@ -1,0 +1,189 @@
+package metered_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+)
+
+func TestDo_RetriesASerializationFailureWhole(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	cmd := whole(t, pool, c, "op")
+	cmd.Isolation = pgx.RepeatableRead
+	_, err := pool.Exec(t.Context(), "insert into uploads values ('row')")
+	require.NoError(t, err)
+	var runs int
+	_, err = metered.Do(t.Context(), c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+		runs++
+		require.NotNil(t, tx.Grant, "the token is spent by each attempt")
+		out, err := wholeFunc("op", nil)(ctx, tx)
+		require.NoError(t, err)
+		if runs < 3 { // somebody else writes the row that this snapshot has seen
+			_, err := pool.Exec(ctx, "update uploads set name = name where name = 'row'")
+			require.NoError(t, err)
+		}
+		_, err = tx.Exec(ctx, "update uploads set name = name where name = 'row'")
+		return out, err
+	})
+	require.NoError(t, err)
+	require.Equal(t, 3, runs)
+	require.Equal(t, everything, footprintOf(t, pool, cmd))
+}
+
+func TestDo_RetriesADeadlockWhole(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	_, err := pool.Exec(t.Context(), "create table counters (id int primary key, n int); insert into counters values (0, 0), (1, 0)")
+	require.NoError(t, err)
+	var runs, here atomic.Int64
+	both := make(chan struct{})
+	inParallel(2, func(i int) {
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: []string{"a", "b"}[i]}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			runs.Add(1)
+			if _, err := tx.Exec(ctx, "update counters set n = n + 1 where id = $1", i); err != nil {
+				return nil, err
+			}
+			if here.Add(1) == 2 {
+				close(both)
+			}
+			<-both
+			_, err := tx.Exec(ctx, "update counters set n = n + 1 where id = $1", 1-i)
+			return nil, err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	require.Equal(t, int64(3), runs.Load())
+	require.Equal(t, 4, queryRow[int](t, pool, "select sum(n) from counters"))
+}
+
+func TestDo_GivesUpAfterMaxAttempts(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{MaxAttempts: 3})
+	cmd := whole(t, pool, c, "op")
+	for _, state := range []string{"40001", "40P01"} {
+		runs := 0
+		_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
+			if step == wholeSteps {
+				runs++
+				return &pgconn.PgError{Code: state}
+			}
+			return nil
+		}))
+		require.ErrorContains(t, err, "gave up after 3 attempts")
+		var pgErr *pgconn.PgError
+		require.ErrorAs(t, err, &pgErr)
+		require.Equal(t, state, pgErr.Code)
+		require.Equal(t, 3, runs)
+		require.Equal(t, nothing, footprintOf(t, pool, cmd))
+	}
+	for _, state := range []string{"23505", "40003", "55P03"} { // others are not for Do to retry
+		runs := 0
+		_, err := metered.Do(t.Context(), c, cmd, func(context.Context, *metered.Tx) (uploaded, error) {
+			runs++
+			return uploaded{}, &pgconn.PgError{Code: state}
+		})
+		require.ErrorContains(t, err, state)
+		require.Equal(t, 1, runs)
+	}
+}
+
+func TestDo_StopsRetryingWhenCancelled(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{MaxAttempts: 100})
+	cmd := whole(t, pool, c, "op")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	runs := 0
+	_, err := metered.Do(ctx, c, cmd, func(context.Context, *metered.Tx) (uploaded, error) {
+		if runs++; runs == 2 {
+			cancel(errOwn)
+		}
+		return uploaded{}, &pgconn.PgError{Code: "40001"}
+	})
+	require.ErrorIs(t, err, errOwn)
+	require.ErrorContains(t, err, "40001")
+	require.NotErrorIs(t, err, metered.ErrIndefinite)
+	require.Equal(t, 2, runs)
+	require.Zero(t, pool.Stat().AcquiredConns())
+}
+
+func TestDoTx_DoesNotRetry(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	runs := 0
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op"}, func(context.Context, *metered.Tx) (any, error) {
+			runs++
+			return nil, &pgconn.PgError{Code: "40001"}
+		})
+		require.ErrorContains(t, err, "40001")
+		return nil
+	}))
+	require.Equal(t, 1, runs)
+}
+
+// timeouts reads those of the transaction, in ms.
+func timeouts(t *testing.T, tx pgx.Tx) [3]int {
+	var ms [3]int
+	require.NoError(t, tx.QueryRow(context.Background(), `select
+		extract(epoch from current_setting('statement_timeout')::interval) * 1000,
+		extract(epoch from current_setting('lock_timeout')::interval) * 1000,
+		extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000`).Scan(&ms[0], &ms[1], &ms[2]))
+	return ms
+}
+
+func TestDo_BoundsTheTransactionByTheDeadline(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	within := func(ctx context.Context, id string) (ms [3]int) {
+		_, err := metered.Do(ctx, c, metered.Command{ID: id}, func(_ context.Context, tx *metered.Tx) (any, error) {
+			ms = timeouts(t, tx)
+			return nil, nil
+		})
+		require.NoError(t, err)
+		return ms
+	}
+	require.Equal(t, [3]int{}, within(t.Context(), "no deadline"))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for _, ms := range within(ctx, "deadline") {
+		require.Greater(t, ms, 5_000)
+		require.LessOrEqual(t, ms, 19_750, "a margin is left")
+	}
+	// A session that is stricter stays so.
+	_, err := pool.Exec(t.Context(), `do $$ begin execute format('alter database %I set statement_timeout = ''3s''', current_database()); end $$`)
+	require.NoError(t, err)
+	pool.Reset()
+	strict := within(ctx, "strict")
+	require.Equal(t, 3_000, strict[0])
+	require.Greater(t, strict[1], 3_000)
+	require.Equal(t, [3]int{3_000, 0, 0}, within(t.Context(), "strict, no deadline"))
+}
+
+func TestDo_AStatementThatOutlastsTheDeadlineIsEndedByTheServer(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	requireUsable(t, c, "warm")
+	connections := pool.Stat().NewConnsCount()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 0)}},
+		func(ctx context.Context, tx *metered.Tx) (any, error) {
+			_, err := tx.Exec(ctx, "select pg_sleep(60)")
+			return nil, err
+		})
+	require.NoError(t, ctx.Err())
+	require.ErrorContains(t, err, "57014")
+	require.Equal(t, connections, pool.Stat().NewConnsCount())
+	require.Zero(t, used(t, pool, c, "s"))
+}

@@ -1,0 +1,186 @@
+package metered_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/tokens"
+)
+
+var tries = []budget.Charge{charge("tries", 1, 100)}
+
+func TestSticky_StaysWhenTheCommandFails(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	fill(t, pool, c, "full", 5)
+	for i, test := range []struct {
+		cmd metered.Command
+		fn  metered.Func[any]
+		err error
+	}{
+		{metered.Command{}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn }, errOwn},
+		{metered.Command{Charges: []budget.Charge{charge("full", 1, 5)}}, nil, budget.ErrExceeded},
+		{metered.Command{}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(charge("full", 1, 5)) }, budget.ErrExceeded},
+		{metered.Command{Token: redeem(unknownToken(t, c))}, nil, tokens.ErrInvalid},
+		{metered.Command{}, nil, nil},
+	} {
+		test.cmd.ID, test.cmd.Sticky = fmt.Sprint(i), tries
+		_, err := metered.Do(ctx, c, test.cmd, test.fn)
+		require.ErrorIs(t, err, test.err)
+		require.Equal(t, int64(i+1), used(t, pool, c, "tries"))
+	}
+	require.Panics(t, func() {
+		_, _ = metered.Do(ctx, c, metered.Command{ID: "panics", Sticky: tries}, func(context.Context, *metered.Tx) (any, error) { panic("oh") })
+	})
+	require.Equal(t, int64(6), used(t, pool, c, "tries"))
+	require.Zero(t, pool.Stat().AcquiredConns())
+	out, err := metered.Do[any](ctx, c, metered.Command{ID: "4", Sticky: tries}, nil)
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	require.Equal(t, int64(6), used(t, pool, c, "tries"), "a replay is charged")
+	require.Empty(t, out.Receipt.Entries, "not part of the receipt")
+}
+
+func unknownToken(t *testing.T, c *metered.Client) string {
+	t.Helper()
+	secret, err := tokens.Derive(secretKey, "x")
+	require.NoError(t, err)
+	token, err := c.Tokens.Token(secret)
+	require.NoError(t, err)
+	return token.Reveal()
+}
+
+func TestSticky_RefusalRefusesTheCommand(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	presented := mint(t, pool, c)
+	command := func(id string) metered.Command {
+		return metered.Command{ID: id, Token: redeem(presented), Sticky: []budget.Charge{charge("tries", 1, 2)}}
+	}
+	for _, id := range []string{"a", "b"} {
+		_, err := metered.Do(ctx, c, command(id), func(context.Context, *metered.Tx) (uploaded, error) { return uploaded{}, errOwn })
+		require.ErrorIs(t, err, errOwn)
+	}
+	_, err := metered.Do(ctx, c, command("c"), mustNotRun(t))
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.NotErrorIs(t, err, metered.ErrSticky)
+	require.Zero(t, queryRow[int](t, pool, "select used from metered.tokens"))
+	require.Equal(t, int64(2), used(t, pool, c, "tries"))
+}
+
+func TestSticky_IsSharedByTheRetriesOfACall(t *testing.T) {
+	t.Parallel()
+	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
+	cmd.Sticky = tries
+	w.once((*flush).last, (*flush).lose) // and a lost COMMIT is one more
+	var runs atomic.Int64
+	out, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
+		if step == 0 && runs.Add(1) < 4 {
+			return &pgconn.PgError{Code: "40001"}
+		}
+		return nil
+	}))
+	require.NoError(t, err)
+	require.False(t, out.Replayed)
+	require.Equal(t, int64(5), runs.Load())
+	require.Equal(t, int64(1), used(t, owner, c, "tries"))
+	require.Equal(t, everything, footprintOf(t, owner, cmd))
+}
+
+func TestSticky_ConcurrentDuplicatesAreChargedIfTheyRan(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			const callers, fail = 16, 5
+			pool, c := setUpWith(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers + 1})
+			cmd := whole(t, pool, c, "op")
+			cmd.Sticky, cmd.Isolation = tries, level
+			var runs, failed atomic.Int64
+			inParallel(callers, func(int) {
+				_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
+					if step == wholeSteps && runs.Add(1) <= fail {
+						return errOwn
+					}
+					return nil
+				}))
+				if err != nil {
+					require.ErrorIs(t, err, errOwn)
+					failed.Add(1)
+				}
+			})
+			require.Equal(t, int64(fail), failed.Load())
+			require.Equal(t, everything, footprintOf(t, pool, cmd))
+			require.Equal(t, int64(fail+1), used(t, pool, c, "tries"))
+		})
+	}
+}
+
+// Each holds one connection and wants a second.
+func TestSticky_DoesNotDeadlockOnASmallPool(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int32{2, 3} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUpWith(t, metered.Config{}, pgtest.Options{MaxConns: size})
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			inParallel(50, func(i int) {
+				cmd := metered.Command{ID: fmt.Sprint(i % 40), Sticky: tries} // some are repeated
+				if i%5 == 4 {
+					cmd = metered.Command{ID: fmt.Sprint("without/", i)}
+				}
+				if _, err := metered.Do[any](ctx, c, cmd, nil); err != nil {
+					t.Error(err)
+				}
+			})
+			require.Equal(t, int64(32), used(t, pool, c, "tries"))
+		})
+	}
+}
+
+func TestSticky_IsRefusedWhereItCannotBeTaken(t *testing.T) {
+	t.Parallel()
+	_, c := setUpWith(t, metered.Config{}, pgtest.Options{MaxConns: 1})
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Sticky: tries}, mustNotRun(t))
+	var argument *metered.ArgumentError
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "Command.Sticky", argument.Field)
+
+	pool, c := setUp(t, metered.Config{})
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op", Sticky: tries}, mustNotRun(t))
+		require.ErrorAs(t, err, &argument)
+		return nil
+	}))
+	require.Zero(t, used(t, pool, c, "tries"))
+}
+
+// The command is not run when it is not known whether its sticky charge was taken.
+func TestSticky_AFailureIsSaidAndTheCommandNotRun(t *testing.T) {
+	t.Parallel()
+	for what, fault := range map[string]func(*flush){"charge": (*flush).lose, "commit": (*flush).loseAnswer} {
+		owner, w, c, cmd := onWire(t, metered.Config{}, func(config *pgxpool.Config) { config.MaxConns = 2 })
+		cmd.Sticky = tries
+		w.once(func(f *flush) bool {
+			return what == "charge" && f.has(`.charge($1`) || what == "commit" && len(f.SQL) == 1 && f.SQL[0] == "commit"
+		}, fault)
+		_, err := metered.Do(t.Context(), c, cmd, mustNotRun(t))
+		require.ErrorIs(t, err, metered.ErrSticky, what)
+		require.Equal(t, nothing, footprintOf(t, owner, cmd))
+		require.Equal(t, map[string]int64{"charge": 0, "commit": 1}[what], used(t, owner, c, "tries"))
+	}
+}
