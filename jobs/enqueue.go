@@ -30,7 +30,7 @@ import (
 // enqueue the same two keys in different order can deadlock (40P01, retry);
 // EnqueueMany sorts them.
 //
-// Errors: ErrInvalid before any SQL, and ErrConflict, leave tx usable and wrote
+// Errors: ErrArgument before any SQL, and ErrConflict, leave tx usable and wrote
 // nothing. After any other error tx is aborted as after a failed statement, so that
 // no key can be committed without its job: ErrBusy, ErrPlugin, what River's insert
 // or your hooks returned, and Postgres errors, 40001 and 40P01 among them, which
@@ -60,7 +60,7 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 //
 // Rollback, idempotency and locks are as with Enqueue; keys are claimed in the order
 // of queue and key, and Config.LockTimeout bounds the waits of all of them together.
-// ErrInvalid leaves tx usable. After any other error, ErrConflict among them, tx is
+// ErrArgument leaves tx usable. After any other error, ErrConflict among them, tx is
 // aborted unless no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
 	if tx == nil {

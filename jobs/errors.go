@@ -9,9 +9,9 @@ import (
 
 // Errors of arguments and of set-up.
 var (
-	// ErrInvalid is the identity of every refused argument. The error itself is an
+	// ErrArgument is the identity of every refused argument. The error itself is an
 	// *ArgumentError that names the argument. Nothing was sent to the database.
-	ErrInvalid error = errInvalid
+	ErrArgument error = errArgument
 
 	// ErrPlugin means that River inserted a keyed job under another id than the
 	// one claimed for it: Plugin is missing from river.Config.Plugins, or a hook
@@ -41,7 +41,7 @@ var (
 )
 
 var (
-	errInvalid  = fault.New("invalid_argument", "jobs: invalid argument")
+	errArgument  = fault.New("invalid_argument", "jobs: invalid argument")
 	errConflict = fault.New("job_conflict", "jobs: conflict")
 )
 
@@ -49,7 +49,7 @@ var (
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
-	return fault.Invalid(errInvalid, field, format, args...)
+	return fault.Invalid(errArgument, field, format, args...)
 }
 
 // What can differ between the first use of a key and a later one.

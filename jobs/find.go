@@ -25,7 +25,7 @@ from metered.find_job_key($1, $2)`
 
 // Find returns what is remembered of a key, as far as db sees it: from a pool, what
 // is committed. queue "" means "default". It writes nothing and takes no lock. Its
-// errors are ErrInvalid, ErrNotFound and those of Postgres. To make sure that a job
+// errors are ErrArgument, ErrNotFound and those of Postgres. To make sure that a job
 // exists call Enqueue instead, which needs no look before.
 func (e *Enqueuer) Find(ctx context.Context, db Querier, queue, key string) (Record, error) {
 	queue = cmp.Or(queue, river.QueueDefault)

@@ -36,7 +36,7 @@ func requireInvalid(t *testing.T, err error, field string) {
 	var argument *jobs.ArgumentError
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, field, argument.Field)
-	require.ErrorIs(t, err, jobs.ErrInvalid)
+	require.ErrorIs(t, err, jobs.ErrArgument)
 	require.Equal(t, "invalid_argument", metered.Code(err))
 }
 

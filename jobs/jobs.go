@@ -47,7 +47,7 @@ type Enqueuer struct {
 // New returns an Enqueuer on client, which may be insert-only. Keys need Plugin in
 // the client's Config.Plugins; River does not let New see whether it is there, so
 // the first keyed Enqueue fails with ErrPlugin if not. New sends no SQL. Its
-// errors are ErrInvalid.
+// errors are ErrArgument.
 func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	if client == nil {
 		return nil, invalid("client", "want a River client, got nil")

@@ -57,13 +57,10 @@ func open(t *testing.T) *fixture {
 	return on(t, database(t, nil), jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
 }
 
-// database is pgtest's, without JIT: the clock that pgtest sets reads a sequence,
-// which under enable_seqscan = off looks so expensive to the planner that it
-// compiles every single reading, for 50 ms.
+// database is pgtest's, with session settings.
 func database(t *testing.T, settings map[string]string) *pgxpool.Pool {
 	t.Helper()
 	return pgtest.OpenWith(t, pgtest.Options{Config: func(c *pgxpool.Config) {
-		c.ConnConfig.RuntimeParams["jit"] = "off"
 		maps.Copy(c.ConnConfig.RuntimeParams, settings)
 	}})
 }

@@ -51,7 +51,7 @@ const purgeSQL = `select purged, last_at from metered.purge_job_keys($1, $2, $3)
 // that is just being forgotten waits for the batch, and makes a new job.
 //
 // Run it from a maintenance program, as the owner of the schema or a role with the
-// maintenance grants: an application has no right to it. Its errors are ErrInvalid
+// maintenance grants: an application has no right to it. Its errors are ErrArgument
 // and those of Postgres.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	var report PurgeReport

@@ -21,7 +21,8 @@ type Clock struct {
 
 // The time is kept in a sequence, in microseconds since 1970: setval is seen at once and survives a rollback, where a
 // table's row would be hidden from older snapshots. The function is a security definer so that any role can read the time
-// and nobody but the owner can reach the sequence. Whole seconds apart, since an interval is multiplied in floating point.
+// and nobody but the owner can reach the sequence. Whole seconds apart, since an interval is multiplied in floating point. Selecting from the sequence would be a sequential
+// scan, which is so expensive under enable_seqscan = off that Postgres compiles it (jit) each time.
 const clockSQL = `
 do $do$
 declare
@@ -35,8 +36,9 @@ begin
     loop
         execute 'create or replace function ' || f.signature || $body$
             returns timestamptz language sql volatile security definer
-            as $$ select timestamptz 'epoch' + last_value / 1000000 * interval '1 second'
-                                             + last_value % 1000000 * interval '1 microsecond' from pgtest.clock $$
+            as $$ select timestamptz 'epoch' + us / 1000000 * interval '1 second'
+                                             + us % 1000000 * interval '1 microsecond'
+                  from pg_catalog.pg_sequence_last_value('pgtest.clock') us $$
         $body$;
     end loop;
     if not found then
