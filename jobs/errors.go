@@ -41,7 +41,7 @@ var (
 )
 
 var (
-	errArgument  = fault.New("invalid_argument", "jobs: invalid argument")
+	errArgument = fault.New("invalid_argument", "jobs: invalid argument")
 	errConflict = fault.New("job_conflict", "jobs: conflict")
 )
 
