@@ -116,7 +116,7 @@ func TestDo_ChargesOfTheFunctionAddToThoseDeclared(t *testing.T) {
 	cmd := metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 2, 10)}}
 	out, err := metered.Do(t.Context(), c, cmd, func(_ context.Context, tx *metered.Tx) (any, error) {
 		require.NoError(t, tx.Charge(charge("s", 3, 10), charge("t", 1, 0)))
-		require.ErrorIs(t, tx.Charge(charge("", 1, 0)), budget.ErrInvalid) // and leaves the others
+		require.ErrorIs(t, tx.Charge(charge("", 1, 0)), budget.ErrArgument) // and leaves the others
 		return nil, tx.Charge(charge("s", 5, 10))
 	})
 	require.NoError(t, err)

@@ -33,7 +33,8 @@ language sql volatile
 as 'select pg_catalog.clock_timestamp()';
 
 -- Takes transaction-scoped advisory locks in the order given (callers sort),
--- waiting at most wait_ms for all of them together. Then SQLSTATE 55P03.
+-- waiting at most wait_ms for all of them together, or as long as a shorter
+-- lock_timeout of the session allows. Then SQLSTATE 55P03.
 -- The first try is without a time limit to set, since it nearly always succeeds;
 -- it does not overtake those who already wait.
 create function metered.lock_keys(keys bigint[], wait_ms int) returns void
@@ -48,8 +49,9 @@ begin
         continue when pg_try_advisory_xact_lock(k);
         deadline := coalesce(deadline, clock_timestamp() + wait_ms * interval '1 ms');
         before := current_setting('lock_timeout');
-        perform set_config('lock_timeout',
-            greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text, true);
+        perform set_config('lock_timeout', greatest(1, least(
+            (extract(epoch from deadline - clock_timestamp()) * 1000)::int,
+            case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end))::text, true);
         perform pg_advisory_xact_lock(k);
         perform set_config('lock_timeout', before, true);
     end loop;

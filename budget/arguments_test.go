@@ -53,7 +53,7 @@ func TestNew_RefusesWrongConfig(t *testing.T) {
 
 func requireArgument(t *testing.T, err error, field string) {
 	t.Helper()
-	require.ErrorIs(t, err, budget.ErrInvalid, field)
+	require.ErrorIs(t, err, budget.ErrArgument, field)
 	var argument *budget.ArgumentError
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, field, argument.Field)

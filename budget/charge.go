@@ -48,7 +48,8 @@ type Limit struct {
 type Charge struct {
 	// Scope is what is charged, 1 to MaxScopeBytes bytes of UTF-8.
 	Scope string
-	// Amount is in units of yours, from 1 to MaxAmount.
+	// Amount is in units of yours, from 1 to MaxAmount. What costs nothing is not
+	// charged: leave it out.
 	Amount int64
 	// Limits are all to be kept. None means that the charge is only recorded.
 	Limits []Limit

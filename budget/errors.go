@@ -16,11 +16,11 @@ import (
 
 // Refused before any SQL.
 var (
-	// ErrInvalid is the identity of every refused argument. The error itself is
+	// ErrArgument is the identity of every refused argument. The error itself is
 	// an *ArgumentError.
-	ErrInvalid error = errInvalid
+	ErrArgument error = errArgument
 
-	errInvalid = fault.New("invalid_argument", "budget: invalid argument")
+	errArgument = fault.New("invalid_argument", "budget: invalid argument")
 )
 
 // Answers of the ledger.
@@ -73,7 +73,7 @@ var (
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
-	return fault.Invalid(errInvalid, field, format, args...)
+	return fault.Invalid(errArgument, field, format, args...)
 }
 
 // Never is the RetryAfter of a charge that will not fit by waiting.
@@ -114,12 +114,13 @@ func (r Refusal) String() string {
 	if r.RetryAfter != Never {
 		retry = "retry after " + r.RetryAfter.String()
 	}
-	return fmt.Sprintf("scope %q: requested %d, available %d of %d %s, %s",
+	return fmt.Sprintf("scope %q: requested %d, available %d, limit %d %s, %s",
 		r.Scope, r.Requested, r.Available, r.Limit.Max, per, retry)
 }
 
 // ExceededError is a denial: every limit that refused, in the order given. The
-// call wrote nothing and its transaction is usable.
+// call wrote nothing and its transaction is usable. Its text names scopes, amounts
+// and limits: what of that a client may see is yours to decide.
 type ExceededError struct{ Refusals []Refusal }
 
 func (e *ExceededError) Error() string {
@@ -139,7 +140,7 @@ func (e *ExceededError) Unwrap() error { return errExceeded }
 func (e *ExceededError) Code() string { return errExceeded.Code() }
 
 // RetryAfter is how long until no limit would refuse any more, if nothing else
-// happens: the longest of the refusals' own.
+// happens: the longest of the refusals' own, which may be Never.
 func (e *ExceededError) RetryAfter() time.Duration {
 	var longest time.Duration
 	for _, r := range e.Refusals {
@@ -201,4 +202,14 @@ func clockError(err error) error {
 		clock.Scope, clock.Ahead = detail.Scope, time.Duration(detail.AheadUS)*time.Microsecond
 	}
 	return clock
+}
+
+// RetryAfterSeconds is RetryAfter in whole seconds, rounded up, as the header of
+// that name wants it; ok is false for Never.
+func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
+	after := e.RetryAfter()
+	if after == Never {
+		return 0, false
+	}
+	return int64((after + time.Second - 1) / time.Second), true
 }

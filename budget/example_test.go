@@ -76,9 +76,9 @@ func ExampleLedger_Credit() {
 	spend(300)
 	spend(800)
 	// Output:
-	// spend 300: budget: limit exceeded: scope "wallet/ann": requested 300, available 0 of 0 for the lifetime, never fits
+	// spend 300: budget: limit exceeded: scope "wallet/ann": requested 300, available 0, limit 0 for the lifetime, never fits
 	// spend 300: <nil>
-	// spend 800: budget: limit exceeded: scope "wallet/ann": requested 800, available 700 of 0 for the lifetime, never fits
+	// spend 800: budget: limit exceeded: scope "wallet/ann": requested 800, available 700, limit 0 for the lifetime, never fits
 }
 
 // A refund gives back part of a charge, and never more than was charged.
@@ -142,13 +142,12 @@ func ExampleScopeKey() {
 		{"seat", "21A/2026-11-21T20:00", ""},
 		{"storage", "acme", ""},
 	} {
-		scope, err := budget.ScopeKey(parts[0], parts[1], parts[2])
-		fmt.Println(scope, err)
+		fmt.Println(budget.ScopeKey(parts[0], parts[1], parts[2]))
 	}
 	// Output:
-	// seat/21A/2026-11-21T20:00 <nil>
-	// seat/21A%2F2026-11-21T20:00 <nil>
-	// storage/acme <nil>
+	// seat/21A/2026-11-21T20:00
+	// seat/21A%2F2026-11-21T20:00
+	// storage/acme
 }
 
 func check(err error) {

@@ -29,11 +29,7 @@ func newLedger(t testing.TB, cfg budget.Config) *budget.Ledger {
 // open returns a database of its own with its clock stopped at start.
 func open(t testing.TB) (*pgxpool.Pool, *budget.Ledger, *pgtest.Clock) {
 	t.Helper()
-	// The stopped clock reads a sequence, which only a sequential scan can, and our
-	// functions price those so high that the JIT compiler would take 100ms a call.
-	pool := pgtest.OpenWith(t, pgtest.Options{Config: func(c *pgxpool.Config) {
-		c.ConnConfig.RuntimeParams["jit"] = "off"
-	}})
+	pool := pgtest.Open(t)
 	return pool, newLedger(t, budget.Config{}), pgtest.SetClock(t, pool, start)
 }
 

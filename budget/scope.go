@@ -12,45 +12,36 @@ const MaxScopeBytes = 255
 // ScopeKey builds the scope of a typed key: a kind ("seat"), a key ("21A") and a
 // slot ("2026-11-21T20:00"), which may be empty where time is no part of what is
 // limited. Different parts give different scopes whatever they contain: "/" and
-// "%" inside a part are escaped, so that parts cannot run into each other. It is
-// an *ArgumentError if kind or key is empty, a part is not UTF-8 or contains a
-// zero byte, or the scope would be longer than MaxScopeBytes.
+// "%" inside a part are escaped, so that parts cannot run into each other.
+//
+// It cannot fail, so that it fits where a scope is wanted. Parts that make no scope
+// are refused by every call that is given the result: an empty kind or key makes the
+// empty scope, and text that is too long, not UTF-8 or contains a zero byte stays so.
 //
 // Put the tenant into the key, or in front of the kind with a scope of your own
 // making: the ledger knows no tenants.
-func ScopeKey(kind, key, slot string) (string, error) {
-	if kind == "" {
-		return "", invalid("kind", "is empty")
-	}
-	if key == "" {
-		return "", invalid("key", "is empty")
+func ScopeKey(kind, key, slot string) string {
+	if kind == "" || key == "" {
+		return ""
 	}
 	scope := escape.Replace(kind) + "/" + escape.Replace(key)
 	if slot != "" {
 		scope += "/" + escape.Replace(slot)
 	}
-	if err := checkScope("scope", scope); err != nil {
-		return "", err
-	}
-	return scope, nil
+	return scope
 }
 
-// SplitScope is the inverse of ScopeKey. A scope that ScopeKey cannot have built
-// is an *ArgumentError.
+// SplitScope is the inverse of ScopeKey. A scope that ScopeKey cannot have built, or
+// that no call would accept, is an *ArgumentError.
 func SplitScope(scope string) (kind, key, slot string, err error) {
-	parts := strings.Split(scope, "/")
-	if len(parts) < 2 || len(parts) > 3 {
-		return "", "", "", invalid("scope", "%q does not have two or three parts", scope)
+	if err := checkScope("scope", scope); err != nil {
+		return "", "", "", err
 	}
+	parts := append(strings.SplitN(scope, "/", 3), "", "")
 	for i, p := range parts {
 		parts[i] = unescape.Replace(p)
 	}
-	if len(parts) == 2 {
-		parts = append(parts, "")
-	} else if parts[2] == "" {
-		return "", "", "", invalid("scope", "%q has an empty slot", scope)
-	}
-	if built, err := ScopeKey(parts[0], parts[1], parts[2]); err != nil || built != scope {
+	if ScopeKey(parts[0], parts[1], parts[2]) != scope {
 		return "", "", "", invalid("scope", "%q was not built by ScopeKey", scope)
 	}
 	return parts[0], parts[1], parts[2], nil

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -97,15 +95,4 @@ func (c *client) upload(ctx context.Context, s sent) (answer, error) {
 		}
 	}
 	return a, nil
-}
-
-// newOperation returns a UUID of version 7 (RFC 9562). It carries its time, so that the server can refuse it, instead of
-// carrying it out again, when it comes back after its record was purged.
-func newOperation() string {
-	var id [16]byte
-	_, _ = rand.Read(id[:])
-	random := binary.BigEndian.Uint16(id[6:])
-	binary.BigEndian.PutUint64(id[:], uint64(time.Now().UnixMilli())<<16|7<<12|uint64(random&0xfff))
-	id[8] = id[8]&0x3f | 0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
 }

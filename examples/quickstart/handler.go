@@ -86,11 +86,8 @@ func statusOf(err error) int {
 		return http.StatusConflict
 	case "invalid_argument", "operation_future":
 		return http.StatusBadRequest
-	case "indefinite", "busy":
+	case "indefinite", "busy", "timeout":
 		return http.StatusServiceUnavailable // the same request again is safe, and is the way to find out
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError
 }
@@ -101,9 +98,11 @@ func refuse(w http.ResponseWriter, operation string, err error) {
 	switch status {
 	case http.StatusTooManyRequests:
 		var exceeded *budget.ExceededError
-		if errors.As(err, &exceeded) && exceeded.RetryAfter() != budget.Never {
-			f.RetryIn = exceeded.RetryAfter().String()
-			w.Header().Set("Retry-After", strconv.FormatInt(ceilSeconds(exceeded.RetryAfter()), 10))
+		if errors.As(err, &exceeded) {
+			if seconds, ok := exceeded.RetryAfterSeconds(); ok {
+				f.RetryIn = exceeded.RetryAfter().String()
+				w.Header().Set("Retry-After", strconv.FormatInt(seconds, 10))
+			}
 		}
 	case http.StatusServiceUnavailable:
 		f.Operation, f.Message = operation, "not known yet: repeat the request with the same Idempotency-Key"
@@ -114,9 +113,6 @@ func refuse(w http.ResponseWriter, operation string, err error) {
 	}
 	reply(w, status, f)
 }
-
-// ceilSeconds rounds up: a client that comes back early is refused again.
-func ceilSeconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
 func reply(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")

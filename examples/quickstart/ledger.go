@@ -39,10 +39,7 @@ func (s *story) ledger(ctx context.Context) error {
 
 // chain prints one account's entries.
 func (s *story) chain(ctx context.Context, account string) (entries int64, err error) {
-	scope, err := scopeOf(account)
-	if err != nil {
-		return 0, err
-	}
+	scope := scopeOf(account)
 	var sum, broken int64
 	table := [][]any{{scope, "kind", "amount", "spent", "at", "for"}}
 	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.pool, scope, budget.EntriesOptions{}) {

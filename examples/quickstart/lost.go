@@ -96,10 +96,7 @@ func (s *story) executedOnce(ctx context.Context, u upload, out metered.Outcome[
 	}
 	want := counts{before.Entries + 1, before.Operations + 1, before.Spent + 1, before.Rows + 1, before.Jobs + 1}
 	check(s.report, "one more of each in the database", after, want)
-	scope, err := scopeOf(u.Account)
-	if err != nil {
-		return err
-	}
+	scope := scopeOf(u.Account)
 	var seqs []int64
 	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.pool, scope, budget.EntriesOptions{}) {
 		if err != nil {

@@ -101,7 +101,7 @@ func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 		`same operation with another file, status: 409`,
 		`same token for another operation, status: 403`,
 		`why, as only the server is told: used`,
-		`requested 1001, available 1000 of \d+ per 1h0m0s, retry after 59m\d`,
+		`requested 1001, available 1000, limit \d+ per 1h0m0s, retry after 59m\d`,
 		`uses left of its token: 1`,
 		`10 answers with status 201`,
 		`54 answers with status 429`,

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -59,7 +60,7 @@ func (s *story) prepareRace(ctx context.Context) ([]sent, error) {
 	grants := make([]grant, racers)
 	for i := range requests {
 		f := file{fmt.Sprintf("racer-%02d.txt", i+1), fmt.Appendf(nil, "%-*d", raceBytes, i+1)}
-		requests[i] = sent{operation: newOperation(), account: racing, file: f}
+		requests[i] = sent{operation: metered.NewID(), account: racing, file: f}
 		grants[i] = grant{f.Name, len(f.Content)}
 	}
 	minted, err := s.app.mint(ctx, racing, grants...)
@@ -74,10 +75,7 @@ func (s *story) prepareRace(ctx context.Context) ([]sent, error) {
 
 // raceInDatabase checks the outcome where it counts, not by the answers.
 func (s *story) raceInDatabase(ctx context.Context, requests []sent) error {
-	scope, err := scopeOf(racing)
-	if err != nil {
-		return err
-	}
+	scope := scopeOf(racing)
 	var last budget.Entry
 	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.pool, scope, budget.EntriesOptions{}) {
 		if err != nil {
@@ -99,7 +97,7 @@ func (s *story) raceInDatabase(ctx context.Context, requests []sent) error {
 	}
 	check(s.report, "tokens still unspent", unspent, racers-room)
 	var rows int
-	err = s.db.pool.QueryRow(ctx, `select count(*) from uploads where account = $1`, racing).Scan(&rows)
+	err := s.db.pool.QueryRow(ctx, `select count(*) from uploads where account = $1`, racing).Scan(&rows)
 	check(s.report, "rows stored", rows, room)
 	return err
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"time"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -26,7 +28,7 @@ func (s *story) repeats(ctx context.Context) error {
 	check(s.report, "its answer is the first one", strings.TrimSpace(again.body), strings.TrimSpace(s.first.answer.body))
 	changed, other := s.first.request, s.first.request
 	changed.file.Content = []byte("something else\n")
-	other.operation = newOperation()
+	other.operation = metered.NewID()
 	for _, try := range []struct {
 		what    string
 		request sent
@@ -53,10 +55,7 @@ func (s *story) repeats(ctx context.Context) error {
 
 func (s *story) overBudget(ctx context.Context) error {
 	s.title("Over budget")
-	scope, err := scopeOf(account)
-	if err != nil {
-		return err
-	}
+	scope := scopeOf(account)
 	usage, err := s.app.metered.Budget.Usage(ctx, s.db.pool,
 		budget.Query{Scope: scope, Window: time.Hour}, budget.Query{Scope: scope, Window: 24 * time.Hour})
 	if err != nil {
@@ -97,7 +96,7 @@ func (s *story) retryTime(ctx context.Context, scope string, a answer) error {
 	if err != nil {
 		return err
 	}
-	check(s.report, "Retry-After in seconds", a.retryAfter, fmt.Sprint(ceilSeconds(retry)))
+	check(s.report, "Retry-After in seconds", a.retryAfter, fmt.Sprint(int64(math.Ceil(retry.Seconds()))))
 	var now time.Time
 	if err := s.db.pool.QueryRow(ctx, `select clock_timestamp()`).Scan(&now); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -33,7 +34,7 @@ func (s *story) prepare(ctx context.Context, f file) (sent, error) {
 	if err != nil {
 		return sent{}, err
 	}
-	return sent{newOperation(), account, minted[0].Token.Reveal(), f}, nil
+	return sent{metered.NewID(), account, minted[0].Token.Reveal(), f}, nil
 }
 
 func (s *story) uploads(ctx context.Context) error {

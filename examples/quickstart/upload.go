@@ -76,7 +76,7 @@ func (a *app) mint(ctx context.Context, account string, grants ...grant) ([]toke
 }
 
 // scopeOf is the budget that an account's uploads are charged to.
-func scopeOf(account string) (string, error) { return budget.ScopeKey("upload-bytes", account, "") }
+func scopeOf(account string) string { return budget.ScopeKey("upload-bytes", account, "") }
 
 // limits are part of the call and stored nowhere: a new plan applies with the next upload.
 func (p plan) limits() []budget.Limit {
@@ -106,10 +106,7 @@ const insertUploadSQL = `insert into uploads (account, name, content) values ($1
 // upload is the metered command: it charges the account, spends the token, stores the row and enqueues the job, all or
 // nothing.
 func (a *app) upload(ctx context.Context, u upload) (metered.Outcome[stored], error) {
-	scope, err := scopeOf(u.Account)
-	if err != nil {
-		return metered.Outcome[stored]{}, err
-	}
+	scope := scopeOf(u.Account)
 	input := fmt.Sprintf("%s %x", u.Name, sha256.Sum256(u.Content)) // the same id with another file is a conflict
 	return metered.Do(ctx, a.metered, metered.Command{
 		ID: u.Operation, Namespace: u.Account, Name: "upload", Input: input,

@@ -1,0 +1,170 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgserver"
+)
+
+// attempted is a command that was called once, and what Do said.
+type attempted struct {
+	id, scope, token string
+	amount           int64
+	err              error
+}
+
+// Commands of all kinds while backends are killed at random and the server
+// crashes: whatever Do said of each is true.
+func TestSoak_EveryAnswerIsTrue(t *testing.T) {
+	t.Parallel()
+	const workers, each, crashes, span = 8, 150, 3, 7 * time.Second
+	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = server.Stop() })
+	s := open(t, server.ConnString(), metered.Config{LockTimeout: 2 * time.Second, MaxAttempts: 50})
+	texts := s.mint(900)
+	texts = append(texts, s.mint(workers*each-len(texts))...)
+
+	begun := time.Now()
+	stop := make(chan struct{})
+	var chaos sync.WaitGroup
+	chaos.Go(func() { killBackends(t, server, stop) })
+	chaos.Go(func() {
+		for range crashes {
+			select {
+			case <-stop:
+				return
+			case <-time.After(span / (crashes + 1)):
+			}
+			if err := server.Kill(); err != nil {
+				t.Error(err)
+			}
+			if err := server.Restart(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	all := make([][]attempted, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range each {
+				if time.Since(begun) > span {
+					return
+				}
+				all[w] = append(all[w], s.attempt(w, i, texts[w*each+i]))
+			}
+		})
+	}
+	wg.Wait()
+	close(stop)
+	chaos.Wait()
+	s.judge(all)
+}
+
+// killBackends ends the backend of somebody every few milliseconds.
+func killBackends(t *testing.T, server *pgserver.Server, stop chan struct{}) {
+	var conn *pgx.Conn
+	for {
+		select {
+		case <-stop:
+			if conn != nil {
+				_ = conn.Close(context.Background())
+			}
+			return
+		case <-time.After(rand.N(40 * time.Millisecond)):
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		if conn == nil || conn.IsClosed() {
+			conn, _ = pgx.Connect(ctx, server.ConnString())
+		}
+		if conn != nil {
+			_, err := conn.Exec(ctx, `select pg_terminate_backend(pid) from pg_stat_activity
+				where datname like 'metered_integration%' and xact_start is not null order by random() limit 1`)
+			if err != nil {
+				_ = conn.Close(ctx)
+			}
+		}
+		cancel()
+	}
+}
+
+// attempt calls one command, with one of several things wrong with it.
+func (s *system) attempt(worker, i int, token string) attempted {
+	a := attempted{id: fmt.Sprintf("%d/%d", worker, i), scope: fmt.Sprint("org/", i%5), token: token, amount: 1 + rand.Int64N(100)}
+	cmd, fn := upload(a.id, a.scope, token, a.amount)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	switch i % 8 {
+	case 0: // gives up while it runs
+		time.AfterFunc(rand.N(8*time.Millisecond), cancel)
+	case 1:
+		inner := fn
+		fn = func(ctx context.Context, tx *metered.Tx) (int64, error) {
+			if _, err := inner(ctx, tx); err != nil {
+				return 0, err
+			}
+			return 0, errors.New("the function says no")
+		}
+	case 2:
+		cmd.Isolation = pgx.RepeatableRead
+	case 3:
+		cmd.Isolation = pgx.Serializable
+	}
+	if i%8 == 4 { // in a transaction of the caller's, whose COMMIT is the caller's to explain
+		a.err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+			_, err := metered.DoTx(ctx, s.c, tx, cmd, fn)
+			return err
+		})
+		if a.err != nil {
+			a.err = errors.Join(a.err, metered.ErrIndefinite)
+		}
+		return a
+	}
+	_, a.err = metered.Do(ctx, s.c, cmd, fn)
+	return a
+}
+
+// judge compares what Do said with what there is.
+func (s *system) judge(all [][]attempted) {
+	t := s.t
+	ctx := t.Context()
+	s.verify()
+	var committed, failed, unknown int
+	for _, attempts := range all {
+		for _, a := range attempts {
+			var n int
+			require.NoError(t, s.pool.QueryRow(ctx, `select count(*) from uploads where id = $1 and amount = $2`, a.id, a.amount).Scan(&n))
+			switch {
+			case a.err == nil:
+				committed++
+				require.Equal(t, 1, n, "%s was acknowledged and is not there", a.id)
+			case errors.Is(a.err, metered.ErrIndefinite):
+				unknown++
+				cmd, fn := upload(a.id, a.scope, a.token, a.amount)
+				out, err := metered.Do(ctx, s.c, cmd, fn)
+				require.NoError(t, err, "%s after %v", a.id, a.err)
+				require.Equal(t, n == 1, out.Replayed, "%s after %v", a.id, a.err)
+				require.Equal(t, a.amount, out.Result)
+			default:
+				failed++
+				require.Zero(t, n, "%s was not committed (%v) and is there", a.id, a.err)
+			}
+		}
+	}
+	t.Logf("%d committed, %d failed, %d unknown and then committed", committed, failed, unknown)
+	require.Greater(t, committed, 50)
+	require.NotZero(t, failed)
+	require.NotZero(t, unknown)
+	require.Equal(t, committed+unknown, s.verify())
+}

@@ -1,0 +1,117 @@
+package metered_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/jobs"
+)
+
+func TestDo_RoundTrips(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool, w := tap(t, owner, func(config *pgxpool.Config) { config.MaxConns = 2 })
+	c := newClient(t, pool, metered.Config{})
+	n := 0
+	trips := func(change func(*metered.Command), fn metered.Func[any]) (own int, notified bool) {
+		for range 4 { // warm: statements are prepared, and River's NOTIFY was sent a moment ago
+			n++
+			cmd := whole(t, owner, c, fmt.Sprint(n))
+			change(&cmd)
+			w.each(nil)
+			_, _ = metered.Do(t.Context(), c, cmd, fn)
+		}
+		sent := w.sent()
+		notified = slices.ContainsFunc(sent, func(f *flush) bool { return f.has("pg_notify") })
+		if notified {
+			return len(sent) - 1, true
+		}
+		return len(sent), false
+	}
+	as := func(*metered.Command) {}
+	keyless := func(ctx context.Context, tx *metered.Tx) (any, error) { return tx.Enqueue(ctx, process{"x"}, nil) }
+	full := func(cmd *metered.Command) { cmd.Charges = []budget.Charge{charge("full", 9, 5)} }
+	for what, test := range map[string]struct {
+		change func(*metered.Command)
+		fn     metered.Func[any]
+		want   int
+	}{
+		"token and charges":                {as, nil, 2},
+		"token, a keyless job and charges": {as, keyless, 3},
+		"and a statement of the function": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			_, _ = tx.Exec(ctx, "select 1")
+			return keyless(ctx, tx)
+		}, 4},
+		"token, a keyed job and charges": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			return tx.Enqueue(ctx, process{"x"}, &jobs.Options{Key: fmt.Sprint(n)})
+		}, 4},
+		"a replay, and the rollback":          {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed"} }, nil, 2},
+		"a refusal, and the rollback":         {full, nil, 2},
+		"sticky charges, and what they break": {func(cmd *metered.Command) { cmd.Sticky = tries }, nil, 6},
+	} {
+		got, notified := trips(test.change, test.fn)
+		t.Logf("%s: %d round trips, and NOTIFY: %v", what, got, notified)
+		require.Equal(t, test.want, got, what)
+	}
+}
+
+func TestDo_WorksInEachExecMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			owner, _ := setUp(t, metered.Config{})
+			pool := reopen(t, owner, func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = mode })
+			c := newClient(t, pool, metered.Config{})
+			ctx := t.Context()
+			for i, level := range isolationLevels {
+				cmd := whole(t, owner, c, fmt.Sprint("op ", i, " é'\\"))
+				cmd.Isolation, cmd.Sticky, cmd.Input = level, tries, map[string]any{"a": []byte{0, 1, 255}}
+				cmd.Charges[0].Note = budget.Note{Reason: `it's "quoted" \`}
+				for range 2 {
+					out, err := metered.Do(ctx, c, cmd, wholeFunc(cmd.ID, nil))
+					require.NoError(t, err)
+					require.Equal(t, cmd.ID, out.Result.Name)
+					require.Equal(t, int64(2), out.Receipt.Entries[0].Amount)
+					require.Equal(t, everything, footprintOf(t, owner, cmd))
+				}
+				again, err := metered.Do(ctx, c, cmd, wholeFunc(cmd.ID, nil))
+				require.NoError(t, err)
+				op, err := c.Lookup(ctx, pool, "", cmd.ID)
+				require.NoError(t, err)
+				require.Equal(t, string(again.Raw), string(op.Result))
+				cmd.Name = "other"
+				_, err = metered.Do(ctx, c, cmd, wholeFunc(cmd.ID, nil))
+				require.ErrorIs(t, err, metered.ErrConflict)
+			}
+			fill(t, owner, c, "full", 5)
+			_, err := metered.Do[any](ctx, c, metered.Command{ID: "early", Charges: []budget.Charge{charge("full", 1, 5)}}, nil)
+			require.ErrorIs(t, err, budget.ErrExceeded)
+			_, err = metered.Do(ctx, c, metered.Command{ID: "late"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+				return nil, tx.Charge(charge("full", 1, 5))
+			})
+			require.ErrorIs(t, err, budget.ErrExceeded)
+			cmd := whole(t, owner, c, "in")
+			require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "failed"}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn })
+				require.ErrorIs(t, err, errOwn)
+				_, err = metered.DoTx(ctx, c, tx, cmd, wholeFunc("in", nil))
+				return err
+			}))
+			require.Equal(t, everything, footprintOf(t, owner, cmd))
+			_, err = c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: 3600e9})
+			require.NoError(t, err)
+		})
+	}
+}
