@@ -178,6 +178,9 @@ func (c *Client) beginArgs(ctx context.Context, op *operation, marker string, cl
 	return append(args, charge[0], charge[2], charge[3], charge[4], charge[5], charge[6])
 }
 
+// maxMargin is how much earlier than the client the server gives up, at most.
+const maxMargin = 250 * time.Millisecond
+
 // timeouts are, in ms, how long a wait for a lock may last, and how long the
 // server may work on a statement, 0 without a deadline: a little less than ctx has
 // left, so that the server gives up first. A client that has given up while its
@@ -189,7 +192,7 @@ func (c *Client) timeouts(ctx context.Context) (wait, statement int32) {
 		return wait, 0
 	}
 	left := time.Until(deadline)
-	left -= min(left/10, 250*time.Millisecond)
+	left -= min(left/10, maxMargin)
 	statement = int32(min(max(left/time.Millisecond, 1), 1<<30))
 	return min(wait, statement), statement
 }

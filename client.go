@@ -33,9 +33,9 @@ type Config struct {
 	// with the program's other secrets. Defaults to none: Secret then fails.
 	SecretKey []byte
 
-	// LockTimeout bounds each of a command's two waits: for its operation id, and
-	// for the locks of its scopes; from 1ms to 1h. The context's deadline bounds
-	// them too. Defaults to 5s.
+	// LockTimeout bounds each of a command's three waits: for its operation id, for
+	// its token, and for the locks of its scopes; from 1ms to 1h. The context's
+	// deadline bounds them too. Defaults to 5s.
 	LockTimeout time.Duration
 
 	// ClockTolerance is budget.Config's. Defaults to 1m.
@@ -54,9 +54,10 @@ type Config struct {
 	// 30s.
 	ResolveTimeout time.Duration
 
-	// OnDenial hears of every command that a budget or a token refused, after its
-	// transaction has ended and its connection was given back, in the goroutine of
-	// Do. It is the place for an audit record or a counter. Defaults to none.
+	// OnDenial hears of every command that a budget or a token refused, in the
+	// goroutine of Do, after its transaction has ended and its connection was given
+	// back; in DoTx after the transaction is as it was before, but still open. It is
+	// the place for an audit record or a counter. Defaults to none.
 	OnDenial func(context.Context, Denial)
 }
 
@@ -110,16 +111,21 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		return nil, invalid("Config.ResolveTimeout", "%v is not from 0 to 1h", cfg.ResolveTimeout)
 	case cfg.MaxAttempts < 1 || cfg.MaxAttempts > 100:
 		return nil, invalid("Config.MaxAttempts", "%d is not from 1 to 100", cfg.MaxAttempts)
-	case len(cfg.SecretKey) > 0 && len(cfg.SecretKey) < tokens.MinKeyLen:
-		return nil, invalid("Config.SecretKey", "is %d bytes, want at least %d", len(cfg.SecretKey), tokens.MinKeyLen)
+	}
+	if len(cfg.SecretKey) > 0 {
+		if _, err := tokens.Derive(cfg.SecretKey, "probe"); err != nil {
+			return nil, invalid("Config.SecretKey", "%s", err)
+		}
 	}
 	c := &Client{pool: pool, cfg: cfg, schema: name, sql: statements{
 		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL),
 		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
 	}}
-	// One connection must stay free for those that hold one and want a second.
-	c.sticky = make(chan struct{}, max(0, pool.Config().MaxConns-1))
-	return c, c.setUpPieces()
+	c.sticky = stickyPlaces(pool)
+	if err := c.setUpPieces(); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 func (c *Client) setUpPieces() (err error) {

@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash"
+	"io"
+	"log/slog"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -48,10 +50,10 @@ type Command struct {
 	// input is a conflict. Up to MaxInputBytes. Defaults to none.
 	Input any
 
-	// IssuedAt is when the client issued the command, to the microsecond. With it, or with a UUIDv7
-	// as ID, an operation is refused (ErrRetired) when it is not newer than what has
-	// been purged, instead of being run a second time. Defaults to the time in ID,
-	// and to none for other ids.
+	// IssuedAt is when the client issued the command, to the microsecond. With it,
+	// or with a UUIDv7 as ID (NewID), an operation is refused (ErrRetired) when it is
+	// not newer than what has been purged, instead of being run a second time.
+	// Defaults to the time in ID, and to none for other ids.
 	IssuedAt time.Time
 
 	// Charges are made last, all or none of them. The function can add to them by
@@ -74,12 +76,23 @@ type Command struct {
 	Isolation pgx.TxIsoLevel
 }
 
-// Redeem is a token as it was presented.
+// Redeem is a token as it was presented. It prints without it: it may be unspent.
 type Redeem struct {
 	Purpose   string
 	Subject   string
 	Presented string
 }
+
+func (r Redeem) redacted() string { return fmt.Sprintf("token for %q of %q", r.Purpose, r.Subject) }
+
+// Format prints the purpose and the subject, whatever the verb.
+func (r Redeem) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, r.redacted()) }
+
+// LogValue is for slog, and says as much.
+func (r Redeem) LogValue() slog.Value { return slog.StringValue(r.redacted()) }
+
+// MarshalJSON writes as much.
+func (r Redeem) MarshalJSON() ([]byte, error) { return json.Marshal(r.redacted()) }
 
 // operation is a validated command.
 type operation struct {

@@ -51,8 +51,9 @@ type Outcome[R any] struct {
 // command that only charges.
 //
 // Idempotency: a command that has committed under the same ID and Namespace is
-// answered with its first result, without running fn, charging, or needing the
-// token again. Concurrent calls with one id wait for each other. A command that
+// answered with its first result, without running fn, charging, or spending the
+// token again: it has to be presented, since it is part of the command, but may be
+// spent, expired or purged by then. Concurrent calls with one id wait for each other. A command that
 // failed or was refused leaves no record and may be tried again.
 //
 // Retries: serialization failures and deadlocks (SQLSTATE 40001, 40P01) are retried
@@ -65,7 +66,10 @@ type Outcome[R any] struct {
 // their keys, until COMMIT. Three round trips and those of fn.
 //
 // Timeouts: with a deadline in ctx, the transaction's statement, lock and idle
-// timeouts are set to end a little before it, so that the server gives up first.
+// timeouts are set to what is left when it begins, less a margin, and the wait for
+// scopes to what is left then, so that the server gives up first. While it waits, the
+// server looks every 100 ms whether the client is still there
+// (client_connection_check_interval), where the platform lets it.
 //
 // Errors: *ArgumentError and those of budget, tokens before any SQL;
 // *budget.ExceededError; tokens.ErrInvalid; ErrConflict, ErrRetired, ErrFuture;
@@ -87,7 +91,9 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // It takes effect with the caller's commit, and with it goes the answer that a
 // repetition gets.
 //
-// The scopes stay locked until tx ends: make it the last thing. Nothing is retried
+// The scopes stay locked until tx ends: make it the last thing. A second command in
+// tx, or one after a charge, claims its id while scopes are locked, and can deadlock
+// with another transaction (40P01). Nothing is retried
 // and no timeout is set, since the transaction is not Do's: after SQLSTATE 40001 or
 // 40P01 the caller retries the whole of it, and it is the caller's to find out what
 // became of its COMMIT (the same command again tells). Command.Sticky and
@@ -188,13 +194,13 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 		case retryable(a.err):
 			return record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
 		default:
-			return record{}, c.deny(ctx, op.command, timedOut(a.err), a.sticky)
+			return record{}, c.deny(ctx, op.command, timedOut(ctx, a.err), a.sticky)
 		}
 		if err := pause(resolve, n); err != nil {
 			if lost != nil {
 				return record{}, &IndefiniteError{Namespace: op.command.Namespace, ID: op.command.ID, cause: lost}
 			}
-			return record{}, timedOut(fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
+			return record{}, timedOut(ctx, fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -146,14 +147,16 @@ func failed(doing string, err error) error {
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
 }
 
-// timedOut gives ErrTimeout to an error that comes of a deadline: ctx's own, or the
-// timeouts that were set to end before it.
-func timedOut(err error) error {
+// timedOut gives ErrTimeout to an error that comes of ctx's deadline: ctx's own, or
+// that of the timeouts which were set to end a little before it.
+func timedOut(ctx context.Context, err error) error {
 	state := sqlstate.Of(err)
-	if state != sqlstate.QueryCanceled && state != sqlstate.IdleInTransaction && !errors.Is(err, context.DeadlineExceeded) {
-		return err
+	byServer := state == sqlstate.QueryCanceled || state == sqlstate.IdleInTransaction
+	deadline, ok := ctx.Deadline()
+	if errors.Is(err, context.DeadlineExceeded) || byServer && ok && time.Until(deadline) <= 2*maxMargin {
+		return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
 	}
-	return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
+	return err
 }
 
 // retryable reports whether the whole transaction may succeed if it runs again.

@@ -46,15 +46,6 @@ func setUp(t *testing.T, cfg metered.Config) (*pgxpool.Pool, *metered.Client) {
 
 func setUpWith(t *testing.T, cfg metered.Config, opts pgtest.Options) (*pgxpool.Pool, *metered.Client) {
 	t.Helper()
-	change := opts.Config
-	opts.Config = func(config *pgxpool.Config) {
-		// The clock that pgtest sets reads a sequence, which looks so expensive to the
-		// planner that it compiles each reading, for 50 ms.
-		config.ConnConfig.RuntimeParams["jit"] = "off"
-		if change != nil {
-			change(config)
-		}
-	}
 	pool := pgtest.OpenWith(t, opts)
 	_, err := pool.Exec(t.Context(), `create table uploads (name text primary key)`)
 	require.NoError(t, err)

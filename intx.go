@@ -9,13 +9,16 @@ import (
 // runIn runs op in a transaction of the caller's, between a savepoint and its
 // release.
 func (c *Client) runIn(ctx context.Context, tx pgx.Tx, op *operation, do work) (rec record, err error) {
-	committed := false
+	if conn := tx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'E' {
+		return record{}, ErrTxFailed
+	}
+	set, completed := false, false
 	defer func() {
-		if !committed { // on a panic too
+		if set && !completed { // on a panic too
 			undo(ctx, tx)
 		}
 	}()
-	b, err := c.beginIn(ctx, tx, op)
+	b, set, err := c.beginIn(ctx, tx, op)
 	if err != nil {
 		return record{}, err
 	}
@@ -32,24 +35,26 @@ func (c *Client) runIn(ctx context.Context, tx pgx.Tx, op *operation, do work) (
 		return record{}, err
 	}
 	rec, err = c.completeIn(ctx, tx, cmdTx, b.marker, raw)
-	committed = err == nil
+	completed = err == nil
 	return rec, err
 }
 
-func (c *Client) beginIn(ctx context.Context, tx pgx.Tx, op *operation) (begun, error) {
-	b := begun{marker: newMarker()}
+// beginIn also tells whether its savepoint was set, and is to be undone.
+func (c *Client) beginIn(ctx context.Context, tx pgx.Tx, op *operation) (b begun, set bool, err error) {
+	b.marker = newMarker()
 	batch := &pgx.Batch{}
 	batch.Queue("savepoint metered_command")
 	batch.Queue(c.sql.begin, c.beginArgs(ctx, op, b.marker, true, true, false)...)
 	results := tx.SendBatch(ctx, batch)
-	_, err := results.Exec()
+	_, err = results.Exec()
 	if err == nil {
+		set = true
 		err = results.QueryRow().Scan(b.dest()...)
 	}
 	if err = firstOf(err, results.Close()); err != nil {
-		return b, failed("begin", ofBudget(op.charges, err))
+		return b, set, failed("begin", ofBudget(op.charges, err))
 	}
-	return b, b.standing()
+	return b, set, b.standing()
 }
 
 func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker string, raw []byte) (record, error) {

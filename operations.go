@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 )
@@ -54,7 +56,8 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 // PurgeOptions says which records of operations to purge.
 type PurgeOptions struct {
 	// OlderThan is for how long an operation is remembered at least, from 1s to a
-	// century. Required: it is how long a client may wait before it repeats a call.
+	// century. Required: it is how long a client may wait before it repeats a call,
+	// and should be well above what the clients' clocks may be wrong by.
 	OlderThan time.Duration
 	// Batch is how many records one transaction deletes at most, from 1 to 100,000.
 	// Defaults to 5,000.
@@ -71,9 +74,10 @@ const purgeSQL = `select metered.purge_operations(metered.clock() - $1::interval
 // its record is gone, and its command would run again.
 //
 // It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any
-// number may run at once. It returns the number of records deleted, also with an
-// error: what is deleted stays deleted.
-func (c *Client) PurgeOperations(ctx context.Context, opts PurgeOptions) (int64, error) {
+// number may run at once: they pass over each other's rows, and take turns at moving
+// the horizon, for at most Config.LockTimeout (ErrBusy). It returns the number of
+// records deleted, also with an error: what is deleted stays deleted.
+func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if opts.OlderThan < time.Second || opts.OlderThan > budget.MaxWindow {
 		return 0, invalid("PurgeOptions.OlderThan", "%v is not from 1s to %v", opts.OlderThan, budget.MaxWindow)
 	}
@@ -84,8 +88,8 @@ func (c *Client) PurgeOperations(ctx context.Context, opts PurgeOptions) (int64,
 		return 0, invalid("PurgeOptions.Batch", "%d is not from 1 to 100,000", opts.Batch)
 	}
 	for total := int64(0); ; {
-		var deleted int64
-		if err := c.pool.QueryRow(ctx, c.sql.purge, interval(opts.OlderThan), opts.Batch).Scan(&deleted); err != nil {
+		deleted, err := c.purgeBatch(ctx, pool, opts)
+		if err != nil {
 			return total, failed("purge operations", err)
 		}
 		total += deleted
@@ -96,4 +100,17 @@ func (c *Client) PurgeOperations(ctx context.Context, opts PurgeOptions) (int64,
 			return total, nil
 		}
 	}
+}
+
+// purgeBatch runs at READ COMMITTED, whatever the default: above it, two purges
+// would fail over the horizon.
+func (c *Client) purgeBatch(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (deleted int64, err error) {
+	wait := strconv.FormatInt(c.cfg.LockTimeout.Milliseconds(), 10)
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select set_config('lock_timeout', $1, true)`, wait); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, c.sql.purge, interval(opts.OlderThan), opts.Batch).Scan(&deleted)
+	})
+	return deleted, err
 }

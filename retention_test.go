@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -24,9 +25,9 @@ func uuid7(at time.Time, n int) string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-func purge(t *testing.T, c *metered.Client, olderThan time.Duration) int64 {
+func purge(t *testing.T, pool *pgxpool.Pool, c *metered.Client, olderThan time.Duration) int64 {
 	t.Helper()
-	n, err := c.PurgeOperations(t.Context(), metered.PurgeOptions{OlderThan: olderThan})
+	n, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: olderThan})
 	require.NoError(t, err)
 	return n
 }
@@ -52,9 +53,9 @@ func TestPurgeOperations_RetiresIDsThatCarryTheirTime(t *testing.T) {
 		require.NoError(t, do(name))
 	}
 	clock.Advance(time.Hour)
-	require.Zero(t, purge(t, c, time.Hour), "an hour old is not older than an hour")
+	require.Zero(t, purge(t, pool, c, time.Hour), "an hour old is not older than an hour")
 	clock.Advance(time.Microsecond)
-	require.EqualValues(t, 4, purge(t, c, time.Hour))
+	require.EqualValues(t, 4, purge(t, pool, c, time.Hour))
 	require.Zero(t, count(t, pool, "metered.operations"))
 
 	require.ErrorIs(t, do("uuid"), metered.ErrRetired)
@@ -83,12 +84,12 @@ func TestPurgeOperations_KeepsWhatIsIssuedLaterThanTheHorizon(t *testing.T) {
 	_, err := metered.Do(ctx, c, cmd, upload("a"))
 	require.NoError(t, err)
 	clock.Advance(20 * time.Minute)
-	require.Zero(t, purge(t, c, time.Minute))
+	require.Zero(t, purge(t, pool, c, time.Minute))
 	out, err := metered.Do(ctx, c, cmd, mustNotRun(t))
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
 	clock.Advance(20 * time.Minute)
-	require.EqualValues(t, 1, purge(t, c, time.Minute))
+	require.EqualValues(t, 1, purge(t, pool, c, time.Minute))
 	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrRetired)
 }
@@ -120,12 +121,12 @@ func TestPurgeOperations_TheHorizonNeverDecreases(t *testing.T) {
 	horizon := func() time.Time {
 		return queryRow[time.Time](t, pool, "select at from metered.operations_horizon").UTC()
 	}
-	purge(t, c, time.Hour)
+	purge(t, pool, c, time.Hour)
 	require.Equal(t, monday.Add(-time.Hour), horizon())
-	purge(t, c, 2*time.Hour)
+	purge(t, pool, c, 2*time.Hour)
 	require.Equal(t, monday.Add(-time.Hour), horizon())
 	clock.Advance(-24 * time.Hour)
-	purge(t, c, time.Hour)
+	purge(t, pool, c, time.Hour)
 	require.Equal(t, monday.Add(-time.Hour), horizon())
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", IssuedAt: monday.Add(-25 * time.Hour)}, mustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrRetired)
@@ -152,7 +153,7 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	out, err = metered.Do(ctx, c, cmd, mustNotRun(t))
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
-	require.EqualValues(t, 1, purge(t, c, time.Second))
+	require.EqualValues(t, 1, purge(t, pool, c, time.Second))
 	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrRetired)
 }
@@ -165,7 +166,7 @@ func TestPurgeOperations_InBatches(t *testing.T) {
 		select '', i, now() - interval '1 hour' - i * interval '1 s', '', '' from generate_series(1, 25) i`)
 	require.NoError(t, err)
 	var progress []int64
-	n, err := c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Minute, Batch: 10,
+	n, err := c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute, Batch: 10,
 		Progress: func(deleted int64) { progress = append(progress, deleted) }})
 	require.NoError(t, err)
 	require.EqualValues(t, 25, n)
@@ -191,7 +192,7 @@ func TestDo_AnOldSnapshotDoesNotHideTheHorizon(t *testing.T) {
 			_, err = metered.Do(ctx, c, cmd, upload("a"))
 			require.NoError(t, err)
 			clock.Advance(time.Hour)
-			require.EqualValues(t, 1, purge(t, c, time.Second))
+			require.EqualValues(t, 1, purge(t, pool, c, time.Second))
 			_, err = metered.DoTx(ctx, c, tx, cmd, mustNotRun(t))
 			if level == pgx.ReadCommitted {
 				require.ErrorIs(t, err, metered.ErrRetired)
@@ -216,7 +217,7 @@ func TestPurgeOperations_AmongClaimsNeverLetsATimeBearingIDRunTwice(t *testing.T
 		for i := range ids {
 			clock.Advance(100 * time.Millisecond)
 			if i%3 == 0 {
-				if _, err := c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Second, Batch: 3}); err != nil {
+				if _, err := c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Second, Batch: 3}); err != nil {
 					t.Error(err)
 				}
 			}

@@ -74,7 +74,7 @@ func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 		_, err := app.Exec(ctx, sql)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%s: %v", sql, err)
 	}
-	_, err = c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Second})
+	_, err = c.PurgeOperations(ctx, app, metered.PurgeOptions{OlderThan: time.Second})
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 }
 
@@ -86,7 +86,7 @@ func TestGrantMaintenanceSQL_AllowsThePurgesAndNoCharge(t *testing.T) {
 	grant(t, owner, keeper, metered.GrantMaintenanceSQL)
 	c, err := metered.New(keeper, metered.Config{})
 	require.NoError(t, err)
-	_, err = c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Second})
+	_, err = c.PurgeOperations(ctx, keeper, metered.PurgeOptions{OlderThan: time.Second})
 	require.NoError(t, err)
 	_, err = c.Budget.Purge(ctx, keeper, budget.PurgeOptions{OlderThan: time.Second})
 	require.NoError(t, err)

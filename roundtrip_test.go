@@ -110,7 +110,7 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 				return err
 			}))
 			require.Equal(t, everything, footprintOf(t, owner, cmd))
-			_, err = c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: 3600e9})
+			_, err = c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: 3600e9})
 			require.NoError(t, err)
 		})
 	}

@@ -81,6 +81,8 @@ create table metered.ledger (
     namespace text,                   -- of the operation
     operation text,
     note      jsonb,                  -- actor, tenant, correlation, reason
+    -- Nobody with EXECUTE alone can make an entry that takes spending back.
+    check (amount >= 1 and kind <> 'k' or amount = 0 and kind = 'k'),
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -291,7 +293,7 @@ $$;
 -- them a limit belongs to; a window of 0 is the lifetime. used is what each limit
 -- has used so far, holds aside; denied lists every limit that refuses, with the
 -- microseconds until it would not (-1 for never: spending cannot get out of a
--- lifetime's way, nor of a hold's) and until a hold falls due.
+-- lifetime's way) and until a hold falls due.
 create function metered.judge(scopes text[], seqs bigint[], ats timestamptz[], epochs int[],
     spent bigint[], refunded bigint[], credited bigint[], held bigint[], due timestamptz[], amounts bigint[],
     clk timestamptz, limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
@@ -327,7 +329,8 @@ begin
         continue when u <= room;
         if windows[i] > interval '0' and room >= 0 then
             retry := metered.leaves_at(scopes[s], seqs[s], epochs[s], spent[s], refunded[s], since, windows[i], room);
-        elsif held[s] > 0 and amounts[s] <= maxima[i] then
+        elsif held[s] > 0 and amounts[s] + (case when windows[i] > interval '0' then 0 else u end) <= maxima[i] then
+            -- Only the end of a hold can make room, and can make enough.
             retry := greatest(due[s], clk);
         else
             retry := null;
@@ -672,27 +675,29 @@ create unique index tokens_sole on metered.tokens (purpose, subject) where sole 
 -- What purge_tokens takes first.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 
--- Bounds this transaction's waits for row locks by wait_ms each, unless the
--- session or the transaction has a lock_timeout of its own. True if it did, and
--- then unbound_lock_wait must follow; an error undoes it without.
-create function metered.bound_lock_wait(wait_ms int) returns boolean
+-- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
+-- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
+-- which must follow; an error undoes it without.
+create function metered.bound_lock_wait(wait_ms int) returns text
 language plpgsql volatile
 as $$
+declare
+    before text := current_setting('lock_timeout');
 begin
-    if wait_ms is null or current_setting('lock_timeout') <> '0' then
-        return false;
+    if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
+        return null;
     end if;
     perform set_config('lock_timeout', wait_ms::text, true);
-    return true;
+    return before;
 end
 $$;
 
-create function metered.unbound_lock_wait(bounded boolean) returns void
+create function metered.unbound_lock_wait(before text) returns void
 language plpgsql volatile
 as $$
 begin
-    if bounded then
-        perform set_config('lock_timeout', '0', true);
+    if before is not null then
+        perform set_config('lock_timeout', before, true);
     end if;
 end
 $$;
@@ -710,7 +715,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    bounded boolean := metered.bound_lock_wait(wait_ms);
+    before  text := metered.bound_lock_wait(wait_ms);
     fresh   bytea[];
 begin
     mint_tokens.minted_at := metered.clock();
@@ -730,7 +735,7 @@ begin
     else
         status := 'ok';
     end if;
-    perform metered.unbound_lock_wait(bounded);
+    perform metered.unbound_lock_wait(before);
 end
 $$;
 
@@ -782,7 +787,7 @@ set enable_seqscan = off
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    bounded boolean := metered.bound_lock_wait(wait_ms);
+    before  text := metered.bound_lock_wait(wait_ms);
 begin
     for attempt in 1..3 loop
         update metered.tokens t
@@ -796,7 +801,7 @@ begin
             status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
             continue when status = 'ok';
         end if;
-        perform metered.unbound_lock_wait(bounded);
+        perform metered.unbound_lock_wait(before);
         return;
     end loop;
     raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
@@ -811,14 +816,14 @@ set enable_seqscan = off
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    bounded boolean := metered.bound_lock_wait(wait_ms);
+    before  text := metered.bound_lock_wait(wait_ms);
     was     boolean;
 begin
     update metered.tokens t
     set revoked = true, ended_at = now_at
     where t.digest = token_digest and t.ended_at is null and t.expires_at > now_at;
     was := found;
-    perform metered.unbound_lock_wait(bounded);
+    perform metered.unbound_lock_wait(before);
     return was;
 end
 $$;
@@ -832,7 +837,7 @@ set enable_seqscan = off
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    bounded boolean := metered.bound_lock_wait(wait_ms);
+    before  text := metered.bound_lock_wait(wait_ms);
     total   bigint;
 begin
     with open as (
@@ -845,7 +850,7 @@ begin
         from open o where t.digest = o.digest
         returning t.revoked)
     select count(*) filter (where e.revoked) into total from ended e;
-    perform metered.unbound_lock_wait(bounded);
+    perform metered.unbound_lock_wait(before);
     return total;
 end
 $$;
@@ -860,10 +865,10 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    bounded boolean;
+    before  text;
 begin
     perform metered.lock_keys(array[lock_key], wait_ms);
-    bounded := metered.bound_lock_wait(wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
     if exists (select from metered.tokens t where t.digest = token_digest) then
         status := 'exists';
     else
@@ -880,7 +885,7 @@ begin
         end if;
         status := 'ok';
     end if;
-    perform metered.unbound_lock_wait(bounded);
+    perform metered.unbound_lock_wait(before);
 end
 $$;
 
@@ -1057,9 +1062,9 @@ $$;
 -- columns up to at are its record); retired (its time is at or before the
 -- horizon); future (its time is further ahead than max_future). The transaction of
 -- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
--- the session's timeouts, null all of its settings: it is the caller's). The claim is an advisory lock, which writes nothing;
--- the record's primary key is what makes it exact. It is taken before any scope's
--- lock, everywhere.
+-- the session's timeouts, null all of its settings: it is the caller's). The claim
+-- is an advisory lock, which writes nothing; the record's primary key is what makes
+-- it exact. It comes before the scopes' locks of its command.
 --
 -- Opening spends the token, if there is one, and then looks at the budget without
 -- a lock, so that a hopeless command is refused before it works. The columns from

@@ -4,9 +4,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
+	"weak"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
+
+// places holds, for each pool, a channel with one place less than the pool has
+// connections. It belongs to the pool and not to a Client, since two clients of one
+// pool could otherwise wait for each other's connections.
+var places sync.Map // of weak.Pointer[pgxpool.Pool]
+
+func stickyPlaces(pool *pgxpool.Pool) chan struct{} {
+	key := weak.Make(pool)
+	fresh := make(chan struct{}, max(0, pool.Config().MaxConns-1))
+	if there, loaded := places.LoadOrStore(key, fresh); loaded {
+		return there.(chan struct{})
+	}
+	runtime.AddCleanup(pool, func(key weak.Pointer[pgxpool.Pool]) { places.Delete(key) }, key)
+	return fresh
+}
 
 // stick takes the sticky charges of op in a transaction of its own, on a second
 // connection, while the first one holds the claim: so it is certain that this call

@@ -23,7 +23,9 @@ import (
 //
 // It cannot be committed or rolled back: Commit, Rollback and statements to that
 // effect are ErrTxControl, and the server refuses a COMMIT that comes another way.
-// Begin and savepoints work, inside it.
+// Begin and savepoints work, inside it. Conn is the bare connection, for its type
+// map and the like: a ROLLBACK sent there ends the transaction, and Do can do no more
+// than say so.
 type Tx struct {
 	guarded
 
@@ -38,7 +40,7 @@ type Tx struct {
 
 func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
 	return &Tx{
-		guarded: guarded{Tx: tx, done: new(atomic.Bool)},
+		guarded: guarded{bareTx: tx, done: new(atomic.Bool)},
 		Grant:   grant, client: c, op: op,
 		charges: slices.Clone(op.command.Charges), call: op.charges,
 	}
@@ -94,19 +96,22 @@ func (t *Tx) Rollback(context.Context) error { return ErrTxControl }
 // guarded is a pgx.Tx that refuses to end the transaction it belongs to. Commit
 // and Rollback are those of Tx, or of a savepoint.
 type guarded struct {
-	pgx.Tx
+	bareTx
 	done *atomic.Bool
 }
+
+// bareTx is embedded under a name that is not exported: nobody is to reach around.
+type bareTx = pgx.Tx
 
 // check refuses a statement before it is sent.
 func (g guarded) check(sql string) error {
 	if err := g.alive(); err != nil {
 		return err
 	}
-	conn := g.Tx.Conn()
+	conn := g.bareTx.Conn()
 	backslashes := conn != nil && conn.PgConn().ParameterStatus("standard_conforming_strings") == "off"
 	if controlsTransaction(sql, backslashes) {
-		return fmt.Errorf("%w: a statement of its would", ErrTxControl)
+		return fmt.Errorf("%w: one of its statements would", ErrTxControl)
 	}
 	return nil
 }
@@ -145,7 +150,7 @@ func (g guarded) alive() error {
 	if g.done.Load() {
 		return ErrTxDone
 	}
-	if conn := g.Tx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'I' {
+	if conn := g.bareTx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'I' {
 		// Ended behind our back: what is sent now would be committed on its own.
 		return fmt.Errorf("%w: it has ended", ErrTxControl)
 	}
@@ -157,11 +162,11 @@ func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err := g.alive(); err != nil {
 		return nil, err
 	}
-	tx, err := g.Tx.Begin(ctx)
+	tx, err := g.bareTx.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return savepoint{guarded{Tx: tx, done: g.done}}, nil
+	return savepoint{guarded{bareTx: tx, done: g.done}}, nil
 }
 
 // savepoint is a nested transaction of the function's, which it may end.
@@ -171,35 +176,35 @@ func (s savepoint) Commit(ctx context.Context) error {
 	if err := s.alive(); err != nil {
 		return err
 	}
-	return s.Tx.Commit(ctx)
+	return s.bareTx.Commit(ctx)
 }
 
 func (s savepoint) Rollback(ctx context.Context) error {
 	if err := s.alive(); err != nil {
 		return err
 	}
-	return s.Tx.Rollback(ctx)
+	return s.bareTx.Rollback(ctx)
 }
 
 func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if err := g.check(sql); err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	return g.Tx.Exec(ctx, sql, g.options(args)...)
+	return g.bareTx.Exec(ctx, sql, g.options(args)...)
 }
 
 func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if err := g.check(sql); err != nil {
 		return failedRows{err}, err
 	}
-	return g.Tx.Query(ctx, sql, g.options(args)...)
+	return g.bareTx.Query(ctx, sql, g.options(args)...)
 }
 
 func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := g.check(sql); err != nil {
 		return failedRows{err}
 	}
-	return g.Tx.QueryRow(ctx, sql, g.options(args)...)
+	return g.bareTx.QueryRow(ctx, sql, g.options(args)...)
 }
 
 func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
@@ -209,21 +214,31 @@ func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 		}
 		q.Arguments = g.options(q.Arguments)
 	}
-	return g.Tx.SendBatch(ctx, b)
+	return g.bareTx.SendBatch(ctx, b)
 }
 
 func (g guarded) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
 	if err := g.check(sql); err != nil {
 		return nil, err
 	}
-	return g.Tx.Prepare(ctx, name, sql)
+	return g.bareTx.Prepare(ctx, name, sql)
 }
 
 func (g guarded) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
 	if err := g.alive(); err != nil {
 		return 0, err
 	}
-	return g.Tx.CopyFrom(ctx, table, columns, src)
+	return g.bareTx.CopyFrom(ctx, table, columns, src)
+}
+
+// LargeObjects are those of a closed transaction once this one is over.
+func (g guarded) LargeObjects() pgx.LargeObjects {
+	if err := g.alive(); err != nil {
+		b := &pgx.Batch{}
+		b.BeginTx(pgx.TxOptions{})
+		return pgx.FailedBatchResults(b, err).Tx().LargeObjects()
+	}
+	return g.bareTx.LargeObjects()
 }
 
 // failedRows are the rows of a query that was not sent.

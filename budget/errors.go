@@ -96,10 +96,11 @@ type Refusal struct {
 	// Available is the largest amount that this limit would have admitted, >= 0.
 	Available int64
 
-	// RetryAfter is how long until Requested would fit under this limit if
-	// nothing else happens, counted from the refusal, to the microsecond. Never
-	// if it exceeds the limit, or the limit is for a lifetime and nothing is held.
-	// Where open holds stand in the way it is the time until one may fall due.
+	// RetryAfter is how long until Requested would fit under this limit if nothing
+	// else happens, counted from the refusal, to the microsecond. Never if it exceeds
+	// the limit, or the limit is for a lifetime and no end of a hold can make room.
+	// Where open holds stand in the way it is the time until one of them may fall
+	// due.
 	RetryAfter time.Duration
 	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0.
 	HoldDue time.Duration

@@ -172,6 +172,6 @@ func exercise(t *testing.T, connString string) {
 	})
 	require.Error(t, err)
 	require.Equal(t, n, s.verify())
-	_, err = s.c.PurgeOperations(ctx, metered.PurgeOptions{OlderThan: time.Second})
+	_, err = s.c.PurgeOperations(ctx, s.pool, metered.PurgeOptions{OlderThan: time.Second})
 	require.NoError(t, err)
 }

@@ -167,7 +167,7 @@ func ExampleStore_Purge() {
 	store, err := tokens.New(tokens.Config{})
 	check(err)
 	deleted, err := store.Purge(context.Background(), pool, tokens.PurgeOptions{
-		Retention: 7 * 24 * time.Hour,
+		OlderThan: 7 * 24 * time.Hour,
 		Progress:  func(deleted int64) { fmt.Println("so far:", deleted) },
 	})
 	fmt.Println(deleted, err)

@@ -10,9 +10,9 @@ import (
 
 // Bounds of a Purge.
 const (
-	MinRetention     = time.Second
-	MaxRetention     = 10 * 366 * 24 * time.Hour
-	DefaultRetention = 30 * 24 * time.Hour
+	MinOlderThan     = time.Second
+	MaxOlderThan     = 10 * 366 * 24 * time.Hour
+	DefaultOlderThan = 30 * 24 * time.Hour
 
 	MaxPurgeBatch     = 10_000
 	DefaultPurgeBatch = 1000
@@ -21,15 +21,15 @@ const (
 // PurgeOptions says what Purge deletes, and how. The zero value deletes what
 // ended 30 days ago, 1000 tokens at a time.
 type PurgeOptions struct {
-	// Retention is how long a token is kept after it ended: after its last use,
+	// OlderThan is how long a token is kept after it ended: after its last use,
 	// its revocation or its expiry. Until then a used token is known to be used,
 	// and a derived secret cannot be minted again. 1 s to 10 years. Defaults to
 	// 30 days.
-	Retention time.Duration
+	OlderThan time.Duration
 
-	// BatchSize is how many tokens one transaction deletes, 1 to 10,000.
+	// Batch is how many tokens one transaction deletes, 1 to 10,000.
 	// Defaults to 1000.
-	BatchSize int
+	Batch int
 
 	// Progress is called after each batch that deleted anything, once it is
 	// committed, with the number deleted so far. Defaults to none.
@@ -47,17 +47,17 @@ const purgeSQL = `select deleted, last_end from metered.purge_tokens($1, $2, $3)
 // and nobody waits for them. It is meant for the schema's owner, or a role that
 // may execute purge_tokens; no role needs DELETE.
 func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
-	if opts.Retention == 0 {
-		opts.Retention = DefaultRetention
+	if opts.OlderThan == 0 {
+		opts.OlderThan = DefaultOlderThan
 	}
-	if opts.Retention < MinRetention || opts.Retention > MaxRetention {
-		return 0, invalid("PurgeOptions.Retention", "%v: want %v to %v", opts.Retention, MinRetention, MaxRetention)
+	if opts.OlderThan < MinOlderThan || opts.OlderThan > MaxOlderThan {
+		return 0, invalid("PurgeOptions.OlderThan", "%v: want %v to %v", opts.OlderThan, MinOlderThan, MaxOlderThan)
 	}
-	if opts.BatchSize == 0 {
-		opts.BatchSize = DefaultPurgeBatch
+	if opts.Batch == 0 {
+		opts.Batch = DefaultPurgeBatch
 	}
-	if opts.BatchSize < 1 || opts.BatchSize > MaxPurgeBatch {
-		return 0, invalid("PurgeOptions.BatchSize", "%d: want 1 to %d", opts.BatchSize, MaxPurgeBatch)
+	if opts.Batch < 1 || opts.Batch > MaxPurgeBatch {
+		return 0, invalid("PurgeOptions.Batch", "%d: want 1 to %d", opts.Batch, MaxPurgeBatch)
 	}
 	var total int64
 	var after *time.Time
@@ -70,7 +70,7 @@ func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions
 		if deleted > 0 && opts.Progress != nil {
 			opts.Progress(total)
 		}
-		if deleted < opts.BatchSize {
+		if deleted < opts.Batch {
 			return total, nil
 		}
 		after = lastEnd
@@ -82,7 +82,7 @@ func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions
 func (s *Store) purgeBatch(ctx context.Context, pool *pgxpool.Pool, after *time.Time, opts PurgeOptions) (deleted int, lastEnd *time.Time, err error) {
 	txOptions := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 	err = pgx.BeginTxFunc(ctx, pool, txOptions, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, s.sql.purge, after, opts.Retention.Microseconds(), opts.BatchSize).
+		return tx.QueryRow(ctx, s.sql.purge, after, opts.OlderThan.Microseconds(), opts.Batch).
 			Scan(&deleted, &lastEnd)
 	})
 	return deleted, lastEnd, err

@@ -57,7 +57,7 @@ func TestPurge_DeletesWhatEndedARetentionAgo(t *testing.T) {
 
 	purge := func(at time.Time, retention time.Duration) int64 {
 		clock.Set(at)
-		deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{Retention: retention})
+		deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: retention})
 		require.NoError(t, err)
 		return deleted
 	}
@@ -73,7 +73,7 @@ func TestPurge_DeletesWhatEndedARetentionAgo(t *testing.T) {
 	}
 	_, err = consume(pool, store, "p", "s", half.Token.Reveal())
 	require.NoError(t, err)
-	require.Zero(t, purge(clock.Now().Add(tokens.DefaultRetention-time.Microsecond), 0))
+	require.Zero(t, purge(clock.Now().Add(tokens.DefaultOlderThan-time.Microsecond), 0))
 	require.EqualValues(t, 1, purge(clock.Now().Add(time.Microsecond), 0), "the default retention")
 }
 
@@ -94,7 +94,7 @@ func TestPurge_WorksInBatchesWithProgress(t *testing.T) {
 	clock.Advance(time.Hour)
 	mintOf(t, pool, store, 7, time.Minute)
 	var progress []int64
-	opts := tokens.PurgeOptions{Retention: time.Minute, BatchSize: 10, Progress: func(n int64) { progress = append(progress, n) }}
+	opts := tokens.PurgeOptions{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) { progress = append(progress, n) }}
 	deleted, err := store.Purge(ctx, pool, opts)
 	require.NoError(t, err)
 	require.EqualValues(t, 25, deleted)
@@ -135,7 +135,7 @@ func TestPurge_StopsWhenItsContextEndsAndKeepsWhatIsDone(t *testing.T) {
 	clock.Advance(time.Hour)
 	cancellable, cancel := context.WithCancel(ctx)
 	defer cancel()
-	deleted, err := store.Purge(cancellable, pool, tokens.PurgeOptions{Retention: time.Minute, BatchSize: 10, Progress: func(n int64) {
+	deleted, err := store.Purge(cancellable, pool, tokens.PurgeOptions{OlderThan: time.Minute, Batch: 10, Progress: func(n int64) {
 		if n == 20 {
 			cancel()
 		}
@@ -157,7 +157,7 @@ func TestPurge_AnyNumberMayRunAtOnce(t *testing.T) {
 	live := mintOf(t, pool, store, 100, time.Hour)
 	var total atomic.Int64
 	race(8, func(i int) {
-		deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{Retention: time.Minute, BatchSize: 50 + i})
+		deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Minute, Batch: 50 + i})
 		if err != nil {
 			t.Error(err)
 		}
@@ -177,7 +177,7 @@ func TestPurge_PassesOverATokenThatAnotherTransactionHolds(t *testing.T) {
 	require.NoError(t, err)
 	_, err = holder.Exec(ctx, "select from metered.tokens where subject = '1' for key share")
 	require.NoError(t, err)
-	deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{Retention: time.Minute})
+	deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Minute})
 	require.NoError(t, err)
 	require.EqualValues(t, 2, deleted)
 	require.NoError(t, holder.Rollback(ctx))

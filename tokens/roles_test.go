@@ -97,7 +97,7 @@ func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
 
 	janitor := openAs(t, owner, `grant usage on schema metered to %[1]s;
 		grant execute on function metered.purge_tokens(timestamptz, bigint, int) to %[1]s`)
-	deleted, err := store.Purge(ctx, janitor, tokens.PurgeOptions{Retention: time.Minute})
+	deleted, err := store.Purge(ctx, janitor, tokens.PurgeOptions{OlderThan: time.Minute})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, deleted)
 	_, err = janitor.Exec(ctx, "delete from metered.tokens")

@@ -26,7 +26,7 @@ const (
 	MaxPayloadLen = 8 << 10
 
 	MinLockTimeout     = time.Millisecond
-	MaxLockTimeout     = time.Minute
+	MaxLockTimeout     = time.Hour
 	DefaultLockTimeout = 5 * time.Second
 )
 

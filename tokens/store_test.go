@@ -199,8 +199,8 @@ func TestPurge_RefusesBadOptionsBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
 	for field, options := range map[string][]tokens.PurgeOptions{
-		"PurgeOptions.Retention": {{Retention: -1}, {Retention: tokens.MinRetention - 1}, {Retention: tokens.MaxRetention + 1}},
-		"PurgeOptions.BatchSize": {{BatchSize: -1}, {BatchSize: tokens.MaxPurgeBatch + 1}},
+		"PurgeOptions.OlderThan": {{OlderThan: -1}, {OlderThan: tokens.MinOlderThan - 1}, {OlderThan: tokens.MaxOlderThan + 1}},
+		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: tokens.MaxPurgeBatch + 1}},
 	} {
 		for _, opts := range options {
 			_, err := store.Purge(ctx, nil, opts) // a nil pool would panic

@@ -50,12 +50,12 @@ func (a *Argument) Unwrap() error { return a.kind }
 // Code returns the sentinel's stable code.
 func (a *Argument) Code() string { return a.kind.code }
 
-// Code returns the stable code of the first error in err's chain that has one,
-// and "" if none has.
+// Code returns the code of the first sentinel in err's tree, and "" if there is
+// none: a Code method of somebody else's error is not asked.
 func Code(err error) string {
-	var coded interface{ Code() string }
-	if errors.As(err, &coded) {
-		return coded.Code()
+	var s *Sentinel
+	if errors.As(err, &s) {
+		return s.code
 	}
 	return ""
 }
