@@ -226,3 +226,22 @@ func TestDo_LeavesTheSessionsSettings(t *testing.T) {
 		require.Equal(t, was, settings(t, pool))
 	}
 }
+
+func TestDoTx_InAFailedTransactionTouchesNothing(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "outer"}, func(ctx context.Context, outer *metered.Tx) (any, error) {
+			_, err := outer.Exec(ctx, `select 1/0`)
+			require.Error(t, err)
+			_, err = metered.DoTx(ctx, c, outer, metered.Command{ID: "inner"}, mustNotRun(t))
+			require.ErrorIs(t, err, metered.ErrTxFailed)
+			return nil, nil
+		})
+		require.ErrorIs(t, err, metered.ErrTxFailed)
+		_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "after"}, upload("a"))
+		return err
+	}))
+	require.Equal(t, 1, count(t, pool, "uploads"))
+}

@@ -9,8 +9,10 @@ import (
 // GrantSQL renders the grants under which an application can make every call of
 // this library but those of GrantMaintenanceSQL: EXECUTE on the functions that it
 // calls and SELECT on what it reads. No INSERT, UPDATE or DELETE on anything, so
-// it can neither change nor delete nor forge a ledger entry: the functions run
-// with their owner's rights, and none of them does that.
+// it can neither change nor delete an entry, nor make one that takes spending back
+// or leaves its scope's chain: the functions run with their owner's rights, and none
+// of them does that. What a charge is for it says itself: limits, notes and operation
+// ids are the application's, which is trusted on those.
 //
 // Run it as the schema's owner, after Migrate, and again after each later version
 // of the schema. role must exist. What River's tables need is said in River's

@@ -184,3 +184,22 @@ func TestSticky_AFailureIsSaidAndTheCommandNotRun(t *testing.T) {
 		require.Equal(t, map[string]int64{"charge": 0, "commit": 1}[what], used(t, owner, c, "tries"))
 	}
 }
+
+func TestSticky_ClientsOfOnePoolShareItsPlaces(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	pool, one := setUpWith(t, metered.Config{}, pgtest.Options{MaxConns: 2})
+	two := newClient(t, pool, metered.Config{})
+	inParallel(40, func(i int) {
+		c := one
+		if i%2 == 0 {
+			c = two
+		}
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: fmt.Sprint(i), Sticky: []budget.Charge{charge("tries", 1, 100)}}, nil)
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	require.EqualValues(t, 40, used(t, pool, one, "tries"))
+}

@@ -171,6 +171,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 		{4, hourly, time.Hour - time.Second}, // when the 2 have left the window
 		{6, hourly, due},                     // only when the hold is gone
 		{4, total, due},
+		{9, total, budget.Never}, // not even with nothing held
 		{11, total, budget.Never},
 		{11, hourly, budget.Never},
 	} {

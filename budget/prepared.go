@@ -1,0 +1,243 @@
+package budget
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Prepared is a validated call of Charge, for those who send it themselves: in a
+// pgx.Batch together with other statements, or inside another function.
+type Prepared struct {
+	scopes  []string
+	keys    []int64
+	amounts []int64
+	notes   []string
+	limits  [][]Limit
+
+	limitScopes []int32
+	maxima      []int64
+	windows     []pgtype.Interval
+	tolerance   pgtype.Interval
+	waitMS      int32
+	sql         string
+}
+
+// Prepare validates charges as Charge does, without any SQL.
+func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
+	if len(charges) == 0 {
+		return nil, invalid("charges", "are none")
+	}
+	p := &Prepared{
+		// Not nil, which would be sent as NULL: a call may have no limits.
+		limitScopes: []int32{}, maxima: []int64{}, windows: []pgtype.Interval{},
+		tolerance: interval(l.tolerance), waitMS: l.waitMS(), sql: l.sql.charge,
+	}
+	at := make(map[string]int, len(charges))
+	for i, c := range charges {
+		if err := c.check(i); err != nil {
+			return nil, err
+		}
+		if err := p.add(at, i, c); err != nil {
+			return nil, err
+		}
+	}
+	for i, limits := range p.limits {
+		for _, limit := range limits {
+			p.limitScopes = append(p.limitScopes, int32(i+1))
+			p.maxima = append(p.maxima, limit.Max)
+			p.windows = append(p.windows, interval(limit.Window))
+		}
+		p.keys = append(p.keys, l.lockKey(p.scopes[i]))
+	}
+	// In the order of the keys, not of the names: two names may share a key.
+	slices.SortFunc(p.keys, cmp.Compare[int64])
+	p.keys = slices.Compact(p.keys)
+	return p, nil
+}
+
+// add merges c into the call's charge of the same scope, or appends it.
+func (p *Prepared) add(at map[string]int, i int, c Charge) error {
+	j, seen := at[c.Scope]
+	if !seen {
+		if len(p.scopes) == MaxScopes {
+			return invalid("charges", "name more than %d scopes", MaxScopes)
+		}
+		at[c.Scope] = len(p.scopes)
+		p.scopes = append(p.scopes, c.Scope)
+		p.amounts = append(p.amounts, c.Amount)
+		p.notes = append(p.notes, c.Note.encode())
+		p.limits = append(p.limits, slices.Clone(c.Limits))
+		return nil
+	}
+	if p.amounts[j] += c.Amount; p.amounts[j] > MaxAmount {
+		return invalid(index("charges", i, ".Amount"), "the charges of scope %q add up to more than %d", c.Scope, int64(MaxAmount))
+	}
+	if p.notes[j] != c.Note.encode() {
+		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
+	}
+	for _, limit := range c.Limits {
+		if !slices.Contains(p.limits[j], limit) {
+			p.limits[j] = append(p.limits[j], limit)
+		}
+	}
+	if len(p.limits[j]) > MaxLimits {
+		return invalid(index("charges", i, ".Limits"), "scope %q has more than %d", c.Scope, MaxLimits)
+	}
+	return nil
+}
+
+func (c Charge) check(i int) error {
+	if err := checkScope(index("charges", i, ".Scope"), c.Scope); err != nil {
+		return err
+	}
+	if err := checkAmount(index("charges", i, ".Amount"), c.Amount); err != nil {
+		return err
+	}
+	if len(c.Limits) > MaxLimits {
+		return invalid(index("charges", i, ".Limits"), "are %d, want at most %d", len(c.Limits), MaxLimits)
+	}
+	for j, limit := range c.Limits {
+		field := index("charges", i, index(".Limits", j, ""))
+		if limit.Max < 0 || limit.Max > MaxLimit {
+			return invalid(field+".Max", "%d is not from 0 to %d", limit.Max, int64(MaxLimit))
+		}
+		if err := checkWindow(field+".Window", limit.Window); err != nil {
+			return err
+		}
+	}
+	return c.Note.check(index("charges", i, ".Note"))
+}
+
+func checkAmount(field string, amount int64) error {
+	if amount < 1 || amount > MaxAmount {
+		return invalid(field, "%d is not from 1 to %d", amount, int64(MaxAmount))
+	}
+	return nil
+}
+
+func checkWindow(field string, window time.Duration) error {
+	if window < 0 || window > MaxWindow {
+		return invalid(field, "%v is not from 0 to %v", window, MaxWindow)
+	}
+	if window%time.Microsecond != 0 {
+		return invalid(field, "%v is not a whole number of microseconds", window)
+	}
+	return nil
+}
+
+// SQL is the statement to send with Args, to be read by Scan. Its denial is a
+// row, not an error of Postgres.
+func (p *Prepared) SQL() string { return p.sql }
+
+// Args are the first nine arguments of the function charge in schema.sql.
+func (p *Prepared) Args() []any {
+	return []any{p.scopes, p.keys, p.amounts, p.limitScopes, p.maxima, p.windows, p.tolerance, p.waitMS, p.notes}
+}
+
+// Scan reads the row that SQL returned, with the errors of Ledger.Charge.
+func (p *Prepared) Scan(row pgx.Row) (Receipt, error) {
+	var seqs, used, held []int64
+	var ats []time.Time
+	var denied []byte
+	if err := row.Scan(&seqs, &ats, &used, &held, &denied); err != nil {
+		return Receipt{}, p.Failed(err)
+	}
+	return p.Receipt(seqs, ats, used, held, denied)
+}
+
+// Failed turns an error of Postgres into that of Ledger.Charge: *ExceededError
+// where the function charge in schema.sql was told to raise its denial.
+func (p *Prepared) Failed(err error) error {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
+		return p.exceeded([]byte(pgErr.Detail))
+	}
+	return failed("charge", err)
+}
+
+// Receipt makes the answer of Ledger.Charge from what the function charge in
+// schema.sql returned.
+func (p *Prepared) Receipt(seqs []int64, ats []time.Time, used, held []int64, denied []byte) (Receipt, error) {
+	if len(denied) > 0 {
+		return Receipt{}, p.exceeded(denied)
+	}
+	r := Receipt{Entries: make([]Posted, len(p.scopes))}
+	n := 0
+	for i, scope := range p.scopes {
+		e := Posted{Scope: scope, Amount: p.amounts[i]}
+		if seqs != nil {
+			e.Seq, e.At = seqs[i], ats[i]
+		}
+		for _, limit := range p.limits[i] {
+			s := Standing{Limit: limit, Used: used[n] + e.Amount, Held: held[i]}
+			s.Available = available(limit.Max, s.Used, s.Held)
+			e.Standings = append(e.Standings, s)
+			n++
+		}
+		r.Entries[i] = e
+	}
+	return r, nil
+}
+
+// exceeded decodes the denial that the function judge in schema.sql wrote.
+func (p *Prepared) exceeded(denied []byte) error {
+	var rows []struct {
+		Limit   int    `json:"limit"`
+		Used    int64  `json:"used"`
+		Held    int64  `json:"held"`
+		RetryUS int64  `json:"retry_us"`
+		DueUS   *int64 `json:"due_us"`
+	}
+	if err := json.Unmarshal(denied, &rows); err != nil {
+		return failed("read a denial", err)
+	}
+	e := &ExceededError{}
+	for _, row := range rows {
+		scope, limit := p.limitAt(row.Limit)
+		r := Refusal{
+			Scope: p.scopes[scope], Limit: limit,
+			Used: row.Used, Held: row.Held, Requested: p.amounts[scope],
+			Available:  available(limit.Max, row.Used, row.Held),
+			RetryAfter: Never,
+		}
+		if row.RetryUS >= 0 {
+			r.RetryAfter = time.Duration(row.RetryUS) * time.Microsecond
+		}
+		if row.DueUS != nil {
+			r.HoldDue = max(0, time.Duration(*row.DueUS)*time.Microsecond)
+		}
+		e.Refusals = append(e.Refusals, r)
+	}
+	return e
+}
+
+// limitAt returns the n-th limit of the call and the scope it belongs to.
+func (p *Prepared) limitAt(n int) (scope int, limit Limit) {
+	scope = int(p.limitScopes[n]) - 1
+	for i := range scope {
+		n -= len(p.limits[i])
+	}
+	return scope, p.limits[scope][n]
+}
+
+// available saturates where a scope has credit beyond all bounds.
+func available(limit, used, held int64) int64 {
+	if used < 0 && limit > math.MaxInt64+used {
+		return math.MaxInt64 - held
+	}
+	return max(0, limit-used-held)
+}
+
+func interval(d time.Duration) pgtype.Interval {
+	return pgtype.Interval{Microseconds: d.Microseconds(), Valid: true}
+}
