@@ -53,9 +53,10 @@ func TestDo_RoundTrips(t *testing.T) {
 		"token, a keyed job and charges": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			return tx.Enqueue(ctx, process{"x"}, &jobs.Options{Key: fmt.Sprint(n)})
 		}, 4},
-		"a replay, and the rollback":          {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed"} }, nil, 2},
-		"a refusal, and the rollback":         {full, nil, 2},
-		"sticky charges, and what they break": {func(cmd *metered.Command) { cmd.Sticky = tries }, nil, 6},
+		"a replay, and the rollback":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed"} }, nil, 2},
+		"a refusal, and the rollback": {full, nil, 2},
+		"a refusal by the last flush": {as, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(charge("full", 9, 5)) }, 5}, // pgx prepares a failed batch again: 2 more
+		"with sticky charges":         {func(cmd *metered.Command) { cmd.Sticky = tries }, nil, 6},
 	} {
 		got, notified := trips(test.change, test.fn)
 		t.Logf("%s: %d round trips, and NOTIFY: %v", what, got, notified)

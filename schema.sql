@@ -82,7 +82,7 @@ create table metered.ledger (
     operation text,
     note      jsonb,                  -- actor, tenant, correlation, reason
     -- Nobody with EXECUTE alone can make an entry that takes spending back.
-    check (amount >= 1 and kind <> 'k' or amount = 0 and kind = 'k'),
+    constraint ledger_amount check (amount >= 1 and kind <> 'k' or amount = 0 and kind = 'k'),
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)

@@ -256,6 +256,9 @@ func TestTx_IsDeadOnceTheFunctionHasReturned(t *testing.T) {
 				b := &pgx.Batch{}
 				b.Queue("select 1")
 				require.ErrorIs(t, tx.SendBatch(ctx, b).Close(), metered.ErrTxDone)
+				large := tx.LargeObjects()
+				_, err = large.Create(ctx, 0)
+				require.ErrorIs(t, err, pgx.ErrTxClosed)
 			}
 			require.ErrorIs(t, nested.Commit(ctx), metered.ErrTxDone)
 			require.ErrorIs(t, nested.Rollback(ctx), metered.ErrTxDone)
