@@ -163,7 +163,7 @@ func (s *system) judge(all [][]attempted) {
 		}
 	}
 	t.Logf("%d committed, %d failed, %d unknown and then committed", committed, failed, unknown)
-	require.Greater(t, committed, 50)
+	require.NotZero(t, committed)
 	require.NotZero(t, failed)
 	require.NotZero(t, unknown)
 	require.Equal(t, committed+unknown, s.verify())
