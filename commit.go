@@ -64,7 +64,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	case pg.IsClosed():
 		return record{}, false, errors.New("metered: the connection was lost before the commit")
 	case pg.IsBusy():
-		return record{}, false, fmt.Errorf("%w: rows or a batch of its were left open", ErrTxFailed)
+		return record{}, false, fmt.Errorf("%w: it left rows or a batch open", ErrTxFailed)
 	case pg.TxStatus() == 'I':
 		return record{}, false, fmt.Errorf("%w: it has ended", ErrTxControl)
 	case pg.TxStatus() == 'E':

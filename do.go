@@ -93,12 +93,11 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in
 // tx, or one after a charge, claims its id while scopes are locked, and can deadlock
-// with another transaction (40P01). Nothing is retried
-// and no timeout is set, since the transaction is not Do's: after SQLSTATE 40001 or
-// 40P01 the caller retries the whole of it, and it is the caller's to find out what
-// became of its COMMIT (the same command again tells). Command.Sticky and
-// Command.Isolation are refused. Otherwise as Do, for one round trip more if it
-// fails.
+// with another transaction (40P01). Nothing is retried and no timeout is set, since
+// the transaction is not Do's: after SQLSTATE 40001 or 40P01 the caller retries the
+// whole of it, and it is the caller's to find out what became of its COMMIT (the same
+// command again tells). Command.Sticky and Command.Isolation are refused. Otherwise
+// as Do, for one round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	switch {
 	case tx == nil:

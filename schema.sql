@@ -12,8 +12,8 @@
 --   * Functions that an application calls fix search_path, so that no operator
 --     or table of the caller's can stand in for ours, and enable_seqscan = off:
 --     PL/pgSQL caches plans, and a sequential scan cached while a table was
---     small makes a hot scope quadratic. Both together cost 3 microseconds a
---     call (Postgres 15), inner functions inherit them.
+--     small makes a hot scope quadratic. Both together cost 3 to 6 microseconds
+--     a call (Postgres 15); inner functions inherit them.
 --   * Time is read only from metered.clock(). To set the clock a test replaces
 --     that function, which its owner can do and an application's role cannot.
 

@@ -24,8 +24,9 @@ import (
 // It cannot be committed or rolled back: Commit, Rollback and statements to that
 // effect are ErrTxControl, and the server refuses a COMMIT that comes another way.
 // Begin and savepoints work, inside it. Conn is the bare connection, for its type
-// map and the like: a ROLLBACK sent there ends the transaction, and Do can do no more
-// than say so.
+// map and the like, and not for statements: a ROLLBACK sent there ends the
+// transaction, and CLOSE ALL takes away what refuses a COMMIT. Do can then do no more
+// than say so (ErrTxControl).
 type Tx struct {
 	guarded
 
