@@ -10,15 +10,14 @@ import (
 	"hash"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/uuidv7"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -159,14 +158,7 @@ func issuedAt(cmd Command) *time.Time {
 		t := cmd.IssuedAt.Truncate(time.Microsecond)
 		return &t
 	}
-	// RFC 9562: 48 bits of Unix time in ms, the version in the 7th byte, the
-	// variant in the 9th.
-	var id pgtype.UUID
-	if len(cmd.ID) != 36 || strings.Count(cmd.ID, "-") != 4 || id.Scan(cmd.ID) != nil || id.Bytes[6]>>4 != 7 || id.Bytes[8]>>6 != 0b10 {
-		return nil
-	}
-	t := time.UnixMilli(int64(binary.BigEndian.Uint64(id.Bytes[:8]) >> 16))
-	return &t
+	return uuidv7.Time(cmd.ID)
 }
 
 // fingerprintVersion is the first byte of a stored fingerprint.

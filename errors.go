@@ -121,6 +121,9 @@ func invalid(field, format string, args ...any) error {
 //	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry
 //	                budget_entry_purged budget_not_charge budget_refund_exceeds
 //	tokens, jobs    token_exists job_conflict job_key_not_found
+//	holds           hold_unknown hold_retired hold_conflict claim_taken hold_state hold_held hold_captured
+//	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable
+//	                ttl_too_short ttl_too_long
 //	operations      operation_unknown sticky_failed
 func Code(err error) string { return fault.Code(err) }
 

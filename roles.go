@@ -20,23 +20,26 @@ import (
 // are enough to enqueue.
 func GrantSQL(schema, role string) (string, error) {
 	return grants(schema, role, []string{
-		"ledger", "refund_sum", "operations", "job_keys", "schema_version",
+		"ledger", "refund_sum", "holds", "hold_lines", "hold_events", "holds_horizon",
+		"operations", "job_keys", "schema_version",
 	}, []string{
-		"charge", "check_charge", "usage", "credit", "refund",
+		"charge", "check_charge", "usage", "credit", "refund", "lock_scopes",
+		"place", "capture_holds", "release_holds", "extend_holds", "refund_holds", "expire_hold",
+		"sweep_holds", "announced", "hold_json",
 		"mint_tokens", "inspect_token", "consume_token", "revoke_token", "revoke_tokens", "replace_token",
 		"claim_job_key", "find_job_key",
 		"begin_command", "complete_command", "unfinished", "clock",
 	})
 }
 
-// GrantMaintenanceSQL renders the grants for what deletes or repairs: the four
+// GrantMaintenanceSQL renders the grants for what deletes or repairs: the five
 // Purge calls and budget.Ledger.RepairClock. For a role of its own, that a
 // scheduled job uses; a program with both can be given both.
 func GrantMaintenanceSQL(schema, role string) (string, error) {
 	return grants(schema, role, []string{
 		"ledger", "schema_version",
 	}, []string{
-		"purge_scope", "repair_clock", "purge_tokens", "purge_job_keys", "purge_operations", "clock",
+		"purge_scope", "repair_clock", "purge_holds", "purge_tokens", "purge_job_keys", "purge_operations", "clock",
 	})
 }
 

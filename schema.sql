@@ -58,6 +58,16 @@ begin
 end
 $$;
 
+-- For who wants the locks of scopes before anything is read.
+create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform metered.lock_keys(keys, wait_ms);
+end
+$$;
+
 -- ===== budget =============================================================
 
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
@@ -73,11 +83,12 @@ create table metered.ledger (
     credited  bigint      not null,   -- sum of credits so far, never decreases
     held      bigint      not null,   -- units in open holds now
     epoch     smallint    not null,   -- clock repairs so far
-    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair
+    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair;
+                                      -- of holds: h held, u captured (used), l released, x expired
     scope     text collate "C" not null,
     next_due  timestamptz,            -- no open hold falls due before this
     ref       bigint,                 -- of a refund: the seq of its charge
-    hold      text,
+    hold      text,                   -- the hold's id, where the entry is about one alone
     namespace text,                   -- of the operation
     operation text,
     note      jsonb,                  -- actor, tenant, correlation, reason
@@ -306,6 +317,7 @@ declare
     room  bigint;
     since timestamptz;
     retry timestamptz;
+    falls timestamptz;
 begin
     for i in 1..cardinality(limit_scopes) loop
         s := limit_scopes[i];
@@ -327,18 +339,19 @@ begin
         used[i] := u;
         room := maxima[i] - held[s] - amounts[s];
         continue when u <= room;
+        falls := case when held[s] > 0 then metered.first_due(scopes[s], due[s], clk) end;
         if windows[i] > interval '0' and room >= 0 then
             retry := metered.leaves_at(scopes[s], seqs[s], epochs[s], spent[s], refunded[s], since, windows[i], room);
         elsif held[s] > 0 and amounts[s] + (case when windows[i] > interval '0' then 0 else u end) <= maxima[i] then
             -- Only the end of a hold can make room, and can make enough.
-            retry := greatest(due[s], clk);
+            retry := falls;
         else
             retry := null;
         end if;
         denied := coalesce(denied, '[]') || jsonb_build_object(
             'limit', i - 1, 'used', u, 'held', held[s],
             'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
-            'due_us', (extract(epoch from due[s] - clk) * 1000000)::bigint);
+            'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
     end loop;
 end
 $$;
@@ -346,10 +359,14 @@ $$;
 -- Charges scopes, all or none. keys are their lock keys, sorted and distinct.
 -- Either denied is null, and each scope has one new entry, or nothing was
 -- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
+--
+-- Of amounts, hold_amounts are not spent but held, by the hold of that id until
+-- ttl from now: an entry of their own. at is what counts as now.
 create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb)
+    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null,
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -361,11 +378,13 @@ declare
     refunded bigint[];
     credited bigint[];
     due      timestamptz[];
-    clk      timestamptz;
+    kept     bigint[];          -- what the last entries say is held, lines that are due among it
+    overdue  boolean := false;
+    units    bigint;
     verdict  record;
 begin
     perform metered.lock_keys(keys, wait_ms);
-    clk := metered.clock();     -- after the lock: a wait must not date the entry back
+    at := metered.clock();      -- after the lock: a wait must not date the entry back
     for i in 1..cardinality(scopes) loop
         tip := metered.tip_for_write(scopes[i]);
         seqs[i] := tip.seq;
@@ -376,9 +395,18 @@ begin
         credited[i] := tip.credited;
         held[i] := tip.held;
         due[i] := tip.next_due;
+        overdue := overdue or tip.next_due <= at is true;
     end loop;
+    kept := held;
+    if overdue then
+        for i in 1..cardinality(scopes) loop
+            if due[i] <= at then
+                held[i] := held[i] - metered.overdue(scopes[i], due[i], at);
+            end if;
+        end loop;
+    end if;
     verdict := metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, held, due, amounts,
-        clk, limit_scopes, maxima, windows, max_ahead);
+        at, limit_scopes, maxima, windows, max_ahead);
     used := verdict.used;
     denied := verdict.denied;
     if denied is not null then
@@ -389,15 +417,51 @@ begin
         ats := null;
         return;
     end if;
+    if kept <> held then
+        -- What is let in for lines that are due is let in for good, so their holds
+        -- are ended for good, as many as it takes: a clock that is set back must not
+        -- bring them to life. The rest is left to those who come after.
+        loop
+            perform metered.expire_due(scopes, keys, due, at, 500);
+            for i in 1..cardinality(scopes) loop
+                tip := metered.tip_for_write(scopes[i]);
+                seqs[i] := tip.seq;
+                ats[i] := tip.at;
+                kept[i] := tip.held;
+                due[i] := tip.next_due;
+            end loop;
+            exit when kept = held or (metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, kept, due, amounts,
+                at, limit_scopes, maxima, windows, max_ahead)).denied is null;
+        end loop;
+    end if;
     for i in 1..cardinality(scopes) loop
         seqs[i] := seqs[i] + 1;
-        ats[i] := greatest(clk, ats[i]);
+        ats[i] := greatest(at, ats[i]);
+        units := amounts[i];
+        if due[i] <= at then
+            due[i] := metered.later_due(scopes[i], kept[i], due[i], at);
+        end if;
+        if hold_amounts[i] > 0 then
+            kept[i] := kept[i] + hold_amounts[i];
+            due[i] := least(due[i], at + ttl);
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note)
+            values (seqs[i], hold_amounts[i], ats[i], spent[i], refunded[i], credited[i], kept[i],
+                epochs[i], 'h', scopes[i], due[i], of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
+            on conflict do nothing;
+            if not found then
+                perform metered.collided();
+            end if;
+            units := units - hold_amounts[i];
+            continue when units = 0;
+            seqs[i] := seqs[i] + 1;
+        end if;
         -- ON CONFLICT, because a plain unique violation is one that callers' retry
         -- loops do not retry.
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, namespace, operation, note)
-        values (seqs[i], amounts[i], ats[i], spent[i] + amounts[i], refunded[i], credited[i], held[i],
-            epochs[i], 'c', scopes[i], due[i], of_namespace, of_operation, nullif(notes[i], '')::jsonb)
+            epoch, kind, scope, next_due, hold, namespace, operation, note)
+        values (seqs[i], units, ats[i], spent[i] + units, refunded[i], credited[i], kept[i],
+            epochs[i], 'c', scopes[i], due[i], of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
         on conflict do nothing;
         if not found then
             perform metered.collided();
@@ -424,6 +488,7 @@ declare
     refunded bigint[];
     credited bigint[];
     due      timestamptz[];
+    clk      timestamptz := metered.clock();
     verdict  record;
 begin
     for i in 1..cardinality(scopes) loop
@@ -436,9 +501,12 @@ begin
         credited[i] := tip.credited;
         held[i] := tip.held;
         due[i] := tip.next_due;
+        if tip.next_due <= clk then
+            held[i] := held[i] - metered.overdue(scopes[i], tip.next_due, clk);
+        end if;
     end loop;
     verdict := metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, held, due, amounts,
-        metered.clock(), limit_scopes, maxima, windows, max_ahead);
+        clk, limit_scopes, maxima, windows, max_ahead);
     used := verdict.used;
     denied := verdict.denied;
 end
@@ -468,11 +536,15 @@ begin
             used := metered.spent_since(scopes[i], tip.seq, tip.epoch, tip.spent, tip.refunded, since);
         end if;
         held := tip.held;
+        if tip.next_due <= clk then
+            held := held - metered.overdue(scopes[i], tip.next_due, clk);
+        end if;
         spent := tip.spent;
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;
-        due_us := extract(epoch from tip.next_due - clk) * 1000000;
+        due_us := case when held > 0 then
+            extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;
     end loop;
 end
@@ -547,7 +619,7 @@ begin
           and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
         -- Entry 1 outlives a purge, but what was refunded of it does not.
         status := 'purged';
-    elsif charge.kind <> 'c' then
+    elsif charge.kind not in ('c', 'u') then
         status := 'kind';
     end if;
     if status is not null then
@@ -642,6 +714,770 @@ begin
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
+end
+$$;
+
+-- ===== holds ==============================================================
+
+-- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
+-- line; this is who holds it, until when, and how it ended.
+--
+-- Locks are taken in one order everywhere: the scopes' advisory locks by key, then
+-- rows of holds by no. Under the lock of any of its scopes a hold can only expire.
+-- That is decided once, here, by the plain clock; each line is then freed under its
+-- own scope's lock, by whoever comes.
+create table metered.holds (
+    no          bigint      generated always as identity primary key,
+    placed_at   timestamptz not null,
+    deadline    timestamptz not null,
+    due         timestamptz not null,   -- deadline and grace: its units are free from here on
+    ceiling     timestamptz not null,   -- no deadline is later
+    ended_at    timestamptz,
+    issued_at   timestamptz,            -- the time that the id carries, if it does
+    version     int         not null,   -- transitions so far
+    state       "char"      not null,   -- h held, c captured, r released, x expired
+    returned    boolean     not null default false, -- captured, and given back since
+    pending     boolean     not null default true,  -- not ended, or ended by time and not announced
+    tenant      text collate "C" not null,
+    id          text collate "C" not null,
+    holder      text collate "C" not null,
+    claim       text collate "C",       -- the scope of what is claimed, if it is a claim
+    entity      text collate "C",
+    fingerprint bytea       not null,   -- a version byte and a SHA-256
+    metadata    json,
+    unique (tenant, id),
+    check ((state = 'h') = (ended_at is null))
+);
+
+-- What the sweeper takes first.
+create index holds_due on metered.holds (due, no) where pending;
+
+-- Lists by holder, and by what a capture linked.
+create index holds_holder on metered.holds (tenant, holder, no) where holder <> '';
+create index holds_entity on metered.holds (tenant, entity, no) where entity is not null;
+
+-- At most one active claim of a value. The ledger sees to that already; this is
+-- how it is found.
+create unique index holds_claim on metered.holds (claim)
+    where claim is not null and (state = 'h' or state = 'c' and not returned);
+
+-- What a purge takes first: a captured claim is kept while it stands.
+create index holds_ended on metered.holds (ended_at)
+    where ended_at is not null and (claim is null or state <> 'c' or returned);
+
+-- One scope of a hold.
+create table metered.hold_lines (
+    hold     bigint      not null,      -- holds.no
+    key      bigint      not null,      -- of the scope's lock
+    amount   bigint      not null,      -- placed
+    captured bigint      not null default 0,
+    open     bigint      not null,      -- counted in the scope's held
+    due      timestamptz not null,      -- holds.due
+    scope    text collate "C" not null,
+    primary key (hold, scope)
+);
+
+-- Which lines of a scope fall due first. Read from next_due on, so that entries of
+-- lines that ended, which a long snapshot keeps alive, are not waded through.
+create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
+
+-- Every transition, written with it.
+create table metered.hold_events (
+    hold      bigint      not null,     -- holds.no
+    at        timestamptz not null,
+    deadline  timestamptz,              -- of a place or an extension: the new one
+    version   int         not null,
+    kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
+                                        -- r released, x expired, b given back
+    entity    text,
+    detail    jsonb,                    -- a place's constants; a capture's lines
+    note      jsonb,                    -- actor, tenant, correlation, reason
+    namespace text,                     -- of the operation
+    operation text,
+    primary key (hold, version)
+);
+
+-- Ids that carry a time at or before this may have been purged. Never decreases.
+create table metered.holds_horizon (
+    at  timestamptz not null,
+    one boolean primary key default true check (one)
+);
+
+insert into metered.holds_horizon (at) values ('-infinity');
+
+-- What lines of a scope that are due, and not freed yet, keep of it. since is a
+-- time before which none is due.
+create function metered.overdue(of_scope text, since timestamptz, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(sum(l.open), 0) from metered.hold_lines l
+            where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk);
+end
+$$;
+
+-- When the first line that is not due falls due.
+create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select l.due from metered.hold_lines l
+            where l.scope = of_scope and l.open > 0 and l.due >= since and l.due > clk
+            order by l.due limit 1);
+end
+$$;
+
+-- A new next_due for a scope that keeps so many units. If nothing falls due soon,
+-- a time until which nothing does: looking further could mean wading through all
+-- that was placed and ended meanwhile.
+create function metered.later_due(of_scope text, held bigint, since timestamptz, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    if held = 0 then
+        return null;
+    end if;
+    return coalesce((
+        select l.due from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk + interval '10 s'
+        order by l.due limit 1), clk + interval '10 s');
+end
+$$;
+
+-- Frees what the holds still keep of the scopes whose keys are given, which are
+-- locked: one entry for each scope.
+create function metered.free_lines(nos bigint[], keys bigint[], as_kind "char", clk timestamptz,
+    of_hold text, note text, of_namespace text, of_operation text) returns void
+language plpgsql volatile
+as $$
+declare
+    scopes text[];
+    sums   bigint[];
+    made   int;
+begin
+    select array_agg(f.scope), array_agg(f.units) into scopes, sums
+    from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
+          where l.hold = any (nos) and l.open > 0 and l.key = any (keys)
+          group by l.scope order by l.scope) f;
+    if scopes is null then
+        return;
+    end if;
+    update metered.hold_lines l set open = 0
+    where l.hold = any (nos) and l.open > 0 and l.key = any (keys);
+    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+        epoch, kind, scope, next_due, hold, namespace, operation, note)
+    select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
+        t.epoch, as_kind, f.scope, metered.later_due(f.scope, t.held - f.units, t.next_due, clk),
+        of_hold, of_namespace, of_operation, nullif(free_lines.note, '')::jsonb
+    from unnest(scopes, sums) f(scope, units),
+         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1) t
+    on conflict do nothing;
+    get diagnostics made = row_count;
+    if made < cardinality(scopes) then
+        perform metered.collided();
+    end if;
+end
+$$;
+
+-- Ends those of the holds that are due and have not ended. Their rows are locked,
+-- in order.
+create function metered.expire_rows(nos bigint[], clk timestamptz, note text) returns void
+language plpgsql volatile
+as $$
+begin
+    with ended as (
+        update metered.holds h set state = 'x', ended_at = h.due, version = h.version + 1
+        where h.no = any (nos) and h.state = 'h' and h.due <= clk
+        returning h.no, h.version)
+    insert into metered.hold_events (hold, at, version, kind, note)
+    select e.no, clk, e.version, 'x', nullif(expire_rows.note, '')::jsonb from ended e;
+end
+$$;
+
+-- Frees up to max_lines lines that are due of each of the scopes, which are locked
+-- and none of whose lines is due before "since".
+create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int) returns void
+language plpgsql volatile
+as $$
+declare
+    nos bigint[];
+begin
+    select array_agg(distinct d.hold) into nos
+    from unnest(scopes, since) s(scope, since),
+         lateral (select l.hold from metered.hold_lines l
+          where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
+          order by l.due limit max_lines) d;
+    if nos is null then
+        perform metered.collided(); -- the caller saw some: not with this snapshot
+    end if;
+    perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    perform metered.expire_rows(nos, clk, null);
+    perform metered.free_lines(nos, keys, 'x', clk, null, null, null, null);
+end
+$$;
+
+-- A hold as JSON. One that is due has expired, whether that is written down or not.
+create function metered.hold_json(of_no bigint, clk timestamptz) returns json
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    return (
+        select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
+            'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
+            'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', h.ceiling,
+            'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
+            'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'metadata', h.metadata,
+            'lines', (
+                select json_agg(json_build_object('scope', l.scope, 'amount', l.amount, 'captured', l.captured,
+                    'open', case when h.state = 'h' and h.due > clk then l.open else 0 end) order by l.scope)
+                from metered.hold_lines l where l.hold = h.no))
+        from metered.holds h where h.no = of_no);
+end
+$$;
+
+-- Says a transition of the hold to those who listen.
+create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
+language plpgsql volatile
+as $$
+begin
+    if channel is not null then
+        perform pg_notify(channel, json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind)::text);
+    end if;
+end
+$$;
+
+-- Places a hold on the scopes of which hold_amounts is not 0, and charges the rest
+-- of amounts, all or none. status: placed; same (placed before, with the same
+-- content: hold tells); conflict (with other content); retired; taken (of a claim:
+-- somebody else has it, until deadline if that is not null); denied.
+--
+-- The id of a claim is of_id and its generation: the number of the claimed scope's
+-- next entry, which grows with each claim and outlives any purge.
+create function metered.place(of_tenant text, of_id text, of_holder text, of_claim text, print bytea, issued timestamptz,
+    ttl interval, grace interval, lifetime interval, of_metadata text, detail text, note text, channel text,
+    scopes text[], keys bigint[], amounts bigint[], hold_amounts bigint[], hold_keys bigint[],
+    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
+    of_namespace text, of_operation text, raising boolean,
+    out status text, out hold_id text, out placed_at timestamptz, out deadline timestamptz,
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out hold json)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    was    record;
+    clk    timestamptz;
+    new_no bigint;
+begin
+    perform metered.lock_keys(keys, wait_ms);
+    clk := metered.clock();
+    hold_id := of_id;
+    if of_claim is null then
+        select h.no, h.fingerprint, h.state, h.holder, h.due into was
+        from metered.holds h where h.tenant = of_tenant and h.id = of_id;
+        if found then
+            status := case when was.fingerprint = print then 'same' else 'conflict' end;
+        elsif issued <= (select z.at from metered.holds_horizon z where z.one) then
+            status := 'retired';
+        end if;
+    else
+        select h.no, h.fingerprint, h.state, h.holder, h.due into was
+        from metered.holds h where h.claim = of_claim and (h.state = 'h' or h.state = 'c' and not h.returned);
+        if found and (was.state = 'c' or was.due > clk) then
+            if was.state = 'c' or was.holder <> of_holder then
+                status := 'taken';
+                if was.state = 'h' then
+                    deadline := was.due;
+                    placed_at := clk;
+                end if;
+            else
+                status := case when was.fingerprint = print then 'same' else 'conflict' end;
+            end if;
+        end if;
+        hold_id := of_id || '_' || coalesce((select l.seq from metered.ledger l where l.scope = of_claim order by l.seq desc limit 1), 0) + 1;
+    end if;
+    if status = 'same' then
+        hold := metered.hold_json(was.no, clk);
+    end if;
+    if status is not null then
+        if raising and status <> 'same' then
+            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = jsonb_build_object(
+                'status', status, 'id', hold_id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint);
+        end if;
+        return;
+    end if;
+    select c.seqs, c.ats, c.denied, c.at into seqs, ats, denied, placed_at
+    from metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
+        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace) c;
+    if denied is not null then
+        status := 'denied';
+        return;
+    end if;
+    deadline := placed_at + ttl;
+    insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, metadata)
+    values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
+        of_tenant, hold_id, of_holder, of_claim, print, of_metadata::json)
+    on conflict do nothing
+    returning no into new_no;
+    if not found then
+        -- Placed meanwhile, on other scopes: trying again will tell that.
+        perform metered.collided();
+    end if;
+    for i in 1..cardinality(scopes) loop
+        continue when hold_amounts[i] = 0;
+        insert into metered.hold_lines (hold, key, amount, open, due, scope)
+        values (new_no, hold_keys[i], hold_amounts[i], hold_amounts[i], place.deadline + grace, scopes[i]);
+    end loop;
+    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
+    values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation);
+    perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
+    status := 'placed';
+end
+$$;
+
+-- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
+-- then their rows, by no. nos and versions are in the order of ids. status is null,
+-- or why not, and failed which id: unknown, retired, holder (not to be told from
+-- unknown), state. needs is the state that they must be in, c or h; an h must not be
+-- due. The rows' states are those under the lock: clk is read after it.
+create function metered.lock_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, needs "char", wait_ms int,
+    out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
+language plpgsql volatile
+as $$
+declare
+    h record;
+begin
+    select array_agg(x.no) into nos from (
+        select y.no from metered.holds y where y.tenant = of_tenant and y.id = any (ids)) x;
+    if nos is not null then
+        select array_agg(k.key order by k.key) into keys
+        from (select distinct l.key from metered.hold_lines l where l.hold = any (nos)) k;
+        perform metered.lock_keys(keys, wait_ms);
+        perform from metered.holds y where y.no = any (nos) order by y.no for no key update;
+    end if;
+    clk := metered.clock();
+    nos := '{}';
+    for i in 1..cardinality(ids) loop
+        select y.no, y.state, y.due, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        if h.no is null then
+            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        elsif of_holder <> '' and h.holder <> of_holder then
+            status := 'holder';
+        elsif h.state <> needs then
+            status := 'state';
+            stands := h.state;
+            failed_no := h.no;
+        elsif h.state = 'h' and h.due <= clk then
+            status := 'state';
+            stands := 'x';
+            failed_no := h.no;
+        end if;
+        if status is not null then
+            failed := ids[i];
+            return;
+        end if;
+        nos[i] := h.no;
+    end loop;
+end
+$$;
+
+-- Answers a refused transition, or raises the answer.
+create function metered.refuse_hold(raising boolean, answer jsonb) returns jsonb
+language plpgsql
+as $$
+begin
+    if raising then
+        raise exception 'the hold does not allow it' using errcode = 'MT007', detail = answer;
+    end if;
+    return answer;
+end
+$$;
+
+-- Captures holds, all or none: spends what they keep, or the units given for the
+-- scopes of one hold, and with closing frees the rest and ends them. policy says what
+-- happens to units beyond what is kept: n (refused), f (charged if the limits given
+-- let them), a (charged). refused is null, or why nothing was written.
+create function metered.capture_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text,
+    line_scopes text[], line_units bigint[], closing boolean, policy "char",
+    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
+    of_entity text, note text, channel text, of_namespace text, of_operation text, raising boolean,
+    out refused jsonb, out holds json[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    k       record;
+    l       record;
+    tip     record;
+    c       record;
+    seq     bigint;
+    take    bigint;
+    covered bigint;
+    excess_scopes text[];
+    excess_units bigint[];
+    excess_limits int[] := '{}';
+    excess_maxima bigint[] := '{}';
+    excess_windows interval[] := '{}';
+    detail  jsonb;
+    v       int;
+begin
+    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, jsonb_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    for i in 1..coalesce(cardinality(line_scopes), 0) loop
+        select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];
+        if l.open is null then
+            refused := metered.refuse_hold(raising, jsonb_build_object('status', 'line', 'id', ids[1], 'scope', line_scopes[i]));
+            return;
+        end if;
+        if line_units[i] > l.open then
+            if policy = 'n' then
+                refused := metered.refuse_hold(raising, jsonb_build_object('status', 'excess', 'id', ids[1],
+                    'scope', line_scopes[i], 'requested', line_units[i], 'open', l.open));
+                return;
+            end if;
+            excess_scopes := excess_scopes || line_scopes[i];
+            excess_units := excess_units || (line_units[i] - l.open);
+            if policy = 'f' then
+                for j in 1..cardinality(limit_scopes) loop
+                    continue when limit_scopes[j] <> i;
+                    excess_limits := excess_limits || cardinality(excess_scopes);
+                    excess_maxima := excess_maxima || maxima[j];
+                    excess_windows := excess_windows || windows[j];
+                end loop;
+            end if;
+        end if;
+    end loop;
+    -- The excess first: what is kept and what is spent of it count the same.
+    if excess_scopes is not null then
+        c := metered.charge(excess_scopes, k.keys, excess_units, excess_limits, excess_maxima, excess_windows,
+            max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1]);
+        if c.denied is not null then
+            refused := metered.refuse_hold(raising, jsonb_build_object('status', 'denied', 'denied', c.denied,
+                'scopes', excess_scopes, 'units', excess_units));
+            return;
+        end if;
+    end if;
+    for i in 1..cardinality(ids) loop
+        detail := '[]';
+        for l in select y.scope, y.open, y.captured from metered.hold_lines y where y.hold = k.nos[i] order by y.scope loop
+            take := case when line_scopes is null then l.open
+                else coalesce(line_units[array_position(line_scopes, l.scope)], 0) end;
+            covered := least(take, l.open);
+            if covered > 0 or closing and l.open > 0 then
+                select t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due into tip
+                from metered.ledger t where t.scope = l.scope order by t.seq desc limit 1 for key share;
+                if tip.seq is null then
+                    perform metered.collided();
+                end if;
+                seq := tip.seq;
+                if covered > 0 then
+                    seq := seq + 1;
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                        epoch, kind, scope, next_due, hold, namespace, operation, note)
+                    values (seq, covered, greatest(k.clk, tip.at), tip.spent + covered, tip.refunded, tip.credited, tip.held - covered,
+                        tip.epoch, 'u', l.scope, case when tip.held > covered then tip.next_due end, ids[i], of_namespace, of_operation,
+                        nullif(capture_holds.note, '')::jsonb)
+                    on conflict do nothing;
+                    if not found then
+                        perform metered.collided();
+                    end if;
+                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered, 'seq', seq);
+                end if;
+                if closing and covered < l.open then
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                        epoch, kind, scope, next_due, hold, namespace, operation, note)
+                    values (seq + 1, l.open - covered, greatest(k.clk, tip.at), tip.spent + covered, tip.refunded, tip.credited, tip.held - l.open,
+                        tip.epoch, 'l', l.scope, case when tip.held > l.open then tip.next_due end, ids[i], of_namespace, of_operation,
+                        nullif(capture_holds.note, '')::jsonb)
+                    on conflict do nothing;
+                    if not found then
+                        perform metered.collided();
+                    end if;
+                end if;
+            end if;
+            if take > covered then
+                detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered,
+                    'seq', c.seqs[array_position(excess_scopes, l.scope)], 'excess', true);
+            end if;
+            if take > 0 or closing and l.open > 0 then
+                update metered.hold_lines y set captured = y.captured + take, open = case when closing then 0 else y.open - covered end
+                where y.hold = k.nos[i] and y.scope = l.scope;
+            end if;
+        end loop;
+        update metered.holds h set version = h.version + 1, entity = coalesce(of_entity, h.entity),
+            state = case when closing then 'c' else 'h' end::"char", ended_at = case when closing then k.clk end, pending = not closing
+        where h.no = k.nos[i] returning h.version into v;
+        insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
+        values (k.nos[i], k.clk, v, case when closing then 'c' else 'p' end, of_entity, detail,
+            nullif(capture_holds.note, '')::jsonb, of_namespace, of_operation);
+        perform metered.announce(channel, of_tenant, ids[i], v, case when closing then 'captured' else 'captured_part' end);
+        holds[i] := metered.hold_json(k.nos[i], k.clk);
+    end loop;
+end
+$$;
+
+-- Releases holds, all or none.
+create function metered.release_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
+    note text, channel text, of_namespace text, of_operation text, raising boolean,
+    out refused jsonb, out holds json[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    k record;
+    v int;
+begin
+    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, jsonb_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    perform metered.free_lines(k.nos, k.keys, 'l', k.clk, case when cardinality(ids) = 1 then ids[1] end, note, of_namespace, of_operation);
+    for i in 1..cardinality(ids) loop
+        update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
+        where h.no = k.nos[i] returning h.version into v;
+        insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
+        values (k.nos[i], k.clk, v, 'r', nullif(release_holds.note, '')::jsonb, of_namespace, of_operation);
+        perform metered.announce(channel, of_tenant, ids[i], v, 'released');
+        holds[i] := metered.hold_json(k.nos[i], k.clk);
+    end loop;
+end
+$$;
+
+-- Extends holds, all or none: each deadline by "by", no deadline past its ceiling.
+create function metered.extend_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
+    note text, channel text, by interval, of_namespace text, of_operation text, raising boolean,
+    out refused jsonb, out holds json[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    k record;
+    h record;
+begin
+    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, jsonb_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    for i in 1..cardinality(ids) loop
+        select y.deadline, y.ceiling into h from metered.holds y where y.no = k.nos[i];
+        if h.deadline <= k.clk then     -- in its grace, which is for captures
+            refused := metered.refuse_hold(raising, jsonb_build_object('status', 'state', 'id', ids[i], 'state', 'x',
+                'hold', metered.hold_json(k.nos[i], k.clk)));
+        elsif h.deadline + by > h.ceiling then
+            refused := metered.refuse_hold(raising, jsonb_build_object('status', 'ceiling', 'id', ids[i],
+                'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
+        end if;
+        if refused is not null then
+            return;
+        end if;
+    end loop;
+    for i in 1..cardinality(ids) loop
+        update metered.holds y set version = y.version + 1, deadline = y.deadline + by, due = y.due + by
+        where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
+        update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
+        insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
+        values (k.nos[i], k.clk, h.deadline, h.version, 'e', nullif(extend_holds.note, '')::jsonb, of_namespace, of_operation);
+        perform metered.announce(channel, of_tenant, ids[i], h.version, 'extended');
+        holds[i] := metered.hold_json(k.nos[i], k.clk);
+    end loop;
+end
+$$;
+
+-- Gives back what captured holds spent, all or none, as refunds of their charges.
+-- refused: besides lock_holds's, returned (it was before), purged, excess (somebody
+-- refunded part of a charge by hand).
+create function metered.refund_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
+    note text, channel text, of_namespace text, of_operation text, raising boolean,
+    out refused jsonb, out holds json[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    k   record;
+    e   record;
+    r   record;
+    v   int;
+begin
+    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'c', wait_ms);
+    if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
+        select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
+        from metered.holds h where h.no = any (k.nos) and h.returned order by h.no limit 1;
+    end if;
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, jsonb_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    -- A refusal after the first refund takes that back, too.
+    begin
+        for i in 1..cardinality(ids) loop
+            for e in select d.scope, d.amount, d.seq, l.key
+                     from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint),
+                          lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
+                     where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop
+                r := metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation);
+                if r.status <> 'ok' then
+                    refused := metered.refuse_hold(raising, jsonb_build_object('status', r.status, 'id', ids[i], 'scope', e.scope));
+                    raise exception using errcode = 'MT000';
+                end if;
+            end loop;
+            update metered.holds h set version = h.version + 1, returned = true
+            where h.no = k.nos[i] returning h.version into v;
+            insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
+            values (k.nos[i], k.clk, v, 'b', nullif(refund_holds.note, '')::jsonb, of_namespace, of_operation);
+            perform metered.announce(channel, of_tenant, ids[i], v, 'returned');
+            holds[i] := metered.hold_json(k.nos[i], k.clk);
+        end loop;
+    exception when sqlstate 'MT000' then
+        holds := null;
+    end;
+end
+$$;
+
+-- Ends one hold that is due, if its deadline is still the one given, frees what it
+-- keeps, and says so to those who listen. status: expired; due_later, extended, or
+-- the state of one that ended otherwise (captured, released), or ended (by time, and
+-- announced before): nothing was done.
+create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
+    out status text, out hold json)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    of_no bigint;
+    keys  bigint[];
+    clk   timestamptz;
+    h     record;
+begin
+    select y.no into of_no from metered.holds y where y.tenant = of_tenant and y.id = of_id;
+    if not found then
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
+    select array_agg(k.key order by k.key) into keys
+    from (select distinct l.key from metered.hold_lines l where l.hold = of_no) k;
+    perform metered.lock_keys(keys, wait_ms);
+    select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    clk := metered.clock();
+    status := case
+        when h.state = 'c' then 'captured'
+        when h.state = 'r' then 'released'
+        when not h.pending then 'ended'
+        when h.deadline <> of_deadline then 'extended'
+        when h.state = 'h' and h.due > clk then 'due_later' end;
+    if status is null then
+        perform metered.expire_rows(array[of_no], clk, note);
+        perform metered.free_lines(array[of_no], keys, 'x', clk, of_id, note, null, null);
+        update metered.holds y set pending = false where y.no = of_no returning y.version into h;
+        perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
+        status := 'expired';
+    end if;
+    hold := metered.hold_json(of_no, clk);
+end
+$$;
+
+-- Ends up to max_holds holds that are due, after the one of these due time and no,
+-- and frees what they keep: those whose scopes and rows are to be had without
+-- waiting. nos are these; unless they are still to be announced (keep_pending) they
+-- are done with. seen is how many were due; the last of them is where to go on.
+create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    clk     timestamptz := metered.clock();
+    due_nos bigint[];
+    keys    bigint[];
+    k       bigint;
+    h       record;
+begin
+    select array_agg(d.no order by d.due, d.no), count(*), max(d.due) into due_nos, seen, last_due from (
+        select y.no, y.due from metered.holds y
+        where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
+        order by y.due, y.no limit max_holds) d;
+    if seen = 0 then
+        return;
+    end if;
+    last_no := due_nos[seen];
+    keys := '{}';
+    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open > 0 order by l.key loop
+        if pg_try_advisory_xact_lock(k) then
+            keys := keys || k;
+        end if;
+    end loop;
+    select array_agg(r.no) into due_nos from (
+        select y.no from metered.holds y where y.no = any (due_nos) and y.pending and y.due <= clk
+        order by y.no for no key update skip locked) r;
+    if due_nos is null then
+        return;
+    end if;
+    select array_agg(y.no) into due_nos from metered.holds y
+    where y.no = any (due_nos) and not exists (
+        select from metered.hold_lines l where l.hold = y.no and l.open > 0 and l.key <> all (keys));
+    if due_nos is null then
+        return;
+    end if;
+    perform metered.expire_rows(due_nos, clk, '{"actor": "system"}');
+    perform metered.free_lines(due_nos, keys, 'x', clk, null, '{"actor": "system"}', null, null);
+    nos := due_nos;
+    if not keep_pending then
+        perform metered.announced(nos, channel);
+    end if;
+end
+$$;
+
+-- Marks swept holds as announced, and announces them to those who listen.
+create function metered.announced(nos bigint[], channel text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
+    if channel is not null then
+        perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
+        from metered.holds h where h.no = any (nos) order by h.no;
+    end if;
+end
+$$;
+
+-- Deletes holds that ended before cutoff, with lines and history, at most max_rows
+-- of them, from "after" on, and moves the horizon in the same transaction.
+create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, out deleted int, out last timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    nos bigint[];
+begin
+    update metered.holds_horizon z set at = cutoff where z.one and z.at < cutoff;
+    select array_agg(d.no), max(d.ended_at) into nos, last from (
+        select h.no, h.ended_at from metered.holds h
+        where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
+          and h.ended_at >= after and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
+        order by h.ended_at limit max_rows for update skip locked) d;
+    delete from metered.hold_events e where e.hold = any (nos);
+    delete from metered.hold_lines l where l.hold = any (nos);
+    delete from metered.holds h where h.no = any (nos);
+    get diagnostics deleted = row_count;
 end
 $$;
 

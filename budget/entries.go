@@ -18,10 +18,20 @@ const (
 	KindCredit      Kind = "credit"
 	KindRefund      Kind = "refund"
 	KindClockRepair Kind = "clock repair"
+
+	// Of holds: units are held; held units are spent; and are free again, because
+	// they were given up or their time was over.
+	KindHold    Kind = "hold"
+	KindCapture Kind = "capture"
+	KindRelease Kind = "release"
+	KindExpire  Kind = "expire"
 )
 
 // kinds are the kinds as the ledger stores them.
-var kinds = map[string]Kind{"c": KindCharge, "d": KindCredit, "r": KindRefund, "k": KindClockRepair}
+var kinds = map[string]Kind{
+	"c": KindCharge, "d": KindCredit, "r": KindRefund, "k": KindClockRepair,
+	"h": KindHold, "u": KindCapture, "l": KindRelease, "x": KindExpire,
+}
 
 // Entry is one entry of a scope's chain, with the scope's sums after it.
 type Entry struct {
@@ -38,6 +48,9 @@ type Entry struct {
 	HoldDue time.Time
 	// Ref is the number of the charge that a refund refunds, otherwise 0.
 	Ref int64
+	// Hold is the id of the hold that the entry is about, "" if it is about none or
+	// several.
+	Hold string
 	// Namespace and Operation name the command that made the entry, if one did.
 	Namespace, Operation string
 	Note                 Note
@@ -55,7 +68,7 @@ const entriesPage = 500
 
 const entriesSQL = `
 select scope, seq, kind::text, amount, at, epoch, spent, refunded, credited, held,
-    next_due, coalesce(ref, 0), coalesce(namespace, ''), coalesce(operation, ''), coalesce(note::text, '{}')
+    next_due, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''), coalesce(note::text, '{}')
 from metered.ledger
 where scope = $1 and seq > $2
 order by seq
@@ -115,7 +128,7 @@ func scanEntry(row pgx.CollectableRow) (Entry, error) {
 	var kind, note string
 	var due *time.Time
 	err := row.Scan(&e.Scope, &e.Seq, &kind, &e.Amount, &e.At, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
-		&due, &e.Ref, &e.Namespace, &e.Operation, &note)
+		&due, &e.Ref, &e.Hold, &e.Namespace, &e.Operation, &note)
 	if err != nil {
 		return Entry{}, err
 	}

@@ -81,8 +81,15 @@ func New(cfg Config) (*Ledger, error) {
 	}, nil
 }
 
-// lockKey is the advisory lock of a scope.
-func (l *Ledger) lockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
+// LockKey is the key of the advisory lock that writes to a scope take, as it stands
+// in pg_locks: its upper half in classid, its lower half in objid.
+func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
+
+// Schema is Config.Schema, or its default.
+func (l *Ledger) Schema() string { return l.schema.String() }
+
+// LockTimeout is Config.LockTimeout, or its default.
+func (l *Ledger) LockTimeout() time.Duration { return l.wait }
 
 func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 

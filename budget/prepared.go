@@ -57,7 +57,7 @@ func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
 			p.maxima = append(p.maxima, limit.Max)
 			p.windows = append(p.windows, interval(limit.Window))
 		}
-		p.keys = append(p.keys, l.lockKey(p.scopes[i]))
+		p.keys = append(p.keys, l.LockKey(p.scopes[i]))
 	}
 	// In the order of the keys, not of the names: two names may share a key.
 	slices.SortFunc(p.keys, cmp.Compare[int64])
@@ -143,6 +143,12 @@ func (p *Prepared) SQL() string { return p.sql }
 func (p *Prepared) Args() []any {
 	return []any{p.scopes, p.keys, p.amounts, p.limitScopes, p.maxima, p.windows, p.tolerance, p.waitMS, p.notes}
 }
+
+// Scopes are the distinct scopes of the call, in the order of Args' amounts.
+func (p *Prepared) Scopes() []string { return p.scopes }
+
+// Keys are the keys of the scopes' locks, in the order in which they are taken.
+func (p *Prepared) Keys() []int64 { return p.keys }
 
 // Scan reads the row that SQL returned, with the errors of Ledger.Charge.
 func (p *Prepared) Scan(row pgx.Row) (Receipt, error) {

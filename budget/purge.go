@@ -89,7 +89,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 	var upto int64
 	for done := false; !done; {
 		var deleted int64
-		err := pool.QueryRow(ctx, l.sql.purge, scope, l.lockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS()).
+		err := pool.QueryRow(ctx, l.sql.purge, scope, l.LockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS()).
 			Scan(&deleted, &upto, &done)
 		if sqlstate.Of(err) == sqlstate.SerializationFailure {
 			continue // another purge was faster, and the default isolation is above READ COMMITTED

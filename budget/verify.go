@@ -72,11 +72,11 @@ order by level, block`
 
 // refundedSQL finds entries, from $2 on, of which more was refunded than they charged.
 const refundedSQL = `
-select c.seq, sum(r.amount)::bigint, case when c.kind = 'c' then c.amount else 0 end
+select c.seq, sum(r.amount)::bigint, case when c.kind in ('c', 'u') then c.amount else 0 end
 from metered.ledger r join metered.ledger c on c.scope = r.scope and c.seq = r.ref
 where r.scope = $1 and r.kind = 'r' and r.ref >= $2
 group by c.seq, c.kind, c.amount
-having sum(r.amount) > case when c.kind = 'c' then c.amount else 0 end
+having sum(r.amount) > case when c.kind in ('c', 'u') then c.amount else 0 end
 order by c.seq`
 
 // Verify recomputes what each entry should say from the entry before it (its
@@ -189,6 +189,13 @@ func (v *verification) entry(prev, e Entry) {
 		if e.Ref < 1 || e.Ref >= e.Seq {
 			v.differs(e, "ref", e.Ref, "an earlier entry")
 		}
+	case KindHold:
+		want.Held += e.Amount
+	case KindCapture:
+		want.Spent += e.Amount
+		want.Held -= e.Amount
+	case KindRelease, KindExpire:
+		want.Held -= e.Amount
 	case KindClockRepair:
 		want.Epoch++
 	default:

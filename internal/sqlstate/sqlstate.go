@@ -16,6 +16,7 @@ const (
 	NotFinished  = "MT004" // COMMIT before a command was completed
 	NotBegun     = "MT005" // completing a command in another transaction than it began in
 	Nested       = "MT006" // beginning a command inside a command
+	HoldRefused  = "MT007" // a hold does not allow it; DETAIL carries the answer as JSON
 )
 
 // Raised by Postgres.

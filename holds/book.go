@@ -1,0 +1,162 @@
+package holds
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// Config configures a Book. The zero value is ready for use.
+type Config struct {
+	// MinTTL and MaxTTL bound Request.TTL; at least 1ms, at most MaxLifetime.
+	// Default to 1s and 1h.
+	MinTTL, MaxTTL time.Duration
+
+	// MaxLifetime is how long after it was placed a hold can be extended to, up to
+	// MaxMaxLifetime. Defaults to 24h, or MaxTTL if that is longer.
+	MaxLifetime time.Duration
+
+	// Subscribers are called, in order, with every transition that a call of this
+	// Book makes, inside the call's transaction and a savepoint: an error of one
+	// takes the transition back, and is the error of the call. What ended by time is
+	// told by the call that ends it for good: Sweep or Expire. Defaults to none.
+	Subscribers []Subscriber
+
+	// Notify sends every transition to the channel Book.Channel, for Listen, when
+	// it commits. Postgres takes one lock in all of a database's commits with a
+	// notification, so a busy database pays for it. Defaults to false.
+	Notify bool
+}
+
+// Bounds.
+const (
+	DefaultMinTTL      = time.Second
+	DefaultMaxTTL      = time.Hour
+	DefaultMaxLifetime = 24 * time.Hour
+	MaxMaxLifetime     = 10 * 366 * 24 * time.Hour
+
+	// MaxHolds is the largest number of holds in one call.
+	MaxHolds = 100
+	// MaxIDBytes is the longest id, tenant, holder and entity, in bytes of UTF-8.
+	MaxIDBytes = 255
+	// MaxMetadataBytes is the longest Request.Metadata.
+	MaxMetadataBytes = 64 << 10
+)
+
+// Subscriber hears of a transition. It may write through tx, which ends as the
+// call's transaction ends, and must have no effect outside it.
+type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
+
+// Transition is what happened to a hold.
+type Transition struct {
+	Kind EventKind
+	Hold Hold // after it
+	Note budget.Note
+}
+
+// Book places holds in a ledger and ends them. It holds no connection and no
+// state, and may be used by any number of goroutines.
+type Book struct {
+	ledger *budget.Ledger
+	cfg    Config
+	schema schema.Name
+	sql    statements
+}
+
+// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
+type Querier = budget.Querier
+
+// New returns a Book on the ledger, in the same schema and with the same timeout
+// for locks, or an *ArgumentError. It does not touch the database.
+func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
+	if ledger == nil {
+		return nil, invalid("ledger", "is nil")
+	}
+	if cfg.MinTTL == 0 {
+		cfg.MinTTL = DefaultMinTTL
+	}
+	if cfg.MaxTTL == 0 {
+		cfg.MaxTTL = max(DefaultMaxTTL, cfg.MinTTL)
+	}
+	if cfg.MaxLifetime == 0 {
+		cfg.MaxLifetime = max(DefaultMaxLifetime, cfg.MaxTTL)
+	}
+	switch {
+	case cfg.MaxLifetime < 0 || cfg.MaxLifetime > MaxMaxLifetime:
+		return nil, invalid("Config.MaxLifetime", "%v is not from 0 to %v", cfg.MaxLifetime, MaxMaxLifetime)
+	case cfg.MinTTL < time.Millisecond || cfg.MinTTL > cfg.MaxTTL:
+		return nil, invalid("Config.MinTTL", "%v is not from 1ms to MaxTTL, %v", cfg.MinTTL, cfg.MaxTTL)
+	case cfg.MaxTTL > cfg.MaxLifetime:
+		return nil, invalid("Config.MaxTTL", "%v is longer than MaxLifetime, %v", cfg.MaxTTL, cfg.MaxLifetime)
+	}
+	for i, s := range cfg.Subscribers {
+		if s == nil {
+			return nil, invalid(index("Config.Subscribers", i, ""), "is nil")
+		}
+	}
+	name, err := schema.Parse(ledger.Schema())
+	if err != nil {
+		return nil, invalid("ledger", "%s", err)
+	}
+	return &Book{ledger: ledger, cfg: cfg, schema: name, sql: render(name)}, nil
+}
+
+// Channel is the channel of Config.Notify.
+func (b *Book) Channel() string { return b.schema.String() + "_holds" }
+
+// channel is the argument of functions that notify: null for no notification.
+func (b *Book) channel() any {
+	if b.cfg.Notify {
+		return b.Channel()
+	}
+	return nil
+}
+
+// Lock takes the locks of scopes, as Place would, until tx ends. What is then read
+// in tx, at READ COMMITTED, cannot be changed by another transaction that takes the
+// same locks first: so a capacity that the application keeps in tables of its own
+// can be read, and passed to Place as a limit. Where the other side cannot take the
+// locks, lock the row that the capacity is in instead (FOR SHARE).
+//
+// Errors: *ArgumentError before any SQL; ErrBusy, and SQLSTATE 40P01 if tx had
+// locked other scopes before: both abort tx.
+func (b *Book) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
+	probe := make([]budget.Charge, len(scopes))
+	for i, scope := range scopes {
+		probe[i] = budget.Charge{Scope: scope, Amount: 1}
+	}
+	call, err := b.ledger.Prepare(probe...)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, b.sql.lock, call.Keys(), b.waitMS())
+	return failed("lock", err)
+}
+
+const lockSQL = `select metered.lock_scopes($1::bigint[], $2::int)`
+
+func (b *Book) waitMS() int32 { return int32(b.ledger.LockTimeout() / time.Millisecond) }
+
+// statements are the package's SQL, rendered for one schema.
+type statements struct {
+	lock, place, capture, release, extend, refund, expire string
+	get, claimed, list, history, sweep, announced, purge  string
+}
+
+func render(n schema.Name) statements {
+	return statements{
+		lock: n.SQL(lockSQL), place: n.SQL(placeSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
+		extend: n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
+		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL), history: n.SQL(historySQL),
+		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL),
+	}
+}
+
+func interval(d time.Duration) pgtype.Interval {
+	return pgtype.Interval{Microseconds: d.Microseconds(), Valid: true}
+}

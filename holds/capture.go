@@ -1,0 +1,222 @@
+package holds
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Over says what becomes of a capture of more than is held.
+type Over string
+
+// The policies. The zero value refuses.
+const (
+	// OverRefused: the capture is refused, with *ExcessError.
+	OverRefused Over = ""
+	// OverIfFits charges the excess if the limits of its Line let it in, and else
+	// refuses the capture, with *budget.ExceededError.
+	OverIfFits Over = "if fits"
+	// OverAllowed charges the excess whatever the limits: the one way in which
+	// spending and holds can come to more than a limit. For costs that have been
+	// incurred.
+	OverAllowed Over = "allowed"
+)
+
+// policies are the policies as the function capture_holds in schema.sql knows them.
+var policies = map[Over]string{OverRefused: "n", OverIfFits: "f", OverAllowed: "a"}
+
+// Capture says which holds become spending.
+type Capture struct {
+	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
+	Tenant string
+	IDs    []string
+	// Holder must be that of each hold. Defaults to "", not checked.
+	Holder string
+
+	// Lines are what was used, for each scope of the one hold that IDs then names; a
+	// scope that is left out was not used at all. Limits are those of OverIfFits.
+	// Defaults to none: all that is held.
+	Lines []Line
+
+	// Keep keeps the rest held, for further captures: the hold stays as it is, and
+	// its deadline too. Defaults to false: the rest is freed and the hold is Captured.
+	Keep bool
+
+	// Over says what becomes of a Line of more than is held. Defaults to OverRefused.
+	Over Over
+
+	// Entity is what came of the hold: the id of an order, a user. Up to MaxIDBytes
+	// bytes. Defaults to none.
+	Entity string
+
+	// Note is recorded in the history, and with the ledger's entries.
+	Note budget.Note
+}
+
+const captureSQL = `
+select refused, holds
+from metered.capture_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5::text[], $6::bigint[], $7::bool, $8::"char",
+    $9::int[], $10::bigint[], $11::interval[], $12::interval, $13::int, $14::text, $15::text, $16::text,
+    $17::text, $18::text, $19::bool)`
+
+// Capture turns what holds keep into spending, all of them or none: each scope is
+// charged what was used, at the time of the capture, and the rest is free. It is let
+// in while the clock is before Hold.Due; a racing release, expiry or other capture
+// of a hold has either been there before, or comes too late itself.
+//
+// Rolling tx back takes it back. There is no idempotency: a second capture is a
+// *StateError that says Captured (metered.Do remembers).
+//
+// Locks: the scopes of all holds, in the order of their keys; then the holds' rows,
+// in the order in which they were placed; until tx ends.
+//
+// Errors: *ArgumentError; ErrUnknown, ErrRetired, *StateError, *ExcessError,
+// *budget.ExceededError leave tx usable; ErrBusy, budget.ErrClock,
+// budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 and 40P01 abort it.
+// Only a Line of a scope that the hold has not is an *ArgumentError from the
+// database; it leaves tx usable, too.
+func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
+	p, err := b.PrepareCapture(c)
+	if err != nil {
+		return nil, err
+	}
+	return p.run(ctx, tx)
+}
+
+// PrepareCapture validates a capture as Capture does, without any SQL.
+func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
+	if err := checkIDs(c.Tenant, c.Holder, c.IDs); err != nil {
+		return nil, err
+	}
+	if err := checkText("Capture.Entity", c.Entity); err != nil {
+		return nil, err
+	}
+	if err := checkNote("Capture.Note", c.Note); err != nil {
+		return nil, err
+	}
+	policy, known := policies[c.Over]
+	switch {
+	case !known:
+		return nil, invalid("Capture.Over", "%q is not a policy", c.Over)
+	case len(c.Lines) > 0 && len(c.IDs) > 1:
+		return nil, invalid("Capture.Lines", "are for one hold, and IDs are %d", len(c.IDs))
+	case len(c.Lines) == 0 && c.Keep:
+		return nil, invalid("Capture.Keep", "needs Lines: without, nothing remains to be kept")
+	case len(c.Lines) == 0 && c.Over != OverRefused:
+		return nil, invalid("Capture.Over", "needs Lines: without, no more is captured than is held")
+	}
+	used, err := b.used(c.Lines)
+	if err != nil {
+		return nil, err
+	}
+	entity := any(nil)
+	if c.Entity != "" {
+		entity = c.Entity
+	}
+	kind := EventCaptured
+	if c.Keep {
+		kind = EventCapturedPart
+	}
+	p := &Prepared{
+		book: b, sql: b.sql.capture, tenant: c.Tenant, ids: c.IDs, kind: kind, note: c.Note,
+		args: []any{c.Tenant, c.IDs, issued(c.IDs), c.Holder, used.scopes, used.units, !c.Keep, policy,
+			used.limitScopes, used.maxima, used.windows, used.tolerance, b.waitMS(), entity, encodeNote(c.Note), b.channel()},
+	}
+	p.failed = func(err error) error { return b.captureFailed(c, err) }
+	p.scan = func(row pgx.Row) ([]Hold, error) {
+		var refusal []byte
+		var holds [][]byte
+		if err := row.Scan(&refusal, &holds); err != nil {
+			return nil, p.failed(err)
+		}
+		if len(refusal) > 0 {
+			return nil, b.captureRefused(c, refusal)
+		}
+		return decodeAll(holds)
+	}
+	return p, nil
+}
+
+// used are the lines of a capture as its function wants them.
+type used struct {
+	scopes      []string // nil: all that is held
+	units       []int64
+	limitScopes []int32
+	maxima      []int64
+	windows     []pgtype.Interval
+	tolerance   any
+}
+
+func (b *Book) used(lines []Line) (used, error) {
+	u := used{limitScopes: []int32{}, maxima: []int64{}, windows: []pgtype.Interval{}, tolerance: interval(0)}
+	for i, line := range lines {
+		if slices.Contains(u.scopes, line.Scope) {
+			return used{}, invalid(index("Capture.Lines", i, ".Scope"), "%q is there twice", line.Scope)
+		}
+		if line.Amount < 0 {
+			return used{}, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
+		}
+		// The budget's own checks; 0 is an amount of a capture, and not of a charge.
+		call, err := b.ledger.Prepare(budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits})
+		if err != nil {
+			return used{}, err
+		}
+		args := call.Args()
+		u.scopes = append(u.scopes, line.Scope)
+		u.units = append(u.units, line.Amount)
+		for range line.Limits {
+			u.limitScopes = append(u.limitScopes, int32(i+1))
+		}
+		u.maxima = append(u.maxima, args[4].([]int64)...)
+		u.windows = append(u.windows, args[5].([]pgtype.Interval)...)
+		u.tolerance = args[6]
+	}
+	return u, nil
+}
+
+// captureFailed turns an error of Postgres into that of Capture.
+func (b *Book) captureFailed(c Capture, err error) error {
+	var pgErr *pgconn.PgError
+	switch sqlstate.Of(err) {
+	case sqlstate.HoldRefused:
+		if errors.As(err, &pgErr) {
+			return b.captureRefused(c, []byte(pgErr.Detail))
+		}
+	case sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
+		return new(budget.Prepared).Failed(err) // the budget's own words for them
+	}
+	return failed("capture", err)
+}
+
+// captureRefused decodes why a capture was refused. A denial is one of the charge of
+// what was used beyond what was held.
+func (b *Book) captureRefused(c Capture, answer []byte) error {
+	var a struct {
+		Status string
+		Denied json.RawMessage
+		Scopes []string
+		Units  []int64
+	}
+	if err := json.Unmarshal(answer, &a); err != nil || a.Status != "denied" {
+		return refused(answer)
+	}
+	charges := make([]budget.Charge, len(a.Scopes))
+	for i, scope := range a.Scopes {
+		at := slices.IndexFunc(c.Lines, func(l Line) bool { return l.Scope == scope })
+		charges[i] = budget.Charge{Scope: scope, Amount: a.Units[i], Limits: c.Lines[at].Limits}
+	}
+	call, err := b.ledger.Prepare(charges...)
+	if err != nil {
+		return err
+	}
+	_, err = call.Receipt(nil, nil, nil, nil, a.Denied)
+	return err
+}

@@ -1,0 +1,87 @@
+package holds
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/uuidv7"
+)
+
+func checkNames(tenant, holder string, ids ...string) error {
+	if err := checkText("Tenant", tenant); err != nil {
+		return err
+	}
+	if err := checkText("Holder", holder); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if id == "" {
+			return invalid("ID", "is empty")
+		}
+		if err := checkText("ID", id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkIDs validates the ids of a call on several holds.
+func checkIDs(tenant, holder string, ids []string) error {
+	if len(ids) == 0 || len(ids) > MaxHolds {
+		return invalid("IDs", "are %d, want 1 to %d", len(ids), MaxHolds)
+	}
+	seen := make(map[string]bool, len(ids))
+	for i, id := range ids {
+		if seen[id] {
+			return invalid(index("IDs", i, ""), "%q is there twice", id)
+		}
+		seen[id] = true
+	}
+	return checkNames(tenant, holder, ids...)
+}
+
+// issued are the times that ids carry.
+func issued(ids []string) []*time.Time {
+	times := make([]*time.Time, len(ids))
+	for i, id := range ids {
+		times[i] = uuidv7.Time(id)
+	}
+	return times
+}
+
+func checkNote(field string, note budget.Note) error {
+	for _, f := range []struct{ name, text string }{
+		{".Actor", note.Actor}, {".Tenant", note.Tenant}, {".Correlation", note.Correlation}, {".Reason", note.Reason},
+	} {
+		if err := checkText(field+f.name, f.text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkText refuses what Postgres cannot store as text, or is too long.
+func checkText(field, text string) error {
+	switch {
+	case len(text) > MaxIDBytes:
+		return invalid(field, "is %d bytes long, want at most %d", len(text), MaxIDBytes)
+	case !utf8.ValidString(text):
+		return invalid(field, "is not valid UTF-8")
+	case strings.IndexByte(text, 0) >= 0:
+		return invalid(field, "contains a zero byte")
+	}
+	return nil
+}
+
+// encodeNote returns the note as JSON, and "" for an empty one.
+func encodeNote(n budget.Note) string {
+	if n == (budget.Note{}) {
+		return ""
+	}
+	// Strings that are valid UTF-8 cannot fail to marshal.
+	b, _ := json.Marshal(n)
+	return string(b)
+}

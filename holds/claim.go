@@ -1,0 +1,140 @@
+package holds
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"crypto/sha256"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// Key is what is claimed: a value of a type. The same value of another type is
+// another key. Bytes are compared: "Ann@example.com" and "ann@example.com" are two
+// e-mail addresses to this package, and so are two Unicode spellings of one name.
+// Normalise a value before it gets here, as your business has it (for example with
+// golang.org/x/text/secure/precis).
+type Key struct {
+	Type  string `json:"type"`
+	Value string `json:"value"`
+}
+
+// Claim is a hold of something that one holder can have at a time: a user name, a
+// seat, a machine.
+type Claim struct {
+	// Tenant keeps the keys of tenants apart. Defaults to "".
+	Tenant string
+	// Key is what is claimed. Its parts are not empty; written as a scope, with
+	// Tenant, they fit into budget.MaxScopeBytes.
+	Key Key
+	// Holder is who claims, 1 to MaxIDBytes bytes: who gets the claim back when
+	// claiming again.
+	Holder string
+
+	// Lines and Charges are reserved and charged with the claim, or not at all.
+	Lines   []Line
+	Charges []budget.Charge
+
+	// TTL, Grace, Metadata and Note are Request's.
+	TTL      time.Duration
+	Grace    time.Duration
+	Metadata json.RawMessage
+	Note     budget.Note
+}
+
+// Claim places a hold of capacity 1 on a key. There is one active claim of a key at
+// a time: one that is held and not past its time, or captured, which is to confirm
+// it, and not given back by Refund.
+//
+// Who holds the live claim and claims again, with the same lines and charges, gets
+// it back as it is: the same id and deadline, and nothing is charged (Created =
+// false). With others it is ErrConflict. Everybody else gets a *TakenError, which
+// tells how long, and not who; and so does its own holder once it is confirmed.
+//
+// Each claim that is made is a new generation, with a new id derived from the key: who
+// kept the id of one that ended can touch nothing with it. Otherwise as Place.
+func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
+	p, err := b.PrepareClaim(c)
+	if err != nil {
+		return Hold{}, err
+	}
+	return first(p.run(ctx, tx))
+}
+
+// PrepareClaim validates a claim as Claim does, without any SQL.
+func (b *Book) PrepareClaim(c Claim) (*Prepared, error) {
+	if c.Holder == "" {
+		return nil, invalid("Claim.Holder", "is empty")
+	}
+	scope, err := claimScope(c.Tenant, c.Key)
+	if err != nil {
+		return nil, err
+	}
+	lines := append([]Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 1, Name: "claim"}}}}, c.Lines...)
+	for i, line := range lines[1:] {
+		if line.Scope == scope {
+			return nil, invalid(index("Claim.Lines", i, ".Scope"), "is that of the claim")
+		}
+	}
+	sum := sha256.Sum256([]byte(scope))
+	return b.PreparePlace(Request{
+		ID: fmt.Sprintf("claim_%x", sum[:16]), Tenant: c.Tenant, Holder: c.Holder, Lines: lines, Charges: c.Charges,
+		TTL: c.TTL, Grace: c.Grace, Metadata: c.Metadata, Note: c.Note, claim: scope, key: c.Key,
+	})
+}
+
+// claimScope is the scope of a key. Its parts cannot run into each other.
+func claimScope(tenant string, key Key) (string, error) {
+	switch {
+	case key.Type == "":
+		return "", invalid("Key.Type", "is empty")
+	case key.Value == "":
+		return "", invalid("Key.Value", "is empty")
+	}
+	for field, text := range map[string]string{"Key.Type": key.Type, "Key.Value": key.Value, "Tenant": tenant} {
+		if err := checkText(field, text); err != nil {
+			return "", err
+		}
+	}
+	scope := budget.ScopeKey("claim", budget.ScopeKey(key.Type, key.Value, tenant), "")
+	if len(scope) > budget.MaxScopeBytes {
+		return "", invalid("Key.Value", "makes a scope of %d bytes, want at most %d: claim a digest of it", len(scope), budget.MaxScopeBytes)
+	}
+	return scope, nil
+}
+
+// parseClaim is the inverse of claimScope, without the tenant.
+func parseClaim(scope string) (Key, error) {
+	_, inner, _, err := budget.SplitScope(scope)
+	if err != nil {
+		return Key{}, fmt.Errorf("holds: read a claim: %w", err)
+	}
+	kind, value, _, err := budget.SplitScope(inner)
+	if err != nil {
+		return Key{}, fmt.Errorf("holds: read a claim: %w", err)
+	}
+	return Key{Type: kind, Value: value}, nil
+}
+
+const claimedSQL = `
+select metered.hold_json(h.no, metered.clock()) from metered.holds h
+where h.claim = $1 and (h.state = 'h' or h.state = 'c' and not h.returned)`
+
+// Claimed returns the active claim of a key: held and not past its time, or
+// confirmed. ErrUnknown if there is none. It takes no lock, and the answer may be
+// out of date when it arrives: only Claim is authoritative.
+func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) (Hold, error) {
+	scope, err := claimScope(tenant, key)
+	if err != nil {
+		return Hold{}, err
+	}
+	h, err := b.one(db.QueryRow(ctx, b.sql.claimed, scope))
+	if err == nil && h.State == Expired {
+		return Hold{}, unknown()
+	}
+	return h, err
+}

@@ -1,0 +1,29 @@
+// Package holds reserves amounts in a budget's ledger until a deadline.
+//
+// A hold keeps units of one or several scopes for a holder. It is placed, and ends in
+// exactly one of three ways: captured, which turns it into spending; released; or
+// expired, when its time is over.
+//
+//	place ─▶ held ─ Capture ─▶ captured   charges what was used, frees the rest
+//	          ├─── Release ──▶ released
+//	          ├─── deadline ─▶ expired
+//	          └─── Extend ───▶ held, with a later deadline
+//
+// While it is held its amounts count against every limit of its scopes, beside what was
+// spent. From the instant of its deadline (and its grace) they count no more, for
+// nobody, whether anything has noticed or not: every charge, placement and reading sees
+// through what is due. Sweep and Expire are cleanup, and announce what ended by time.
+// A hold may be ended late, never early, and an ended one never comes back.
+//
+// Without a window, a limit of a scope is its capacity and what is captured stays
+// spent: seats, stock. With a window it is a rate. Claim is a hold of capacity 1 on a
+// (type, value): a unique name, one seat, one machine.
+//
+// All calls that write take the caller's pgx.Tx. What a hold keeps is in the ledger,
+// in entries of the scopes' chains, so budget.Ledger.Verify covers it; who holds it and
+// what became of it is in tables of its own, with a history of every transition.
+//
+// Go has no way to make a value usable only once, so a hold that was captured can be
+// passed to Capture again. It is then refused by the database with a *StateError that
+// says in which state it is; a flag in the value would lie after a rollback.
+package holds

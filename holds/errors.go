@@ -1,0 +1,314 @@
+package holds
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Refused before any SQL.
+var (
+	// ErrArgument is the identity of every refused argument. The error itself is
+	// an *ArgumentError, or a *TTLError.
+	ErrArgument error = errArgument
+
+	// ErrTTLTooShort and ErrTTLTooLong: a TTL is outside Config's bounds. The error
+	// is a *TTLError.
+	ErrTTLTooShort error = errTTLTooShort
+	ErrTTLTooLong  error = errTTLTooLong
+
+	errArgument    = fault.New("invalid_argument", "holds: invalid argument")
+	errTTLTooShort = fault.New("ttl_too_short", "holds: the TTL is too short")
+	errTTLTooLong  = fault.New("ttl_too_long", "holds: the TTL is too long")
+)
+
+// Answers. They wrote nothing and leave the transaction usable.
+var (
+	// ErrUnknown: there is no such hold, or it is another holder's: the two are not
+	// to be told apart. The error is an *UnknownError.
+	ErrUnknown error = errUnknown
+
+	// ErrRetired: the id carries a time at or before what has been purged.
+	ErrRetired error = fault.New("hold_retired", "holds: the hold may have been purged")
+
+	// ErrConflict: a hold of that id was placed with other content.
+	ErrConflict error = fault.New("hold_conflict", "holds: the id was used for another hold")
+
+	// ErrTaken: somebody else has what was to be claimed. The error is a *TakenError.
+	ErrTaken error = errTaken
+
+	// ErrState: the hold is not in a state that allows it. The error is a
+	// *StateError, and matches one of the next ones as well.
+	ErrState error = errState
+
+	ErrHeld     error = fault.New("hold_held", "holds: the hold is not captured")
+	ErrCaptured error = fault.New("hold_captured", "holds: the hold was captured")
+	ErrReleased error = fault.New("hold_released", "holds: the hold was released")
+	ErrExpired  error = fault.New("hold_expired", "holds: the hold has expired")
+	ErrReturned error = fault.New("hold_returned", "holds: the hold was captured and given back")
+
+	// ErrExcess: a capture is of more than the hold keeps. The error is an
+	// *ExcessError.
+	ErrExcess error = errExcess
+
+	// ErrCeiling: an extension would lead past the hold's ceiling. The error is a
+	// *CeilingError.
+	ErrCeiling error = errCeiling
+
+	// ErrNotReturnable: a charge of the hold was purged, or refunded otherwise, so
+	// what it spent cannot be given back as a whole.
+	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
+)
+
+// Failures of the moment or of the set-up. They abort the transaction.
+var (
+	// ErrBusy: a scope's lock was not to be had within the ledger's lock timeout.
+	ErrBusy error = fault.New("busy", "holds: scope is busy")
+
+	// ErrNotMigrated: the schema's tables or functions are missing.
+	ErrNotMigrated error = fault.New("not_migrated", "holds: the schema is missing or incomplete: call metered.Migrate")
+)
+
+var (
+	errUnknown = fault.New("hold_unknown", "holds: no such hold")
+	errTaken   = fault.New("claim_taken", "holds: the claim is taken")
+	errState   = fault.New("hold_state", "holds: the hold is in another state")
+	errExcess  = fault.New("hold_excess", "holds: the capture exceeds what is held")
+	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
+)
+
+// ArgumentError says which argument was refused, and why, before any SQL ran.
+type ArgumentError = fault.Argument
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errArgument, field, format, args...)
+}
+
+func index(list string, i int, field string) string { return fmt.Sprintf("%s[%d]%s", list, i, field) }
+
+// TTLError says within which bounds a TTL must be.
+type TTLError struct{ TTL, Min, Max time.Duration }
+
+func (e *TTLError) kind() *fault.Sentinel {
+	if e.TTL < e.Min {
+		return errTTLTooShort
+	}
+	return errTTLTooLong
+}
+
+func (e *TTLError) Error() string {
+	return fmt.Sprintf("%v: %v is not from %v to %v", e.kind(), e.TTL, e.Min, e.Max)
+}
+
+// Unwrap returns ErrTTLTooShort or ErrTTLTooLong, and ErrArgument.
+func (e *TTLError) Unwrap() []error { return []error{e.kind(), errArgument} }
+
+// Code returns the stable code "ttl_too_short" or "ttl_too_long".
+func (e *TTLError) Code() string { return e.kind().Code() }
+
+// Reason says why a hold was not found. It is for logs on the server: whoever asked
+// should learn nothing but that there is no such hold.
+type Reason string
+
+// The reasons.
+const (
+	ReasonUnknown Reason = "unknown" // never placed, or purged
+	ReasonHolder  Reason = "holder"  // another holder's
+)
+
+// UnknownError is the error behind ErrUnknown: however it is printed or encoded, the
+// same text for every reason.
+type UnknownError struct{ reason func() Reason } // a func, so that no printer gets at it
+
+// Reason says what was wrong.
+func (e *UnknownError) Reason() Reason {
+	if e == nil || e.reason == nil {
+		return ""
+	}
+	return e.reason()
+}
+
+// Error returns the text of ErrUnknown.
+func (e *UnknownError) Error() string { return errUnknown.Error() }
+
+// Unwrap returns ErrUnknown.
+func (e *UnknownError) Unwrap() error { return errUnknown }
+
+// Code returns the stable code "hold_unknown".
+func (e *UnknownError) Code() string { return errUnknown.Code() }
+
+// Format prints the text of ErrUnknown, whatever the verb.
+func (e *UnknownError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.Error()) }
+
+// LogValue returns the text of ErrUnknown. Log Reason() beside it.
+func (e *UnknownError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
+
+// MarshalJSON encodes the text of ErrUnknown.
+func (e *UnknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
+
+// StateError says in which state a hold is that does not allow what was asked.
+type StateError struct {
+	ID    string
+	State State
+	Hold  Hold // as it stands
+}
+
+func (e *StateError) kind() error {
+	switch {
+	case e.State == Captured && e.Hold.Returned:
+		return ErrReturned
+	case e.State == Captured:
+		return ErrCaptured
+	case e.State == Released:
+		return ErrReleased
+	case e.State == Expired:
+		return ErrExpired
+	}
+	return ErrHeld
+}
+
+func (e *StateError) Error() string { return fmt.Sprintf("%v: %q", e.kind(), e.ID) }
+
+// Unwrap returns the sentinel of the state, and ErrState.
+func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
+
+// Code returns the stable code of the state: "hold_held", "hold_captured",
+// "hold_released", "hold_expired" or "hold_returned".
+func (e *StateError) Code() string { return fault.Code(e.kind()) }
+
+// TakenError says until when a claim is taken, and not by whom.
+type TakenError struct {
+	Key Key
+	// RetryAfter is the time until it falls free, unless it is confirmed, released
+	// or extended before. 0 if it is confirmed.
+	RetryAfter time.Duration
+	// Confirmed: it was captured, and stays taken until it is given back.
+	Confirmed bool
+}
+
+func (e *TakenError) Error() string {
+	if e.Confirmed {
+		return fmt.Sprintf("%v: confirmed", errTaken)
+	}
+	return fmt.Sprintf("%v: for another %v", errTaken, e.RetryAfter)
+}
+
+// Unwrap returns ErrTaken.
+func (e *TakenError) Unwrap() error { return errTaken }
+
+// Code returns the stable code "claim_taken".
+func (e *TakenError) Code() string { return errTaken.Code() }
+
+// ExcessError says how much less is held than a capture asked for.
+type ExcessError struct {
+	ID, Scope       string
+	Requested, Open int64
+}
+
+func (e *ExcessError) Error() string {
+	return fmt.Sprintf("%v: scope %q: requested %d, held %d", errExcess, e.Scope, e.Requested, e.Open)
+}
+
+// Unwrap returns ErrExcess.
+func (e *ExcessError) Unwrap() error { return errExcess }
+
+// Code returns the stable code "hold_excess".
+func (e *ExcessError) Code() string { return errExcess.Code() }
+
+// CeilingError says by how much the hold could have been extended.
+type CeilingError struct {
+	ID   string
+	Left time.Duration
+}
+
+func (e *CeilingError) Error() string {
+	return fmt.Sprintf("%v: %q has %v left", errCeiling, e.ID, e.Left)
+}
+
+// Unwrap returns ErrCeiling.
+func (e *CeilingError) Unwrap() error { return errCeiling }
+
+// Code returns the stable code "hold_ceiling".
+func (e *CeilingError) Code() string { return errCeiling.Code() }
+
+// failed turns the error of a statement into the package's own, keeping the
+// Postgres error underneath, whose Detail is never printed.
+func failed(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	switch sqlstate.Of(err) {
+	case sqlstate.HoldRefused:
+		var pgErr *pgconn.PgError
+		if errors.As(err, &pgErr) {
+			return refused([]byte(pgErr.Detail))
+		}
+	case sqlstate.LockNotAvailable:
+		return fmt.Errorf("%w: %s: %w", ErrBusy, doing, err)
+	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
+		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, doing, err)
+	}
+	return fmt.Errorf("holds: %s: %w", doing, err)
+}
+
+// refused decodes why a transition was refused.
+func refused(answer []byte) error {
+	var a struct {
+		Status, ID, State, Scope string
+		Requested, Open          int64
+		LeftUS                   int64  `json:"left_us"`
+		RetryUS                  *int64 `json:"retry_us"`
+		Hold                     json.RawMessage
+	}
+	if err := json.Unmarshal(answer, &a); err != nil {
+		return fmt.Errorf("holds: read a refusal: %w", err)
+	}
+	switch a.Status {
+	case "unknown":
+		return &UnknownError{func() Reason { return ReasonUnknown }}
+	case "holder":
+		return &UnknownError{func() Reason { return ReasonHolder }}
+	case "retired":
+		return ErrRetired
+	case "conflict":
+		return ErrConflict
+	case "taken":
+		return taken(Key{}, a.RetryUS)
+	case "state", "returned":
+		e := &StateError{ID: a.ID, State: states[a.State]}
+		if err := e.Hold.decode(a.Hold); err != nil {
+			return err
+		}
+		if a.Status == "returned" {
+			e.State = Captured
+		}
+		return e
+	case "line":
+		return invalid("Capture.Lines", "the hold keeps nothing of scope %q", a.Scope)
+	case "excess":
+		if a.Requested > 0 {
+			return &ExcessError{ID: a.ID, Scope: a.Scope, Requested: a.Requested, Open: a.Open}
+		}
+		return ErrNotReturnable
+	case "purged", "missing", "kind":
+		return ErrNotReturnable
+	case "ceiling":
+		return &CeilingError{ID: a.ID, Left: time.Duration(a.LeftUS) * time.Microsecond}
+	}
+	return fmt.Errorf("holds: the schema answers %q, which this build does not know", a.Status)
+}
+
+func taken(key Key, retryUS *int64) error {
+	if retryUS == nil {
+		return &TakenError{Key: key, Confirmed: true}
+	}
+	return &TakenError{Key: key, RetryAfter: time.Duration(*retryUS) * time.Microsecond}
+}

@@ -1,0 +1,182 @@
+package holds_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// fixture is a book in a database of its own, with a clock that stands at noon.
+type fixture struct {
+	*testing.T
+	pool   *pgxpool.Pool
+	clock  *pgtest.Clock
+	ledger *budget.Ledger
+	book   *holds.Book
+}
+
+func setUp(t *testing.T, cfg holds.Config) *fixture {
+	t.Helper()
+	pool := pgtest.Open(t)
+	return on(t, pool, cfg, pgtest.SetClock(t, pool, noon))
+}
+
+func on(t *testing.T, pool *pgxpool.Pool, cfg holds.Config, clock *pgtest.Clock) *fixture {
+	t.Helper()
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	book, err := holds.New(ledger, cfg)
+	require.NoError(t, err)
+	return &fixture{T: t, pool: pool, clock: clock, ledger: ledger, book: book}
+}
+
+// do runs fn in a transaction of its own, which commits if fn returns no error.
+func do[R any](f *fixture, fn func(ctx context.Context, tx pgx.Tx) (R, error)) (r R, err error) {
+	err = pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) error {
+		r, err = fn(f.Context(), tx)
+		return err
+	})
+	return r, err
+}
+
+func (f *fixture) place(r holds.Request) (holds.Hold, error) {
+	f.Helper()
+	if r.TTL == 0 {
+		r.TTL = time.Minute
+	}
+	return do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) { return f.book.Place(ctx, tx, r) })
+}
+
+func (f *fixture) mustPlace(r holds.Request) holds.Hold {
+	f.Helper()
+	h, err := f.place(r)
+	require.NoError(f, err)
+	return h
+}
+
+func (f *fixture) claim(c holds.Claim) (holds.Hold, error) {
+	f.Helper()
+	if c.TTL == 0 {
+		c.TTL = time.Minute
+	}
+	return do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) { return f.book.Claim(ctx, tx, c) })
+}
+
+func (f *fixture) capture(c holds.Capture) ([]holds.Hold, error) {
+	f.Helper()
+	return do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) { return f.book.Capture(ctx, tx, c) })
+}
+
+func (f *fixture) release(ids ...string) ([]holds.Hold, error) {
+	f.Helper()
+	return do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Release(ctx, tx, holds.Release{IDs: ids})
+	})
+}
+
+func (f *fixture) extend(by time.Duration, ids ...string) ([]holds.Hold, error) {
+	f.Helper()
+	return do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Extend(ctx, tx, holds.Extend{IDs: ids, By: by})
+	})
+}
+
+func (f *fixture) charge(charges ...budget.Charge) (budget.Receipt, error) {
+	f.Helper()
+	return do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) { return f.ledger.Charge(ctx, tx, charges...) })
+}
+
+func (f *fixture) get(id string) holds.Hold {
+	f.Helper()
+	h, err := f.book.Get(f.Context(), f.pool, "", id, "")
+	require.NoError(f, err)
+	return h
+}
+
+// usage is what a scope has spent and held.
+func (f *fixture) usage(scope string) (used, held int64) {
+	f.Helper()
+	u, err := f.ledger.Usage(f.Context(), f.pool, budget.Query{Scope: scope})
+	require.NoError(f, err)
+	return u[0].Used, u[0].Held
+}
+
+// verify checks the ledger, that what each scope holds is the sum of its open lines,
+// and that each hold is what its history says.
+func (f *fixture) verify() {
+	f.Helper()
+	report, err := f.ledger.Verify(f.Context(), f.pool, budget.VerifyOptions{})
+	require.NoError(f, err)
+	require.Empty(f, report.Differences)
+	f.sums()
+	for page := (holds.Filter{}); ; {
+		list, err := f.book.List(f.Context(), f.pool, page)
+		require.NoError(f, err)
+		for _, h := range list.Holds {
+			f.rebuilds(h)
+		}
+		if page.Before = list.Next; list.Next == 0 {
+			return
+		}
+	}
+}
+
+func (f *fixture) sums() {
+	f.Helper()
+	rows, err := f.pool.Query(f.Context(), `
+		select coalesce(s.scope, l.scope), coalesce(s.held, 0), coalesce(l.open, 0)
+		from (select distinct on (scope) scope, held, next_due from metered.ledger order by scope, seq desc) s
+		full join (select scope, sum(open) as open from metered.hold_lines group by scope) l using (scope)
+		where coalesce(s.held, 0) <> coalesce(l.open, 0)
+		   or exists (select from metered.hold_lines x where x.scope = s.scope and x.open > 0 and x.due < s.next_due)
+		   or (s.held > 0) <> (s.next_due is not null)`)
+	require.NoError(f, err)
+	wrong, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+		var scope string
+		var held, open int64
+		err := row.Scan(&scope, &held, &open)
+		return scope, err
+	})
+	require.NoError(f, err)
+	require.Empty(f, wrong, "scopes whose held is not the sum of their open lines, or that have one due before next_due")
+}
+
+// rebuilds checks a hold against its history. That its time is over may not have been
+// recorded yet.
+func (f *fixture) rebuilds(h holds.Hold) {
+	f.Helper()
+	history, err := f.book.History(f.Context(), f.pool, h.Tenant, h.ID, "")
+	require.NoError(f, err)
+	want, err := holds.Rebuild(history)
+	require.NoError(f, err)
+	require.Equal(f, h.Version, want.Version)
+	if h.State == holds.Expired && want.State == holds.Held {
+		require.False(f, h.Now.Before(want.Due))
+		want.State, want.EndedAt = holds.Expired, want.Due
+		for i := range want.Lines {
+			want.Lines[i].Open = 0
+		}
+	}
+	want.Now, want.Metadata = h.Now, h.Metadata
+	require.Equal(f, h, want)
+}
+
+func capacity(scope string, amount, limit int64) holds.Line {
+	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: limit}}}
+}
+
+func refund(f *fixture, ids ...string) func(context.Context, pgx.Tx) ([]holds.Hold, error) {
+	return func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Refund(ctx, tx, holds.Refund{IDs: ids})
+	}
+}

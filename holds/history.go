@@ -1,0 +1,191 @@
+package holds
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// EventKind is what happened to a hold.
+type EventKind string
+
+// The kinds of events.
+const (
+	EventPlaced       EventKind = "placed"
+	EventCapturedPart EventKind = "captured in part"
+	EventCaptured     EventKind = "captured"
+	EventExtended     EventKind = "extended"
+	EventReleased     EventKind = "released"
+	EventExpired      EventKind = "expired"
+	EventReturned     EventKind = "returned"
+)
+
+// kinds are the kinds as the tables store them.
+var kinds = map[string]EventKind{
+	"h": EventPlaced, "p": EventCapturedPart, "c": EventCaptured, "e": EventExtended,
+	"r": EventReleased, "x": EventExpired, "b": EventReturned,
+}
+
+// Event is one transition of a hold, recorded in the transaction that made it.
+type Event struct {
+	Tenant  string
+	ID      string
+	Version int // 1, 2, 3, …
+	Kind    EventKind
+	At      time.Time // of an expiry: when it was written down
+
+	// Deadline is the new one, of a placement or an extension.
+	Deadline time.Time
+	// Entity is what a capture linked.
+	Entity string
+	// Captures are what a capture charged, and as which entries of the ledger.
+	Captures []budget.Posted
+	// Namespace and Operation name the command that did it, if one did.
+	Namespace, Operation string
+	Note                 budget.Note
+
+	placed *placed
+}
+
+const historySQL = `
+select e.version, e.kind::text, e.at, e.deadline, coalesce(e.entity, ''), e.detail, coalesce(e.note::text, '{}'),
+    coalesce(e.namespace, ''), coalesce(e.operation, '')
+from metered.hold_events e
+where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
+order by e.version`
+
+// History returns what happened to a hold, oldest first. holder is Get's, and so are
+// the errors. That a hold's time is over is recorded by whoever first acts upon it.
+func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder string) ([]Event, error) {
+	if err := checkNames(tenant, holder, id); err != nil {
+		return nil, err
+	}
+	rows, err := db.Query(ctx, b.sql.history, tenant, id, holder)
+	if err != nil {
+		return nil, failed("history", err)
+	}
+	events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Event, error) {
+		e := Event{Tenant: tenant, ID: id}
+		err := e.scan(row)
+		return e, err
+	})
+	if err != nil {
+		return nil, failed("history", err)
+	}
+	if len(events) == 0 {
+		_, err := b.Get(ctx, db, tenant, id, holder)
+		return nil, err
+	}
+	return events, nil
+}
+
+func (e *Event) scan(row pgx.CollectableRow) error {
+	var kind, note string
+	var deadline *time.Time
+	var detail []byte
+	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &note, &e.Namespace, &e.Operation)
+	if err != nil {
+		return err
+	}
+	e.Kind, e.At = kinds[kind], e.At.UTC()
+	if deadline != nil {
+		e.Deadline = deadline.UTC()
+	}
+	switch e.Kind {
+	case EventPlaced:
+		e.placed = &placed{}
+		err = json.Unmarshal(detail, e.placed)
+	case EventCaptured, EventCapturedPart:
+		err = json.Unmarshal(detail, &e.Captures)
+		for i := range e.Captures {
+			e.Captures[i].At = e.At
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(note), &e.Note)
+}
+
+// Rebuild makes a hold from its whole history: what Get returned after the last
+// event, but for Metadata, and with Now as the time of that event. A history that
+// has gaps, or does not follow from itself, is an error.
+func Rebuild(history []Event) (Hold, error) {
+	var h Hold
+	for i, e := range history {
+		if e.Version != i+1 || (e.Kind == EventPlaced) != (i == 0) || e.Kind == EventPlaced && e.placed == nil {
+			return Hold{}, fmt.Errorf("holds: the history of %q is not whole at version %d", e.ID, e.Version)
+		}
+		if i > 0 && h.State != Held && e.Kind != EventReturned {
+			return Hold{}, fmt.Errorf("holds: %q was %s after it had ended", e.ID, e.Kind)
+		}
+		h.Version, h.Now = e.Version, e.At
+		if err := h.apply(e); err != nil {
+			return Hold{}, err
+		}
+	}
+	if len(history) == 0 {
+		return Hold{}, invalid("history", "is empty")
+	}
+	return h, nil
+}
+
+// apply makes of a hold what it is after the event.
+func (h *Hold) apply(e Event) error {
+	switch e.Kind {
+	case EventPlaced:
+		p := e.placed
+		grace := time.Duration(p.GraceUS) * time.Microsecond
+		h.Tenant, h.ID, h.Holder, h.State, h.PlacedAt = e.Tenant, e.ID, p.Holder, Held, e.At
+		h.Deadline, h.Due = e.Deadline, e.Deadline.Add(grace)
+		h.Ceiling = e.At.Add(time.Duration(p.LifetimeUS) * time.Microsecond)
+		h.Lines = slices.Clone(p.Lines)
+		if p.Claim != "" {
+			key, err := parseClaim(p.Claim)
+			if err != nil {
+				return err
+			}
+			h.Claim = &key
+		}
+	case EventExtended:
+		h.Due = h.Due.Add(e.Deadline.Sub(h.Deadline))
+		h.Deadline = e.Deadline
+	case EventCaptured, EventCapturedPart:
+		for _, c := range e.Captures {
+			i := slices.IndexFunc(h.Lines, func(l HeldLine) bool { return l.Scope == c.Scope })
+			if i < 0 {
+				return fmt.Errorf("holds: %q captured of scope %q, which it does not keep", e.ID, c.Scope)
+			}
+			h.Lines[i].Captured += c.Amount
+			h.Lines[i].Open = max(0, h.Lines[i].Open-c.Amount)
+		}
+		if e.Entity != "" {
+			h.Entity = e.Entity
+		}
+		if e.Kind == EventCaptured {
+			h.end(Captured, e.At)
+		}
+	case EventReleased:
+		h.end(Released, e.At)
+	case EventExpired:
+		h.end(Expired, h.Due)
+	case EventReturned:
+		h.Returned = true
+	default:
+		return fmt.Errorf("holds: the history of %q has a kind which this build does not know", e.ID)
+	}
+	return nil
+}
+
+func (h *Hold) end(s State, at time.Time) {
+	h.State, h.EndedAt = s, at
+	for i := range h.Lines {
+		h.Lines[i].Open = 0
+	}
+}

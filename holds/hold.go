@@ -1,0 +1,125 @@
+package holds
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// State is what became of a hold.
+type State string
+
+// The states. A hold is held once, and ends once.
+const (
+	Held     State = "held"
+	Captured State = "captured"
+	Released State = "released"
+	Expired  State = "expired"
+)
+
+// states are the states as the tables store them.
+var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired}
+
+// Hold is a reservation as it stood at Now. One whose time is over is Expired,
+// whether a sweeper has been there or not.
+type Hold struct {
+	Tenant string `json:"tenant,omitempty"`
+	ID     string `json:"id"`
+	Holder string `json:"holder,omitempty"`
+	State  State  `json:"state"`
+	// Version is the number of transitions recorded so far, 1 when placed. It grows
+	// with each.
+	Version int `json:"version"`
+
+	PlacedAt time.Time `json:"placed_at"`
+	// Deadline is when the hold expires, unless it is extended.
+	Deadline time.Time `json:"deadline"`
+	// Due is Deadline and Request.Grace: until then it can be captured and its
+	// units are kept.
+	Due time.Time `json:"due"`
+	// Ceiling is the latest Deadline that Extend can lead to.
+	Ceiling time.Time `json:"ceiling"`
+	// EndedAt is when it was captured, released, or due. Zero while it is held.
+	EndedAt time.Time `json:"ended_at,omitzero"`
+	// Now is the database's clock when the hold was read.
+	Now time.Time `json:"now"`
+
+	// Lines are what it keeps, by scope.
+	Lines []HeldLine `json:"lines"`
+	// Claim is what is claimed, if it is a claim.
+	Claim *Key `json:"claim,omitempty"`
+	// Entity is what a capture linked.
+	Entity string `json:"entity,omitempty"`
+	// Returned: it was captured, and then given back by Refund.
+	Returned bool `json:"returned,omitempty"`
+	// Metadata is Request.Metadata.
+	Metadata json.RawMessage `json:"metadata,omitempty"`
+
+	// Created: this call of Place made it. False for one that had been placed before
+	// with the same id and content, and in all other answers.
+	Created bool `json:"created,omitempty"`
+	// Charges are the plain charges that this call of Place made.
+	Charges []budget.Posted `json:"charges,omitempty"`
+}
+
+// HeldLine is what a hold keeps of one scope.
+type HeldLine struct {
+	Scope    string `json:"scope"`
+	Amount   int64  `json:"amount"`   // placed
+	Captured int64  `json:"captured"` // charged so far
+	Open     int64  `json:"open"`     // still held; 0 once the hold has ended
+}
+
+// Live reports whether the hold was held, and not past its deadline, at Now.
+func (h Hold) Live() bool { return h.State == Held && h.Now.Before(h.Deadline) }
+
+// Remaining is the time from Now to the deadline, by the database's clock; 0 unless
+// the hold was live.
+func (h Hold) Remaining() time.Duration {
+	if !h.Live() {
+		return 0
+	}
+	return h.Deadline.Sub(h.Now)
+}
+
+// decode reads what the function hold_json in schema.sql wrote.
+func (h *Hold) decode(b []byte) error {
+	var row struct {
+		Tenant, ID, Holder, State   string
+		Version                     int
+		PlacedAt                    time.Time  `json:"placed_at"`
+		EndedAt                     *time.Time `json:"ended_at"`
+		Deadline, Due, Ceiling, Now time.Time
+		Claim, Entity               *string
+		Returned                    bool
+		Metadata                    json.RawMessage
+		Lines                       []HeldLine
+	}
+	if err := json.Unmarshal(b, &row); err != nil {
+		return fmt.Errorf("holds: read a hold: %w", err)
+	}
+	*h = Hold{
+		Tenant: row.Tenant, ID: row.ID, Holder: row.Holder, State: states[row.State], Version: row.Version,
+		PlacedAt: row.PlacedAt.UTC(), Deadline: row.Deadline.UTC(), Due: row.Due.UTC(), Ceiling: row.Ceiling.UTC(), Now: row.Now.UTC(),
+		Lines: row.Lines, Returned: row.Returned,
+	}
+	if row.EndedAt != nil {
+		h.EndedAt = row.EndedAt.UTC()
+	}
+	if row.Entity != nil {
+		h.Entity = *row.Entity
+	}
+	if string(row.Metadata) != "null" {
+		h.Metadata = row.Metadata
+	}
+	if row.Claim != nil {
+		key, err := parseClaim(*row.Claim)
+		if err != nil {
+			return err
+		}
+		h.Claim = &key
+	}
+	return nil
+}

@@ -1,0 +1,156 @@
+package holds_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+func TestPlace_HoldsUnitsAndChargesOrNothing(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	h := f.mustPlace(holds.Request{
+		ID: "h1", Holder: "ann", TTL: 5 * time.Minute, Metadata: json.RawMessage(`{"row":  7}`),
+		Lines:   []holds.Line{capacity("seat/1", 1, 1), capacity("block/a", 1, 2)},
+		Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{{Max: 10, Window: 5 * time.Minute}}}},
+		Note:    budget.Note{Actor: holds.User("ann")},
+	})
+	require.True(t, h.Created)
+	require.Equal(t, noon.Add(5*time.Minute), h.Deadline)
+	require.Equal(t, 5*time.Minute, h.Remaining())
+	require.Len(t, h.Charges, 1)
+
+	got := f.get("h1")
+	h.Created, h.Charges = false, nil
+	require.Equal(t, h, got)
+
+	_, err := f.place(holds.Request{Holder: "ben", Lines: []holds.Line{capacity("block/a", 1, 2), capacity("seat/1", 1, 1)},
+		Charges: []budget.Charge{{Scope: "user/ben", Amount: 1}}})
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Len(t, exceeded.Refusals, 1)
+	r := exceeded.Refusals[0]
+	require.Equal(t, "seat/1", r.Scope)
+	require.Equal(t, int64(1), r.Requested)
+	require.Equal(t, int64(0), r.Available)
+	require.Equal(t, int64(1), r.Limit.Max)
+	require.Equal(t, 5*time.Minute, r.HoldDue)
+	require.Equal(t, 5*time.Minute, r.RetryAfter)
+	used, held := f.usage("block/a")
+	require.Equal(t, []int64{0, 1}, []int64{used, held})
+	used, _ = f.usage("user/ben")
+	require.Zero(t, used)
+	f.verify()
+}
+
+func TestPlace_TheSameIDIsPlacedOnce(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	r := holds.Request{ID: "h1", Holder: "ann", Lines: []holds.Line{capacity("room", 1, 1)}, Charges: []budget.Charge{{Scope: "user/ann", Amount: 3}}}
+	first := f.mustPlace(r)
+	f.clock.Advance(10 * time.Second)
+	again := f.mustPlace(r)
+	require.False(t, again.Created)
+	require.Equal(t, first.Deadline, again.Deadline)
+	require.Equal(t, 50*time.Second, again.Remaining())
+	used, _ := f.usage("user/ann")
+	require.Equal(t, int64(3), used)
+
+	other := r
+	other.Lines = []holds.Line{capacity("room", 2, 5)}
+	_, err := f.place(other)
+	require.ErrorIs(t, err, holds.ErrConflict)
+	other = r
+	other.Holder = "ben"
+	_, err = f.place(other)
+	require.ErrorIs(t, err, holds.ErrConflict)
+	other = r
+	other.Tenant = "acme"
+	_, err = f.place(other)
+	require.ErrorIs(t, err, budget.ErrExceeded, "another tenant's id is another id; the scope is the same")
+
+	f.clock.Advance(time.Minute)
+	h, err := f.place(r)
+	require.ErrorIs(t, err, holds.ErrExpired)
+	require.Equal(t, holds.Expired, h.State)
+	f.verify()
+}
+
+func TestCapture_ChargesWhatWasUsedAndFreesTheRest(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{capacity("gpu", 10, 10), capacity("disk", 5, 5)}})
+	hs, err := f.capture(holds.Capture{IDs: []string{"h1"}, Lines: []holds.Line{{Scope: "gpu", Amount: 3}}, Keep: true})
+	require.NoError(t, err)
+	require.Equal(t, holds.Held, hs[0].State)
+	used, held := f.usage("gpu")
+	require.Equal(t, []int64{3, 7}, []int64{used, held})
+
+	_, err = f.capture(holds.Capture{IDs: []string{"h1"}, Lines: []holds.Line{{Scope: "gpu", Amount: 8}}})
+	var excess *holds.ExcessError
+	require.ErrorAs(t, err, &excess)
+	require.Equal(t, holds.ExcessError{ID: "h1", Scope: "gpu", Requested: 8, Open: 7}, *excess)
+
+	_, err = f.capture(holds.Capture{IDs: []string{"h1"}, Over: holds.OverIfFits, Lines: []holds.Line{capacity("gpu", 8, 10)}})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	f.verify()
+
+	hs, err = f.capture(holds.Capture{IDs: []string{"h1"}, Over: holds.OverIfFits, Entity: "order/7", Lines: []holds.Line{capacity("gpu", 8, 11)}})
+	require.NoError(t, err)
+	require.Equal(t, holds.Captured, hs[0].State)
+	require.Equal(t, "order/7", hs[0].Entity)
+	used, held = f.usage("gpu")
+	require.Equal(t, []int64{11, 0}, []int64{used, held})
+	used, held = f.usage("disk")
+	require.Equal(t, []int64{0, 0}, []int64{used, held})
+
+	_, err = f.capture(holds.Capture{IDs: []string{"h1"}})
+	require.ErrorIs(t, err, holds.ErrCaptured)
+	_, err = f.release("h1")
+	require.ErrorIs(t, err, holds.ErrCaptured)
+	f.verify()
+
+	hs, err = do(f, refund(f, "h1"))
+	require.NoError(t, err)
+	require.True(t, hs[0].Returned)
+	used, _ = f.usage("gpu")
+	require.Zero(t, used)
+	_, err = do(f, refund(f, "h1"))
+	require.ErrorIs(t, err, holds.ErrReturned)
+	f.verify()
+}
+
+func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{capacity("room", 1, 1), capacity("house", 1, 9)}})
+	f.clock.Advance(time.Minute - time.Microsecond)
+	_, err := f.place(holds.Request{ID: "early", Lines: []holds.Line{capacity("room", 1, 1)}})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	f.clock.Advance(time.Microsecond)
+	_, held := f.usage("room")
+	require.Zero(t, held)
+	require.Equal(t, holds.Expired, f.get("h1").State)
+	_, err = f.capture(holds.Capture{IDs: []string{"h1"}})
+	require.ErrorIs(t, err, holds.ErrExpired)
+	_, err = f.extend(time.Minute, "h1")
+	require.ErrorIs(t, err, holds.ErrExpired)
+	f.mustPlace(holds.Request{ID: "h2", Lines: []holds.Line{capacity("room", 1, 1)}})
+	f.verify()
+	_, err = f.charge(budget.Charge{Scope: "house", Amount: 9, Limits: []budget.Limit{{Max: 9}}})
+	require.NoError(t, err)
+	f.verify()
+	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, holds.SweepReport{Expired: 1, Batches: 1}, report)
+	f.clock.Advance(time.Minute)
+	report, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, holds.SweepReport{Expired: 1, Batches: 1}, report)
+	f.verify()
+}

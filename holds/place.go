@@ -1,0 +1,307 @@
+package holds
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/internal/uuidv7"
+)
+
+// Line is an amount of one scope.
+type Line struct {
+	// Scope is what is reserved, 1 to budget.MaxScopeBytes bytes of UTF-8.
+	Scope string
+	// Amount is in units of yours, from 1 to budget.MaxAmount; in a Capture from 0.
+	Amount int64
+	// Limits are all to be kept: spending in the window, open holds and the amount
+	// together stay within each. A capacity is a limit without a window: what is
+	// captured then stays spent.
+	Limits []budget.Limit
+}
+
+// Request is what Place reserves.
+type Request struct {
+	// ID is the hold's id, chosen by the caller, 1 to MaxIDBytes bytes of UTF-8,
+	// unique within Tenant. With a UUIDv7 (the default is a new one) a request that
+	// is repeated after the hold was purged is refused instead of placed again.
+	ID string
+
+	// Tenant keeps the ids of tenants apart, up to MaxIDBytes bytes: a hold of
+	// another tenant does not exist. Scopes are common to all tenants. Defaults to "".
+	Tenant string
+
+	// Holder is who has the hold, up to MaxIDBytes bytes. Calls that name a holder
+	// find only that holder's holds. Defaults to "".
+	Holder string
+
+	// Lines are what is held, 1 to budget.MaxScopes scopes with those of Charges.
+	Lines []Line
+
+	// Charges are spent at once, with the hold or not at all, and are not given back
+	// when it ends.
+	Charges []budget.Charge
+
+	// TTL is how long it is held, within Config's bounds, in whole microseconds.
+	TTL time.Duration
+
+	// Grace is how much longer a capture is let in, and the units are kept, after the
+	// deadline; up to Config.MaxTTL. Defaults to 0.
+	Grace time.Duration
+
+	// Metadata is JSON of yours, up to MaxMetadataBytes. Defaults to none.
+	Metadata json.RawMessage
+
+	// Note is recorded in the history, and with the ledger's entries.
+	Note budget.Note
+
+	// claim and what it is of; set by Claim.
+	claim string
+	key   Key
+}
+
+const placeSQL = `
+select status, hold_id, placed_at, deadline, seqs, ats, denied, hold
+from metered.place($1::text, $2::text, $3::text, $4::text, $5::bytea, $6::timestamptz,
+    $7::interval, $8::interval, $9::interval, $10::text, $11::text, $12::text, $13::text,
+    $14::text[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[],
+    $19::int[], $20::bigint[], $21::interval[], $22::interval, $23::int, $24::text[],
+    $25::text, $26::text, $27::bool)`
+
+// Place reserves the amounts of all lines, and makes all charges, or nothing: it is
+// denied, with *budget.ExceededError, if any limit refuses. One round trip.
+//
+// Holds that are due by then are seen through: what they kept is free, whether a
+// sweeper has been there or not.
+//
+// Rolling tx back takes the hold back. Idempotency: a request with the ID and the
+// content of one before (tenant, holder, scopes, amounts and metadata; not limits,
+// TTL and notes) reserves nothing, and returns that hold, Created = false; once it
+// has ended, with a *StateError beside it. With other content it is ErrConflict.
+//
+// Locks: the advisory lock of each scope, held and charged, all before anything is
+// read, in the order of their keys; then the rows of holds that are due, in the
+// order in which they were placed; until tx ends. Call it as the last thing in tx.
+//
+// Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError,
+// ErrConflict, ErrRetired and *StateError leave tx usable; ErrBusy,
+// budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 and
+// 40P01 abort it.
+func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
+	p, err := b.PreparePlace(r)
+	if err != nil {
+		return Hold{}, err
+	}
+	return first(p.run(ctx, tx))
+}
+
+// PreparePlace validates a request as Place does, without any SQL.
+func (b *Book) PreparePlace(r Request) (*Prepared, error) {
+	if r.ID == "" {
+		r.ID = uuidv7.New()
+	}
+	call, err := b.check(&r)
+	if err != nil {
+		return nil, err
+	}
+	scopes := call.Scopes()
+	held, keys := make([]int64, len(scopes)), make([]int64, len(scopes))
+	for _, line := range r.Lines {
+		i := slices.Index(scopes, line.Scope)
+		held[i] += line.Amount
+		keys[i] = b.ledger.LockKey(line.Scope)
+	}
+	claim, metadata := any(nil), any(nil)
+	if r.claim != "" {
+		claim = r.claim
+	}
+	if r.Metadata != nil {
+		metadata = string(r.Metadata)
+	}
+	detail, _ := json.Marshal(placed{ // strings that are valid UTF-8 cannot fail to marshal
+		Tenant: r.Tenant, Holder: r.Holder, GraceUS: r.Grace.Microseconds(),
+		LifetimeUS: b.cfg.MaxLifetime.Microseconds(), Claim: r.claim, Lines: heldLines(scopes, held),
+	})
+	charge := call.Args() // scopes, keys, amounts, limit_scopes, maxima, windows, tolerance, wait, notes
+	p := &Prepared{
+		book: b, sql: b.sql.place, keys: call.Keys(), kind: EventPlaced, note: r.Note,
+		args: []any{r.Tenant, r.ID, r.Holder, claim, r.fingerprint(scopes, held, charge[2].([]int64)), uuidv7.Time(r.ID),
+			interval(r.TTL), interval(r.Grace), interval(b.cfg.MaxLifetime), metadata, string(detail), encodeNote(r.Note), b.channel(),
+			scopes, charge[1], charge[2], held, keys,
+			charge[3], charge[4], charge[5], charge[6], charge[7], charge[8]},
+	}
+	p.failed = func(err error) error { return placeFailed(call, r.key, err) }
+	p.scan = func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(call, r, held, row) }
+	return p, nil
+}
+
+// check validates a request, and fills what it leaves open.
+func (b *Book) check(r *Request) (*budget.Prepared, error) {
+	if err := checkNames(r.Tenant, r.Holder, r.ID); err != nil {
+		return nil, err
+	}
+	if len(r.Lines) == 0 {
+		return nil, invalid("Request.Lines", "are none")
+	}
+	if r.TTL < b.cfg.MinTTL || r.TTL > b.cfg.MaxTTL {
+		return nil, &TTLError{TTL: r.TTL, Min: b.cfg.MinTTL, Max: b.cfg.MaxTTL}
+	}
+	if r.Grace < 0 || r.Grace > b.cfg.MaxTTL {
+		return nil, invalid("Request.Grace", "%v is not from 0 to %v", r.Grace, b.cfg.MaxTTL)
+	}
+	if (r.TTL+r.Grace)%time.Microsecond != 0 || r.TTL%time.Microsecond != 0 {
+		return nil, invalid("Request.TTL", "and Grace: %v and %v are not whole microseconds", r.TTL, r.Grace)
+	}
+	if len(r.Metadata) > MaxMetadataBytes {
+		return nil, invalid("Request.Metadata", "is %d bytes, want at most %d", len(r.Metadata), MaxMetadataBytes)
+	}
+	if r.Metadata != nil && (!json.Valid(r.Metadata) || !utf8.Valid(r.Metadata)) {
+		return nil, invalid("Request.Metadata", "is not JSON")
+	}
+	if err := checkNote("Request.Note", r.Note); err != nil {
+		return nil, err
+	}
+	charges := make([]budget.Charge, 0, len(r.Lines)+len(r.Charges))
+	for _, line := range r.Lines {
+		charges = append(charges, budget.Charge{Scope: line.Scope, Amount: line.Amount, Limits: line.Limits, Note: r.Note})
+	}
+	for _, c := range r.Charges {
+		if c.Note == (budget.Note{}) {
+			c.Note = r.Note
+		}
+		charges = append(charges, c)
+	}
+	return b.ledger.Prepare(charges...)
+}
+
+// placed is what a hold's history says of its beginning.
+type placed struct {
+	Tenant     string     `json:"tenant,omitempty"`
+	Holder     string     `json:"holder,omitempty"`
+	GraceUS    int64      `json:"grace_us,omitempty"`
+	LifetimeUS int64      `json:"lifetime_us"`
+	Claim      string     `json:"claim,omitempty"`
+	Lines      []HeldLine `json:"lines"`
+}
+
+// heldLines are the lines of a hold that was just placed, in the order of their
+// scopes.
+func heldLines(scopes []string, held []int64) []HeldLine {
+	var lines []HeldLine
+	for i, scope := range scopes {
+		if held[i] > 0 {
+			lines = append(lines, HeldLine{Scope: scope, Amount: held[i], Open: held[i]})
+		}
+	}
+	slices.SortFunc(lines, func(a, b HeldLine) int { return cmp.Compare(a.Scope, b.Scope) })
+	return lines
+}
+
+const fingerprintVersion = 1
+
+// fingerprint is a version byte and the SHA-256 of the request's content, each part
+// preceded by its length in 8 bytes, big-endian.
+func (r *Request) fingerprint(scopes []string, held, amounts []int64) []byte {
+	h := sha256.New()
+	part := func(b []byte) {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
+		h.Write(b)
+	}
+	part([]byte(r.Holder))
+	part([]byte(r.claim))
+	if r.claim == "" {
+		part(r.Metadata) // of a claim, which is not made by its id, the first counts
+	}
+	order := make([]int, len(scopes))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(scopes[a], scopes[b]) })
+	for _, i := range order {
+		part([]byte(scopes[i]))
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(held[i])))
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(amounts[i]-held[i])))
+	}
+	return h.Sum([]byte{fingerprintVersion})
+}
+
+// placeFailed turns an error of Postgres into that of Place.
+func placeFailed(call *budget.Prepared, key Key, err error) error {
+	if sqlstate.Of(err) != sqlstate.HoldRefused {
+		return call.Failed(err)
+	}
+	err = failed("place", err)
+	var taken *TakenError
+	if errors.As(err, &taken) {
+		taken.Key = key
+	}
+	return err
+}
+
+func (b *Book) scanPlaced(call *budget.Prepared, r Request, held []int64, row pgx.Row) ([]Hold, error) {
+	var status, id string
+	var at, deadline *time.Time
+	var seqs []int64
+	var ats []time.Time
+	var denied, same []byte
+	if err := row.Scan(&status, &id, &at, &deadline, &seqs, &ats, &denied, &same); err != nil {
+		return nil, placeFailed(call, r.key, err)
+	}
+	switch status {
+	case "placed":
+	case "denied":
+		_, err := call.Receipt(nil, nil, nil, nil, denied)
+		return nil, err
+	case "taken":
+		if deadline == nil {
+			return nil, taken(r.key, nil)
+		}
+		after := deadline.Sub(*at).Microseconds()
+		return nil, taken(r.key, &after)
+	case "same":
+		var h Hold
+		if err := h.decode(same); err != nil {
+			return nil, err
+		}
+		if h.State != Held {
+			return []Hold{h}, &StateError{ID: h.ID, State: h.State, Hold: h}
+		}
+		return []Hold{h}, nil
+	default:
+		answer, _ := json.Marshal(map[string]string{"status": status, "id": id})
+		return nil, refused(answer)
+	}
+	h := Hold{
+		Tenant: r.Tenant, ID: id, Holder: r.Holder, State: Held, Version: 1, Created: true,
+		PlacedAt: at.UTC(), Deadline: deadline.UTC(), Due: deadline.Add(r.Grace).UTC(), Ceiling: at.Add(b.cfg.MaxLifetime).UTC(), Now: at.UTC(),
+		Lines: heldLines(call.Scopes(), held), Metadata: r.Metadata,
+	}
+	if r.claim != "" {
+		h.Claim = &r.key
+	}
+	amounts := call.Args()[2].([]int64)
+	for i, scope := range call.Scopes() {
+		if rest := amounts[i] - held[i]; rest > 0 {
+			h.Charges = append(h.Charges, budget.Posted{Scope: scope, Seq: seqs[i], Amount: rest, At: ats[i].UTC()})
+		}
+	}
+	return []Hold{h}, nil
+}
+
+// first is the only hold of a call on one.
+func first(holds []Hold, err error) (Hold, error) {
+	if len(holds) == 0 {
+		return Hold{}, err
+	}
+	return holds[0], err
+}

@@ -1,0 +1,131 @@
+package holds
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// Prepared is a validated call, for those who send it themselves: together with
+// other statements in a pgx.Batch, as package metered does.
+type Prepared struct {
+	book   *Book
+	sql    string
+	args   []any   // all but namespace, operation and raising
+	keys   []int64 // of the locks of scopes that are known
+	tenant string  // of ids
+	ids    []string
+	kind   EventKind
+	note   budget.Note
+	scan   func(pgx.Row) ([]Hold, error)
+	failed func(error) error
+}
+
+// SQL is the statement to send with Args, to be read by Scan.
+func (p *Prepared) SQL() string { return p.sql }
+
+// Args are the statement's arguments. namespace and operation are recorded in the
+// ledger and in the hold's history; both may be empty. With raising, a refusal is an
+// error of Postgres (for Failed), and otherwise a row that leaves the transaction
+// usable.
+func (p *Prepared) Args(namespace, operation string, raising bool) []any {
+	args := append(p.args[:len(p.args):len(p.args)], nil, nil, raising)
+	if operation != "" {
+		args[len(p.args)], args[len(p.args)+1] = namespace, operation
+	}
+	return args
+}
+
+// Locks are what the call locks: the keys of scopes, and the scopes of holds of a
+// tenant.
+func (p *Prepared) Locks() (keys []int64, tenant string, ids []string) {
+	return p.keys, p.tenant, p.ids
+}
+
+// Scan reads the row that SQL returned, with the errors of the call.
+func (p *Prepared) Scan(row pgx.Row) ([]Hold, error) { return p.scan(row) }
+
+// Failed turns an error of Postgres into that of the call.
+func (p *Prepared) Failed(err error) error { return p.failed(err) }
+
+// Subscribed reports whether Tell has somebody to tell.
+func (p *Prepared) Subscribed() bool { return len(p.book.cfg.Subscribers) > 0 }
+
+// Tell tells the Book's subscribers what the call did. The first error of one is
+// returned as a *SubscriberError.
+func (p *Prepared) Tell(ctx context.Context, tx pgx.Tx, holds []Hold) error {
+	for _, h := range holds {
+		if p.kind == EventPlaced && !h.Created {
+			continue
+		}
+		if err := p.book.tell(ctx, tx, Transition{Kind: p.kind, Hold: h, Note: p.note}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Book) tell(ctx context.Context, tx pgx.Tx, t Transition) error {
+	for _, s := range b.cfg.Subscribers {
+		if err := s(ctx, tx, t); err != nil {
+			return &SubscriberError{ID: t.Hold.ID, Kind: t.Kind, Err: err}
+		}
+	}
+	return nil
+}
+
+// SubscriberError is the error of a subscriber, which took a transition back.
+type SubscriberError struct {
+	ID   string
+	Kind EventKind
+	Err  error
+}
+
+func (e *SubscriberError) Error() string {
+	return fmt.Sprintf("holds: a subscriber refused that %q is %s: %v", e.ID, e.Kind, e.Err)
+}
+
+// Unwrap returns the subscriber's error.
+func (e *SubscriberError) Unwrap() error { return e.Err }
+
+// run carries out a call in tx.
+func (p *Prepared) run(ctx context.Context, tx pgx.Tx) ([]Hold, error) {
+	if !p.Subscribed() {
+		return p.Scan(tx.QueryRow(ctx, p.sql, p.Args("", "", false)...))
+	}
+	return inSavepoint(ctx, tx, func(sub pgx.Tx) ([]Hold, error) {
+		holds, err := p.Scan(sub.QueryRow(ctx, p.sql, p.Args("", "", false)...))
+		if err == nil {
+			err = p.Tell(ctx, sub, holds)
+		}
+		return holds, err
+	})
+}
+
+// inSavepoint runs fn so that its error takes back what it did, and leaves tx as
+// usable as it was.
+func inSavepoint[T any](ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) (T, error)) (result T, err error) {
+	sub, err := tx.Begin(ctx)
+	if err != nil {
+		return result, fmt.Errorf("holds: savepoint: %w", err)
+	}
+	done := false
+	defer func() {
+		if !done { // fn panicked
+			_ = sub.Rollback(context.WithoutCancel(ctx))
+		}
+	}()
+	result, err = fn(sub)
+	done = true
+	if err != nil {
+		_ = sub.Rollback(ctx) // if it fails, tx stays aborted, which err says
+		return result, err
+	}
+	if err := sub.Commit(ctx); err != nil {
+		return result, fmt.Errorf("holds: savepoint: %w", err)
+	}
+	return result, nil
+}

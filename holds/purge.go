@@ -1,0 +1,84 @@
+package holds
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Bounds of Purge.
+const (
+	DefaultOlderThan  = 30 * 24 * time.Hour
+	MinOlderThan      = time.Second
+	DefaultPurgeBatch = 1000
+	MaxPurgeBatch     = 10_000
+)
+
+// PurgeOptions says what Purge deletes, and how. The zero value deletes what ended
+// 30 days ago, 1000 holds at a time.
+type PurgeOptions struct {
+	// OlderThan is how long a hold is kept after it has ended, from MinOlderThan.
+	// Defaults to DefaultOlderThan.
+	OlderThan time.Duration
+	// Batch is how many holds one transaction deletes, 1 to MaxPurgeBatch. Defaults to
+	// DefaultPurgeBatch.
+	Batch int
+	// Progress is called after each batch, once it is committed, with the number
+	// deleted so far. Defaults to none.
+	Progress func(deleted int64)
+}
+
+const purgeSQL = `select deleted, last from metered.purge_holds($1::timestamptz, $2::timestamptz, $3::int)`
+
+// Purge deletes holds that ended longer ago than the retention, with their lines and
+// history, oldest first, and returns how many. What they spent stays spent: the ledger
+// is not touched. Kept whatever their age are confirmed claims, as long as they stand,
+// and holds that ended by time and that no Sweep has announced yet.
+//
+// From then on an id that carries its time (UUIDv7, the default of Request.ID) from
+// before is ErrRetired, and cannot be placed again; any other id looks new.
+//
+// It owns its transactions, one for each batch: an error, or the end of ctx, leaves
+// what was deleted until then, which is the number returned with it. For a role that
+// metered.GrantMaintenanceSQL was run for.
+func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
+	if opts.OlderThan == 0 {
+		opts.OlderThan = DefaultOlderThan
+	}
+	if opts.Batch == 0 {
+		opts.Batch = DefaultPurgeBatch
+	}
+	switch {
+	case opts.OlderThan < MinOlderThan || opts.OlderThan > MaxMaxLifetime:
+		return 0, invalid("PurgeOptions.OlderThan", "%v is not from %v to %v", opts.OlderThan, MinOlderThan, MaxMaxLifetime)
+	case opts.Batch < 1 || opts.Batch > MaxPurgeBatch:
+		return 0, invalid("PurgeOptions.Batch", "%d is not from 1 to %d", opts.Batch, MaxPurgeBatch)
+	}
+	var cutoff time.Time
+	err := pool.QueryRow(ctx, b.schema.SQL(`select metered.clock() - $1::interval`), interval(opts.OlderThan)).Scan(&cutoff)
+	if err != nil {
+		return 0, failed("purge", err)
+	}
+	var total int64
+	after := any("-infinity")
+	for {
+		var deleted int
+		var last *time.Time
+		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, b.sql.purge, after, cutoff, opts.Batch).Scan(&deleted, &last)
+		})
+		if err != nil {
+			return total, failed("purge", err)
+		}
+		total += int64(deleted)
+		if deleted > 0 && opts.Progress != nil {
+			opts.Progress(total)
+		}
+		if deleted < opts.Batch {
+			return total, nil
+		}
+		after = *last
+	}
+}

@@ -1,0 +1,151 @@
+package holds
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/uuidv7"
+)
+
+const getSQL = `
+select metered.hold_json(h.no, metered.clock()) from metered.holds h where h.tenant = $1 and h.id = $2
+union all
+select null where not exists (select from metered.holds h where h.tenant = $1 and h.id = $2)
+    and $3 <= (select z.at from metered.holds_horizon z where z.one)`
+
+// Get returns a hold. A holder that is not empty must be the hold's, or it is
+// ErrUnknown, as one that does not exist; ErrRetired if it may have been purged. It
+// takes no lock, writes nothing and runs on a read-only replica too, where the
+// replica's clock says what has expired.
+func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (Hold, error) {
+	if err := checkNames(tenant, holder, id); err != nil {
+		return Hold{}, err
+	}
+	h, err := b.one(db.QueryRow(ctx, b.sql.get, tenant, id, uuidv7.Time(id)))
+	if err == nil && holder != "" && h.Holder != holder {
+		return Hold{}, &UnknownError{func() Reason { return ReasonHolder }}
+	}
+	return h, err
+}
+
+func unknown() error { return &UnknownError{func() Reason { return ReasonUnknown }} }
+
+// one reads a row of at most one hold; a null is one that was purged.
+func (b *Book) one(row pgx.Row) (Hold, error) {
+	var raw []byte
+	switch err := row.Scan(&raw); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return Hold{}, unknown()
+	case err != nil:
+		return Hold{}, failed("get", err)
+	case raw == nil:
+		return Hold{}, ErrRetired
+	}
+	var h Hold
+	err := h.decode(raw)
+	return h, err
+}
+
+// Bounds of List.
+const (
+	DefaultPage = 100
+	MaxPage     = 1000
+)
+
+// Filter selects holds. Fields that are zero select all; the others must all match.
+type Filter struct {
+	// Tenant is the tenant whose holds are listed; "" is a tenant, too.
+	Tenant string
+	// Holder, Entity and State are the hold's.
+	Holder string
+	Entity string
+	State  State
+	// Scope selects holds that keep something of it, or kept.
+	Scope string
+
+	// Before continues a list after the last hold of the page before: List's cursor.
+	// Defaults to the newest.
+	Before int64
+	// Max is the size of a page, 1 to MaxPage. Defaults to DefaultPage.
+	Max int
+}
+
+// Listed is a page of holds, newest first.
+type Listed struct {
+	Holds []Hold
+	// Next continues the list, as Filter.Before; 0 at its end.
+	Next int64
+}
+
+const listSQL = `
+select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
+where h.tenant = $1 and h.no < $6
+    and ($2 = '' or h.holder = $2) and ($3 = '' or h.entity = $3)
+    and ($4 = '' or $4 = case when h.state = 'h' and h.due <= $8 then 'x' else h.state::text end)
+    and ($5 = '' or exists (select from metered.hold_lines l where l.hold = h.no and l.scope = $5))
+order by h.no desc limit $7`
+
+// List returns holds, newest first, a page at a time. A page that follows begins
+// where the last one ended, whatever was placed or ended meanwhile: no hold is
+// listed twice, and none that was there at the beginning is missed. Best with a
+// Holder or an Entity: those are indexed; the other filters are applied on the way.
+func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
+	if err := checkNames(f.Tenant, f.Holder); err != nil {
+		return Listed{}, err
+	}
+	if err := checkText("Filter.Entity", f.Entity); err != nil {
+		return Listed{}, err
+	}
+	if err := checkText("Filter.Scope", f.Scope); err != nil {
+		return Listed{}, err
+	}
+	state := ""
+	for stored, s := range states {
+		if f.State == s {
+			state = stored
+		}
+	}
+	if f.Max == 0 {
+		f.Max = DefaultPage
+	}
+	switch {
+	case f.State != "" && state == "":
+		return Listed{}, invalid("Filter.State", "%q is not a state", f.State)
+	case f.Max < 1 || f.Max > MaxPage:
+		return Listed{}, invalid("Filter.Max", "%d is not from 1 to %d", f.Max, MaxPage)
+	case f.Before < 0:
+		return Listed{}, invalid("Filter.Before", "%d is negative", f.Before)
+	case f.Before == 0:
+		f.Before = 1<<63 - 1
+	}
+	var now time.Time
+	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
+		return Listed{}, failed("list", err)
+	}
+	rows, err := db.Query(ctx, b.sql.list, f.Tenant, f.Holder, f.Entity, state, f.Scope, f.Before, f.Max, now)
+	if err != nil {
+		return Listed{}, failed("list", err)
+	}
+	page := Listed{}
+	var no int64
+	var raw []byte
+	_, err = pgx.ForEachRow(rows, []any{&no, &raw}, func() error {
+		var h Hold
+		if err := h.decode(raw); err != nil {
+			return err
+		}
+		page.Holds = append(page.Holds, h)
+		page.Next = no
+		return nil
+	})
+	if err != nil {
+		return Listed{}, failed("list", err)
+	}
+	if len(page.Holds) < f.Max {
+		page.Next = 0
+	}
+	return page, nil
+}
