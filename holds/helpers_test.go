@@ -93,7 +93,9 @@ func (f *fixture) extend(by time.Duration, ids ...string) ([]holds.Hold, error) 
 
 func (f *fixture) charge(charges ...budget.Charge) (budget.Receipt, error) {
 	f.Helper()
-	return do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) { return f.ledger.Charge(ctx, tx, charges...) })
+	return do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+		return f.ledger.Charge(ctx, tx, charges...)
+	})
 }
 
 func (f *fixture) get(id string) holds.Hold {
