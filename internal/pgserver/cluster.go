@@ -29,13 +29,13 @@ func (o Options) check() error {
 	return nil
 }
 
-// startCluster makes a cluster with the binaries and starts it.
-func startCluster(ctx context.Context, opts Options, in installation, as account) (*Server, error) {
+// startCluster makes a cluster with the binaries and starts it: a new one, or a standby of primary.
+func startCluster(ctx context.Context, opts Options, in installation, as account, primary *Server) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for try := 1; ; try++ {
 		begin := time.Now()
-		server, err := tryCluster(ctx, opts, in, as)
+		server, err := tryCluster(ctx, opts, in, as, primary)
 		if err == nil {
 			opts.logf("Postgres %d from %s in %s, as %s (%v)",
 				in.major, in.dir, server.dir, as.name, time.Since(begin).Round(time.Millisecond))
@@ -48,12 +48,12 @@ func startCluster(ctx context.Context, opts Options, in installation, as account
 	}
 }
 
-func tryCluster(ctx context.Context, opts Options, in installation, as account) (*Server, error) {
+func tryCluster(ctx context.Context, opts Options, in installation, as account, primary *Server) (*Server, error) {
 	dir, err := newDir(as)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{owned: true, dir: dir}
+	s := &Server{owned: true, dir: dir, in: in, as: as}
 	port, password, hostAuth := socketPort, "", "reject"
 	s.connString = "postgres://postgres@/postgres?host=" + url.QueryEscape(dir) + "&sslmode=disable"
 	if opts.TCP {
@@ -61,18 +61,30 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account) 
 			return nil, err
 		}
 		password, hostAuth = rand.Text(), "scram-sha-256"
+		if primary != nil {
+			password = primary.password // its roles are copied
+		}
+		s.password = password
 		s.connString = fmt.Sprintf("postgres://postgres:%s@127.0.0.1:%d/postgres?sslmode=disable", password, port)
 	} else {
 		s.connString += "&port=" + strconv.Itoa(port)
 	}
 
-	s.watchdog, err = startWatchdog(as, dir, in.dir, opts.conf(dir, port), hostAuth)
+	conf, making, command := opts.conf(dir, port), "initdb", "init "+password
+	if primary != nil {
+		conninfo, err := primary.conninfo()
+		if err != nil {
+			return nil, err
+		}
+		conf, making, command = opts.standbyConf(dir, port, conninfo), "pg_basebackup", "copy "+conninfo
+	}
+	s.watchdog, err = startWatchdog(as, dir, in.dir, conf, hostAuth)
 	if err != nil {
 		return nil, err
 	}
-	_, err = s.watchdog.do(ctx, "init "+password)
+	_, err = s.watchdog.do(ctx, command)
 	if errors.Is(err, errFailed) {
-		err = fmt.Errorf("initdb in %s as %s failed:\n%s", dir, as.name, s.logTail())
+		err = fmt.Errorf("%s in %s as %s failed:\n%s", making, dir, as.name, s.logTail())
 	}
 	if err == nil {
 		err = s.launch(ctx)
@@ -117,8 +129,12 @@ func (o Options) conf(dir string, port int) string {
 
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		value := strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(settings[name])
-		fmt.Fprintf(&b, "%s = '%s'\n", name, value)
+		fmt.Fprintf(&b, "%s = %s\n", name, quoted(settings[name]))
 	}
 	return b.String()
+}
+
+// quoted is a value as postgresql.conf has it.
+func quoted(value string) string {
+	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(value) + "'"
 }

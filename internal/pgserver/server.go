@@ -24,8 +24,9 @@ import (
 // startTimeout bounds making a cluster and each start of it, within the caller's context. A download is not part of it.
 const startTimeout = 90 * time.Second
 
-// ErrNotOwned is returned by Kill and Restart for the server of DATABASE_URL. Set Options.Private where they are needed.
-var ErrNotOwned = errors.New("pgserver: the server of DATABASE_URL was not started here, and is neither killed nor restarted")
+// ErrNotOwned is returned by Kill, Restart and StartStandby for the server of DATABASE_URL. Set Options.Private where they
+// are needed.
+var ErrNotOwned = errors.New("pgserver: the server of DATABASE_URL was not started here, and is neither killed nor restarted nor copied")
 
 // ErrStopped is returned by Kill and Restart after Stop.
 var ErrStopped = errors.New("pgserver: the server is stopped")
@@ -59,6 +60,9 @@ type Server struct {
 	// The rest is set for clusters started here.
 	owned    bool
 	dir      string
+	in       installation
+	as       account
+	password string // of the superuser; "" without Options.TCP
 	watchdog *watchdog
 
 	mu      sync.Mutex

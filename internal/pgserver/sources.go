@@ -83,7 +83,7 @@ func startAny(ctx context.Context, opts Options, where places) (*Server, error) 
 	found, passedOver := where.installed(ctx, as)
 	failed.attempts = append(failed.attempts, passedOver...)
 	for _, in := range found {
-		server, err := startCluster(ctx, opts, in, as)
+		server, err := startCluster(ctx, opts, in, as, nil)
 		if err == nil {
 			return server, nil
 		}
@@ -103,7 +103,7 @@ func startAny(ctx context.Context, opts Options, where places) (*Server, error) 
 	major, err := majorVersion(ctx, dir, as)
 	if err == nil {
 		var server *Server
-		if server, err = startCluster(ctx, opts, installation{dir, major}, as); err == nil {
+		if server, err = startCluster(ctx, opts, installation{dir, major}, as, nil); err == nil {
 			return server, nil
 		}
 	}

@@ -39,6 +39,7 @@ cleanup() {
 
 # init PASSWORD: makes the directory and a cluster in it. No password means no TCP.
 init() {
+	password=$1
 	mkdir "$dir" || return
 	mkfifo "$dir/alive" || return
 	set -- -D "$dir/data" -U postgres -E UTF8 --locale=C --no-sync --no-instructions --auth-local=trust "--auth-host=$auth"
@@ -51,11 +52,25 @@ init() {
 	printf '%s\n' "$conf" >>"$dir/data/postgresql.conf"
 }
 
+# copy CONNINFO: makes the directory and in it a standby of that server. Its settings are all in postgresql.conf.
+copy() {
+	mkdir "$dir" || return
+	mkfifo "$dir/alive" || return
+	"$bin/pg_basebackup" -d "$1" -D "$dir/data" -X stream -c fast --no-sync </dev/null >>"$dir/log" 2>&1 || return
+	rm -f "$dir/log"
+	: >"$dir/data/postgresql.auto.conf"
+	printf '%s\n' "$conf" >>"$dir/data/postgresql.conf"
+	: >"$dir/data/standby.signal"
+}
+
 cd / || exit 1
-while read -r command password; do
+while read -r command argument; do
 	case $command in
 	init)
-		if init 2>/dev/null; then echo ok; else echo failed; fi
+		if init "$argument" 2>/dev/null; then echo ok; else echo failed; fi
+		;;
+	copy)
+		if copy "$argument" 2>/dev/null; then echo ok; else echo failed; fi
 		;;
 	start)
 		# Every process of the cluster inherits descriptor 3, so the reader of this fifo sees its end when the last of them
