@@ -163,12 +163,18 @@ func TestDo_EarlyReleaseSeenButNotKnownToBeDurableIsIndefinite(t *testing.T) {
 	t.Parallel()
 	pool, watch, goOn := slowly(t)
 	c := newClient(t, pool, metered.Config{})
-	for i, fn := range []metered.Func[uploaded]{upload("a"), mustNotRun(t)} { // the second is a replay
-		ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
-		defer cancel()
-		_, err := metered.Do(ctx, c, early("a"), fn)
-		require.ErrorIs(t, err, metered.ErrIndefinite, i)
+	for _, fn := range []metered.Func[uploaded]{upload("a"), mustNotRun(t)} { // the second is a replay
+		ctx, cancel := context.WithCancel(t.Context())
+		answer := make(chan error, 1)
+		go func() {
+			_, err := metered.Do(ctx, c, early("a"), fn)
+			answer <- err
+		}()
+		waitingForStandby(t, watch, 1)
 		require.Equal(t, 1, count(t, watch, "uploads"))
+		cancel()
+		require.ErrorIs(t, <-answer, metered.ErrIndefinite)
+		waitingForStandby(t, watch, 0) // pgx has its wait cancelled
 	}
 	goOn()
 	out, err := metered.Do(t.Context(), c, early("a"), mustNotRun(t))
