@@ -20,7 +20,7 @@ type attempt struct {
 	err error
 
 	claimed bool // the operation id was claimed
-	unknown bool // err leaves open whether it committed
+	unknown bool // err leaves open whether it committed, durably
 	sticky  bool // err comes from the sticky charges
 }
 
@@ -55,6 +55,10 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 	}
 	a.claimed = true
 	if b.status == statusReplay {
+		if a.err = settle(ctx, conn); a.err != nil {
+			a.unknown = true
+			return a
+		}
 		a.rec, a.err = b.replay(op)
 		return a
 	}

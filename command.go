@@ -73,6 +73,19 @@ type Command struct {
 	// Isolation of the transaction. Defaults to READ COMMITTED, which is also the
 	// fastest: at the others a hot scope becomes retries. Not in DoTx.
 	Isolation pgx.TxIsoLevel
+
+	// EarlyRelease lets go of the command's locks before its commit is on disk (or on
+	// the synchronous standby), for hot scopes where that takes a while. Do
+	// returns as late as ever: its answer is as durable as without. It takes no further
+	// round trip. What it costs: others see the command some milliseconds before it is
+	// durable, and if the server crashes in between, what they saw is gone, all of it.
+	// Whoever writes after having seen it is behind it in the log and cannot become
+	// durable without it: commands, charges, River's workers. Whoever only reads, and
+	// tells somebody, is not. A refusal can rest on a charge, or on the use of a token,
+	// that a crash then takes back. Each command takes a second transaction id. Sticky
+	// charges are committed as ever. What the function sets of synchronous_commit for
+	// its transaction has no effect; what the session has is kept to. Not in DoTx.
+	EarlyRelease bool
 }
 
 // Redeem is a token as it was presented. It prints without it: it may be unspent.
@@ -166,8 +179,8 @@ const fingerprintVersion = 1
 
 // fingerprint is a version byte and the SHA-256 of the command, each part
 // preceded by its length in 8 bytes, big-endian, so that parts cannot run into
-// each other. Limits, notes and isolation are left out: they may change between a
-// call and its repetition without making it another command.
+// each other. Limits, notes, isolation and early release are left out: they may change
+// between a call and its repetition without making it another command.
 func fingerprint(cmd Command, op *operation) ([]byte, error) {
 	input, err := encodeInput(cmd.Input)
 	if err != nil {

@@ -55,7 +55,9 @@ func (c *Client) completeArgs(ctx context.Context, tx *Tx, marker string, raw []
 // COMMIT was answered by ROLLBACK, which a batch reports without an error. All
 // else is unknown, and in particular: pgconn.SafeToRetry says true of a connection
 // lost while COMMIT waits, though the row may be there; and a pooler answers FATAL
-// 08P01 for a commit that went through and for one that did not.
+// 08P01 for a commit that went through and for one that did not. With EarlyRelease
+// COMMIT's tag is not enough: what comes after it must have come too, and until then
+// it is unknown whether it stays.
 func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker string, raw []byte) (record, bool, error) {
 	pg := conn.Conn().PgConn()
 	switch {
@@ -71,14 +73,27 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		return record{}, false, ErrTxFailed
 	}
 	var done completion
+	early := tx.op.command.EarlyRelease
 	batch := &pgx.Batch{}
+	if early {
+		batch.Queue(releaseSQL)
+	}
 	batch.Queue(c.sql.complete, c.completeArgs(ctx, tx, marker, raw)...)
 	batch.Queue("commit")
+	if early {
+		batch.Queue(barrierSQL)
+	}
 	results := conn.SendBatch(ctx, batch)
-	err := results.QueryRow().Scan(done.dest()...)
+	var err error
+	if early {
+		_, err = results.Exec()
+	}
+	if err == nil {
+		err = results.QueryRow().Scan(done.dest()...)
+	}
 	var tag pgconn.CommandTag
 	if err == nil {
-		tag, err = results.Exec()
+		tag, err = committed(results, early)
 	}
 	closeErr := results.Close()
 	switch {
@@ -92,6 +107,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		err = fmt.Errorf("COMMIT was answered by %q", tag)
 	}
 	var pgErr *pgconn.PgError
-	definite := errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !pg.IsClosed() && !pg.IsBusy()
+	definite := errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !pg.IsClosed() && !pg.IsBusy() &&
+		tag.String() != "COMMIT"
 	return record{}, !definite, failed("commit", ofBudget(tx.call, err))
 }

@@ -106,6 +106,8 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 		return Outcome[R]{}, invalid("Command.Sticky", "cannot be taken from inside a transaction: use Do")
 	case cmd.Isolation != "":
 		return Outcome[R]{}, invalid("Command.Isolation", "is the caller's, who began the transaction")
+	case cmd.EarlyRelease:
+		return Outcome[R]{}, invalid("Command.EarlyRelease", "is about a COMMIT, which is the caller's: use Do")
 	}
 	op, err := c.prepare(cmd)
 	if err != nil {

@@ -23,6 +23,10 @@ func (c *Client) runIn(ctx context.Context, tx pgx.Tx, op *operation, do work) (
 		return record{}, err
 	}
 	if b.status == statusReplay {
+		set = false
+		if err := settleIn(ctx, tx); err != nil {
+			return record{}, err
+		}
 		return b.replay(op)
 	}
 	grant, err := b.admit(op)
@@ -76,10 +80,13 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 	return done.record(cmdTx, raw)
 }
 
-// undo takes the transaction back to where it was. In one text, because a failed
-// transaction can run the first statement but not prepare the second.
+// undoSQL is one text, because a failed transaction can run the first statement but
+// not prepare the second.
+const undoSQL = "rollback to savepoint metered_command; release savepoint metered_command"
+
+// undo takes the transaction back to where it was.
 func undo(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	_, _ = tx.Exec(ctx, "rollback to savepoint metered_command; release savepoint metered_command", pgx.QueryExecModeSimpleProtocol)
+	_, _ = tx.Exec(ctx, undoSQL, pgx.QueryExecModeSimpleProtocol)
 }
