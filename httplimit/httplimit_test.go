@@ -110,6 +110,7 @@ func TestRefuse_SaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 			t.Parallel()
 			p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, credit}, Shared: []budget.Limit{everyone}})
 			w := httptest.NewRecorder()
+			w.Header().Set("Retry-After", "77") // what was there before is not left to stand
 			p.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(daily, 1)}}}})
 			p.Refuse(w, &budget.ExceededError{Refusals: test.refusals})
 			answer := w.Result()
