@@ -116,7 +116,8 @@ type operation struct {
 	sticky      *budget.Prepared
 	token       *tokens.Presented
 	isolation   pgx.TxIsoLevel
-	stuck       bool // the sticky charges are taken
+	stuck       bool           // the sticky charges are taken
+	attempted   budget.Receipt // and what they came to
 }
 
 func (c *Client) prepare(cmd Command) (*operation, error) {
