@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -40,6 +41,10 @@ type Outcome[R any] struct {
 	// Receipt is what was charged, sticky charges aside. Its entries have no
 	// standings in a replay.
 	Receipt budget.Receipt
+
+	// Holds are what the command placed, claimed, captured and released by its Tx, in
+	// that order, as they were then, also in a replay (where none is marked Created).
+	Holds []holds.Hold
 
 	// At is when the command was completed, by the database's clock.
 	At time.Time
@@ -159,7 +164,7 @@ func outcome[R any](rec record, result R, err error) (Outcome[R], error) {
 			return Outcome[R]{}, fmt.Errorf("%w: the recorded result does not fit its type: %w", ErrResult, err)
 		}
 	}
-	return Outcome[R]{Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, At: rec.at}, nil
+	return Outcome[R]{Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, Holds: rec.holds, At: rec.at}, nil
 }
 
 // record is what is remembered of an operation.
@@ -167,6 +172,7 @@ type record struct {
 	raw      []byte
 	replayed bool
 	receipt  budget.Receipt
+	holds    []holds.Hold
 	at       time.Time
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 )
 
 // Operation is the record of a command that committed.
@@ -19,12 +20,13 @@ type Operation struct {
 	Namespace, ID string
 	Result        json.RawMessage
 	Receipt       budget.Receipt // without standings
+	Holds         []holds.Hold   // as they were when it was completed
 	At            time.Time      // when it was completed, by the database's clock
 	IssuedAt      time.Time      // zero if the id carried no time
 }
 
 const lookupSQL = `
-select result, scopes, amounts, seqs, ats, at, issued_at
+select result, scopes, amounts, seqs, ats, holds, at, issued_at
 from metered.operations
 where namespace = $1 and id = $2`
 
@@ -38,15 +40,18 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	var b begun
 	var issued *time.Time
 	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
-		Scan(&b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.at, &issued)
+		Scan(&b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.holds, &b.at, &issued)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Operation{}, fmt.Errorf("%w: %q in namespace %q", ErrUnknownOperation, id, namespace)
 	}
 	if err != nil {
 		return Operation{}, failed("look up", err)
 	}
-	rec := b.record()
-	op := Operation{Namespace: namespace, ID: id, Result: rec.raw, Receipt: rec.receipt, At: rec.at}
+	rec, err := b.record()
+	if err != nil {
+		return Operation{}, err
+	}
+	op := Operation{Namespace: namespace, ID: id, Result: rec.raw, Receipt: rec.receipt, Holds: rec.holds, At: rec.at}
 	if issued != nil {
 		op.IssuedAt = *issued
 	}

@@ -937,6 +937,41 @@ begin
 end
 $$;
 
+-- Keeps what a command did to a hold for the command's record, which is written later
+-- in its transaction. JSON has no record separator in it.
+create function metered.remember_hold(hold json, of_operation text) returns void
+language plpgsql volatile
+as $$
+begin
+    if of_operation is not null then
+        perform set_config('metered_tx.holds',
+            concat_ws(chr(30), nullif(current_setting('metered_tx.holds', true), ''), hold::text), true);
+    end if;
+end
+$$;
+
+-- Takes the locks of a command that does several things to scopes and holds: first
+-- all scopes', by key, then all rows of holds that are named, by no.
+create function metered.lock_all(keys bigint[], tenants text[], ids text[], wait_ms int) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    nos bigint[];
+begin
+    select array_agg(h.no) into nos
+    from unnest(tenants, ids) n(tenant, id),
+         lateral (select x.no from metered.holds x where x.tenant = n.tenant and x.id = n.id limit 1) h;
+    if nos is not null then
+        select array_agg(k.key order by k.key) into keys
+        from (select l.key from metered.hold_lines l where l.hold = any (nos) union select unnest(keys)) k(key);
+    end if;
+    perform metered.lock_keys(keys, wait_ms);
+    perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+end
+$$;
+
 -- Says a transition of the hold to those who listen.
 create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
@@ -952,9 +987,6 @@ $$;
 -- of amounts, all or none. status: placed; same (placed before, with the same
 -- content: hold tells); conflict (with other content); retired; taken (of a claim:
 -- somebody else has it, until deadline if that is not null); denied.
---
--- The id of a claim is of_id and its generation: the number of the claimed scope's
--- next entry, which grows with each claim and outlives any purge.
 create function metered.place(of_tenant text, of_id text, of_holder text, of_claim text, print bytea, issued timestamptz,
     ttl interval, grace interval, lifetime interval, of_metadata text, detail text, note text, channel text,
     scopes text[], keys bigint[], amounts bigint[], hold_amounts bigint[], hold_keys bigint[],
@@ -996,10 +1028,14 @@ begin
                 status := case when was.fingerprint = print then 'same' else 'conflict' end;
             end if;
         end if;
-        hold_id := of_id || '_' || coalesce((select l.seq from metered.ledger l where l.scope = of_claim order by l.seq desc limit 1), 0) + 1;
     end if;
     if status = 'same' then
         hold := metered.hold_json(was.no, clk);
+        if raising and (was.state <> 'h' or was.due <= clk) then
+            perform metered.refuse_hold(true, jsonb_build_object('status', 'state', 'id', hold_id,
+                'state', case when was.state = 'h' then 'x' else was.state end, 'hold', hold));
+        end if;
+        perform metered.remember_hold(hold, of_operation);
     end if;
     if status is not null then
         if raising and status <> 'same' then
@@ -1033,6 +1069,9 @@ begin
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation);
     perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
+    if of_operation is not null then
+        perform metered.remember_hold(metered.hold_json(new_no, placed_at), of_operation);
+    end if;
     status := 'placed';
 end
 $$;
@@ -1219,6 +1258,7 @@ begin
             nullif(capture_holds.note, '')::jsonb, of_namespace, of_operation);
         perform metered.announce(channel, of_tenant, ids[i], v, case when closing then 'captured' else 'captured_part' end);
         holds[i] := metered.hold_json(k.nos[i], k.clk);
+        perform metered.remember_hold(holds[i], of_operation);
     end loop;
 end
 $$;
@@ -1249,6 +1289,7 @@ begin
         values (k.nos[i], k.clk, v, 'r', nullif(release_holds.note, '')::jsonb, of_namespace, of_operation);
         perform metered.announce(channel, of_tenant, ids[i], v, 'released');
         holds[i] := metered.hold_json(k.nos[i], k.clk);
+        perform metered.remember_hold(holds[i], of_operation);
     end loop;
 end
 $$;
@@ -1292,6 +1333,7 @@ begin
         values (k.nos[i], k.clk, h.deadline, h.version, 'e', nullif(extend_holds.note, '')::jsonb, of_namespace, of_operation);
         perform metered.announce(channel, of_tenant, ids[i], h.version, 'extended');
         holds[i] := metered.hold_json(k.nos[i], k.clk);
+        perform metered.remember_hold(holds[i], of_operation);
     end loop;
 end
 $$;
@@ -1341,6 +1383,7 @@ begin
             values (k.nos[i], k.clk, v, 'b', nullif(refund_holds.note, '')::jsonb, of_namespace, of_operation);
             perform metered.announce(channel, of_tenant, ids[i], v, 'returned');
             holds[i] := metered.hold_json(k.nos[i], k.clk);
+            perform metered.remember_hold(holds[i], of_operation);
         end loop;
     exception when sqlstate 'MT000' then
         holds := null;
@@ -1867,6 +1910,7 @@ create table metered.operations (
     amounts     bigint[],
     seqs        bigint[],
     ats         timestamptz[],
+    holds       text[],                 -- JSON: what was placed, captured, released
     primary key (namespace, id)
 );
 
@@ -1911,7 +1955,7 @@ create function metered.begin_command(claiming boolean, opening boolean,
     token_digest bytea, token_purpose text, token_subject text,
     charge_scopes text[], charge_amounts bigint[], limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     out status text, out fingerprint bytea, out result bytea,
-    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out at timestamptz,
+    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
     out denied jsonb,
     out token_status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
@@ -1930,8 +1974,8 @@ begin
         if not pg_try_advisory_xact_lock(key) then
             perform metered.lock_keys(array[key], wait_ms);
         end if;
-        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.at
-        into status, fingerprint, result, scopes, amounts, seqs, ats, at
+        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at
+        into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at
         from metered.operations o where o.namespace = of_namespace and o.id = of_id;
         if found then
             return;
@@ -2018,14 +2062,16 @@ begin
             max_ahead, wait_ms, notes, of_namespace, of_id, true) c;
     end if;
     at := metered.clock();
-    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
     values (of_namespace, of_id, of_fingerprint, issued, complete_command.at, of_result,
-        nullif(charge_scopes, '{}'), nullif(charge_amounts, '{}'), complete_command.seqs, complete_command.ats)
+        nullif(charge_scopes, '{}'), nullif(charge_amounts, '{}'), complete_command.seqs, complete_command.ats,
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)))
     on conflict do nothing;
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
     end if;
     perform set_config('metered_tx.command', '', true);
+    perform set_config('metered_tx.holds', '', true);
     execute 'close metered_command';
 end
 $$;

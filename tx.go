@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -42,6 +43,7 @@ type Tx struct {
 	op      *operation
 	charges []budget.Charge
 	call    *budget.Prepared
+	holds   []*holds.Prepared
 }
 
 func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {

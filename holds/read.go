@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
 const getSQL = `
@@ -24,7 +22,7 @@ func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (
 	if err := checkNames(tenant, holder, id); err != nil {
 		return Hold{}, err
 	}
-	h, err := b.one(db.QueryRow(ctx, b.sql.get, tenant, id, uuidv7.Time(id)))
+	h, err := b.one(db.QueryRow(ctx, b.sql.get, tenant, id, issuedAt(id)))
 	if err == nil && holder != "" && h.Holder != holder {
 		return Hold{}, &UnknownError{func() Reason { return ReasonHolder }}
 	}
