@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/jobs"
@@ -58,7 +59,7 @@ func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl tim
 		if delay < 0 || delay > 24*time.Hour {
 			return "", invalid("Cleanup.Delay", "%v is not from 0 to 24h", cleanup.Delay)
 		}
-		opts := &jobs.Options{Queue: cleanup.Queue, ScheduledAt: time.Now().Add(ttl + delay)}
+		opts := &jobs.Options{Tenant: tenant, InsertOpts: river.InsertOpts{Queue: cleanup.Queue, ScheduledAt: time.Now().Add(ttl + delay)}}
 		args := CleanupArgs{Tenant: tenant, ID: p.ID(), DelayMS: delay.Milliseconds()}
 		if _, err := t.Enqueue(ctx, args, opts); err != nil {
 			return "", err
