@@ -22,7 +22,7 @@ type config struct {
 	holdFor  time.Duration // how long a seat is held
 	payTakes time.Duration // by the pretended payment
 
-	// refresh is how often the map is read where nothing is heard of it; a tenth of it at most when much is.
+	// refresh is how often the map is read where nothing is heard of it.
 	refresh time.Duration
 	// sweep is how often holds that ran out are announced, should their cleanup jobs not have done so.
 	sweep time.Duration

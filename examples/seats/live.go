@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// pace is the shortest time between two readings of a map.
+const pace = 50 * time.Millisecond
+
 // live keeps the maps that somebody is looking at up to date. Each message to a browser is a whole map: what one did not
 // hear does not matter once the next one comes, and a browser that is slow gets the newest and not the ones in between.
 type live struct {
@@ -132,18 +135,18 @@ func (l *live) keep(ctx context.Context, event string, w *watch) {
 			l.mu.Unlock()
 			return
 		}
-		pace := time.NewTimer(l.refresh / 20) // many changes are one message
+		paced := time.NewTimer(pace) // many changes are one message
 		next := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-w.touched:
 			select {
 			case <-ctx.Done():
-			case <-pace.C:
+			case <-paced.C:
 			}
 		case <-next.C:
 		}
-		pace.Stop()
+		paced.Stop()
 		next.Stop()
 	}
 }
