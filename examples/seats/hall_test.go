@@ -32,6 +32,7 @@ var quiet = config{holdFor: 5 * time.Minute, refresh: 100 * time.Millisecond, sw
 type hall struct {
 	t     *testing.T
 	pool  *pgxpool.Pool
+	app   *app
 	apps  []*app
 	bases []string
 
@@ -45,9 +46,10 @@ func open(t *testing.T, processes int, cfg config) *hall {
 	return openOn(t, pgtest.Open(t), processes, cfg)
 }
 
-func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config) *hall {
+// openOn is open with a database, and with further processes that run already.
+func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running ...string) *hall {
 	t.Helper()
-	h := &hall{t: t, pool: pool}
+	h := &hall{t: t, pool: pool, bases: running}
 	require.NoError(t, setUp(t.Context(), pool, 500))
 	for range processes {
 		a, err := newApp(t.Context(), pool, cfg)
@@ -64,6 +66,9 @@ func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config) *hall {
 		})
 		h.apps, h.bases = append(h.apps, a), append(h.bases, server.URL)
 	}
+	var err error
+	h.app, err = newApp(t.Context(), pool, cfg) // one that serves nobody, to ask
+	require.NoError(t, err)
 	h.org, h.otherOrg = one[string](h, `select id::text from hall.organisations where name = $1`, demo[0].name), one[string](h, `select id::text from hall.organisations where name = $1`, demo[1].name)
 	h.event, h.otherEvent = h.eventOf(h.org), h.eventOf(h.otherOrg)
 	h.admin, h.otherAdmin = h.adminOf(h.org), h.adminOf(h.otherOrg)
@@ -265,7 +270,7 @@ func (h *hall) refusals() []string {
 // charged is what a user has used of the window.
 func (h *hall) charged(user string) int64 {
 	h.t.Helper()
-	usage, err := h.apps[0].metered.Budget.Usage(context.Background(), h.pool, budget.Query{Scope: budget.ScopeKey("holds", user, ""), Window: perUser.Window})
+	usage, err := h.app.metered.Budget.Usage(context.Background(), h.pool, budget.Query{Scope: budget.ScopeKey("holds", user, ""), Window: perUser.Window})
 	require.NoError(h.t, err)
 	return usage[0].Used
 }
@@ -274,13 +279,13 @@ func (h *hall) charged(user string) int64 {
 func (h *hall) verify() {
 	h.t.Helper()
 	ctx := context.Background()
-	report, err := h.apps[0].metered.Budget.Verify(ctx, h.pool, budget.VerifyOptions{})
+	report, err := h.app.metered.Budget.Verify(ctx, h.pool, budget.VerifyOptions{})
 	require.NoError(h.t, err)
 	require.Empty(h.t, report.Differences)
-	m, err := h.apps[0].readMap(ctx, h.org, h.event)
+	m, err := h.app.readMap(ctx, h.org, h.event)
 	require.NoError(h.t, err)
 	for i, seat := range h.seats {
-		claim, err := h.apps[0].metered.Holds.Claimed(ctx, h.pool, h.org, seatKey(seat))
+		claim, err := h.app.metered.Holds.Claimed(ctx, h.pool, h.org, seatKey(seat))
 		want := byte('s')
 		switch {
 		case metered.Code(err) == "hold_unknown":
@@ -294,7 +299,7 @@ func (h *hall) verify() {
 		require.Equal(h.t, string(want), m.Seats[i:i+1], "seat %d", i)
 	}
 	for _, block := range m.Blocks {
-		usage, err := h.apps[0].metered.Budget.Usage(ctx, h.pool, budget.Query{Scope: budget.ScopeKey("block", block.ID, "")})
+		usage, err := h.app.metered.Budget.Usage(ctx, h.pool, budget.Query{Scope: budget.ScopeKey("block", block.ID, "")})
 		require.NoError(h.t, err)
 		if usage[0].Held > 0 && usage[0].HoldDue <= 0 {
 			continue // of holds that are over, and not freed yet

@@ -136,12 +136,16 @@ const refusedSQL = `
 insert into hall.audit (org, actor, action, code, event, seat, hold, operation, remote)
 values ($1, $2, $3, $4, nullif($5, '')::uuid, nullif($6, '')::uuid, nullif($7, ''), $8, $9)`
 
-// recordRefusal writes a refusal down, when the transaction that it ended is gone.
+// recordRefusal writes a refusal down, when the transaction that it ended is gone. What is not known yet is none.
 func (a *app) recordRefusal(r request, action string, err error) {
+	code := explain(err).Code
+	if explain(err).Status >= http.StatusInternalServerError {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 2*time.Second) // the client may have gone
 	defer cancel()
-	_, writeErr := a.pool.Exec(ctx, refusedSQL, r.who.Org, holds.User(r.who.User), action, explain(err).Code, r.event, r.seat, r.hold, r.operation, r.remote())
+	_, writeErr := a.pool.Exec(ctx, refusedSQL, r.who.Org, holds.User(r.who.User), action, code, r.event, r.seat, r.hold, r.operation, r.remote())
 	if writeErr != nil {
-		slog.Error("a refusal could not be recorded", "operation", r.operation, "action", action, "code", explain(err).Code, "error", writeErr)
+		slog.Error("a refusal could not be recorded", "operation", r.operation, "action", action, "code", code, "error", writeErr)
 	}
 }
