@@ -61,7 +61,7 @@ func TestCheckout_SellsAllThatOneHolds(t *testing.T) {
 	ids := []string{ben.holding(h.seats[0]), ben.holding(h.seats[1]), ben.holding(h.seats[100])}
 	a := ben.checkout("pay-1", ids...)
 	require.Equal(t, http.StatusOK, a.status, a.text)
-	require.Equal(t, 4500.0+4500+4000, a.body["cents"])
+	require.Equal(t, 4500.0+4500+5200, a.body["cents"])
 	require.Zero(t, during, "transactions open while the payment is on its way")
 	require.Equal(t, []string{a.body["order_id"].(string)}, all[string](h, `select id::text from hall.orders`))
 	for _, id := range ids {

@@ -65,7 +65,10 @@ var demo = []organisation{
 // blockSeats is the size of a block: 10 rows of 10 seats.
 const blockSeats = 100
 
-var blockNames = []string{"Stalls left", "Stalls centre", "Stalls right", "Balcony left", "Balcony right"}
+var sections = []struct {
+	name  string
+	cents int64
+}{{"Stalls left", 4500}, {"Stalls centre", 5200}, {"Stalls right", 4500}, {"Balcony left", 3000}, {"Balcony right", 3000}}
 
 func (o organisation) insert(ctx context.Context, tx pgx.Tx, seats int) error {
 	org, event := metered.NewID(), metered.NewID()
@@ -80,12 +83,12 @@ func (o organisation) insert(ctx context.Context, tx pgx.Tx, seats int) error {
 		no, in := i/blockSeats, i%blockSeats
 		if in == 0 {
 			block = metered.NewID()
-			name := blockNames[no%len(blockNames)]
-			if no >= len(blockNames) {
-				name = fmt.Sprintf("%s %d", name, no/len(blockNames)+1)
+			section := sections[no%len(sections)]
+			if no >= len(sections) {
+				section.name = fmt.Sprintf("%s %d", section.name, no/len(sections)+1)
 			}
 			size := min(blockSeats, seats-i)
-			b.Queue(`insert into hall.blocks values ($1, $2, $3, $4, $5, $6)`, block, event, no, name, 4500-500*(no%len(blockNames)), size)
+			b.Queue(`insert into hall.blocks values ($1, $2, $3, $4, $5, $6)`, block, event, no, section.name, section.cents, size)
 		}
 		b.Queue(`insert into hall.seats (id, event, block, ordinal, row, number) values ($1, $2, $3, $4, $5, $6)`,
 			metered.NewID(), event, block, i, string(rune('A'+in/10)), in%10+1)

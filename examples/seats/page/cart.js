@@ -76,6 +76,10 @@ export class Cart {
   tick() {
     let drawn = false;
     for (const item of this.items.values()) {
+      if (item.over && performance.now() - item.ends > 120000) {
+        this.items.delete(item.id); // it has been seen
+        drawn = true;
+      }
       if (item.bought || item.over) continue;
       const left = Math.ceil((item.ends - performance.now()) / 1000);
       if (left <= warnAt && !item.late) {
@@ -157,7 +161,7 @@ export class Cart {
     try {
       const order = await ask("POST", `/api/events/${this.hall.event}/checkout`, { holds: live.map((item) => item.id) });
       for (const item of live) item.bought = true;
-      $("bought-text").textContent = `${live.map((item) => item.seat.where).join(", ")}, ${this.hall.euro.format(order.cents / 100)}. Your order is ${order.order_id}.`;
+      $("bought-text").textContent = `${live.map((item) => item.seat.where).join(", ")}, ${this.hall.euro.format(order.cents / 100)}. Your order is ${order.order_id.slice(-6).toUpperCase()}.`;
       $("bought").showModal();
     } catch (refusal) {
       const words = refusal.code === "hold_expired" ? "The time for a seat ran out. Nothing was paid, and the others are still yours." : refusal.message;
