@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -29,8 +31,8 @@ values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
 // fingerprint has the length of a true one.
 var fingerprint = make([]byte, 33)
 
-// claimed is the result that a command records, the id of its job in JSON.
-var claimed = []byte("1234567")
+// resultOf is what a command records, the id of its job in JSON.
+func resultOf(job *rivertype.JobInsertResult) []byte { return strconv.AppendInt(nil, job.Job.ID, 10) }
 
 // begin sends BEGIN and a statement with one row in one flush.
 func begin(ctx context.Context, conn *pgxpool.Conn, sql string, args ...any) (pgx.Tx, error) {
@@ -72,7 +74,8 @@ func (k *kit) floor(locked bool) contender {
 			if err != nil {
 				return err
 			}
-			if _, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil); err != nil {
+			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+			if err != nil {
 				return err
 			}
 			id, scope := metered.NewID(), k.scope()
@@ -81,7 +84,7 @@ func (k *kit) floor(locked bool) contender {
 				batch.Queue(lockSQL, lockKey(scope))
 			}
 			batch.Queue(floorChargeSQL, scope, "", id)
-			batch.Queue(floorOperationSQL, "", id, fingerprint, claimed, scope)
+			batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope)
 			batch.Queue("commit")
 			return conn.SendBatch(ctx, batch).Close()
 		})
@@ -89,8 +92,8 @@ func (k *kit) floor(locked bool) contender {
 	return contender{op: op, stock: k.stockTokens}
 }
 
-// commandSeed is the obvious order, a statement each: BEGIN, operation, lock, sum,
-// entry, token, job, COMMIT.
+// commandSeed is the obvious order, a statement each: BEGIN, lock, sum, entry, token,
+// job, operation, COMMIT. Its record comes late because it holds the job's id.
 func commandSeed(k *kit) contender {
 	op := func(ctx context.Context, _ int) error {
 		token, err := k.takeToken()
@@ -99,10 +102,6 @@ func commandSeed(k *kit) contender {
 		}
 		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
 			id, scope := metered.NewID(), k.scope()
-			// Its record comes first, which is best for it: the scope is not locked yet.
-			if _, err := tx.Exec(ctx, seedOperationSQL, "", id, fingerprint, claimed, scope); err != nil {
-				return err
-			}
 			if err := seedCheck(ctx, tx, scope); err != nil {
 				return err
 			}
@@ -112,15 +111,19 @@ func commandSeed(k *kit) contender {
 			if _, err := tx.Exec(ctx, floorTokenSQL, token.Digest[:]); err != nil {
 				return err
 			}
-			_, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec(ctx, floorOperationSQL, "", id, fingerprint, resultOf(job), scope)
 			return err
 		})
 	}
 	return contender{op: op, stock: k.stockTokens}
 }
 
-// seedOperationSQL comes before the entry, so the entry's seq is the next.
-const seedOperationSQL = `
+// earlyOperationSQL takes a made-up seq, since the charge has used no sequence.
+const earlyOperationSQL = `
 insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
 values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
     array[$5::text], array[1], array[1::bigint], array[clock_timestamp()])`
@@ -146,11 +149,12 @@ func commandEarly(k *kit) contender {
 			if _, err := k.client.Tokens.Consume(ctx, tx, "work", "bench", token.Token.Reveal()); err != nil {
 				return err
 			}
-			if _, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil); err != nil {
+			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+			if err != nil {
 				return err
 			}
 			batch := &pgx.Batch{}
-			batch.Queue(seedOperationSQL, "", id, fingerprint, claimed, scope)
+			batch.Queue(earlyOperationSQL, "", id, fingerprint, resultOf(job), scope)
 			batch.Queue("commit")
 			return conn.SendBatch(ctx, batch).Close()
 		})
@@ -161,21 +165,31 @@ func commandEarly(k *kit) contender {
 // commandMetered is the library's.
 func commandMetered(k *kit) contender {
 	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
-		return k.do(ctx, func(cmd metered.Command) metered.Command { return cmd })
+		return k.doWith(ctx, nil)
 	}}
 }
 
-// do runs a command with token, charge and keyless job.
-func (k *kit) do(ctx context.Context, change func(metered.Command) metered.Command) error {
+// doWith runs a command with token, charge and keyless job; its function does more,
+// if there is any, and the changes are made to the command.
+func (k *kit) doWith(ctx context.Context, more func(context.Context, *metered.Tx) error, changes ...func(*metered.Command)) error {
 	token, err := k.takeToken()
 	if err != nil {
 		return err
 	}
-	_, err = metered.Do(ctx, k.client, change(metered.Command{
+	cmd := metered.Command{
 		ID: metered.NewID(), Name: "work",
 		Token:   &metered.Redeem{Purpose: "work", Subject: "bench", Presented: token.Token.Reveal()},
 		Charges: []budget.Charge{{Scope: k.scope(), Amount: 1, Limits: roomy}},
-	}), func(ctx context.Context, tx *metered.Tx) (int64, error) {
+	}
+	for _, change := range changes {
+		change(&cmd)
+	}
+	_, err = metered.Do(ctx, k.client, cmd, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+		if more != nil {
+			if err := more(ctx, tx); err != nil {
+				return 0, err
+			}
+		}
 		job, err := tx.Enqueue(ctx, work{N: 1}, nil)
 		return job.JobID, err
 	})

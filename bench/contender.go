@@ -37,6 +37,7 @@ type comparison struct {
 
 // outcome is what a comparison came to; each of its slices has a value per round.
 type outcome struct {
+	names []string
 	rates map[string][]float64 // ops per second
 	where []profile            // in the order of the contenders
 	parts []part
@@ -48,6 +49,7 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 	watches := make([]*watch, len(c.contenders))
 	rate := make([]float64, len(c.contenders))
 	for i, con := range c.contenders {
+		out.names = append(out.names, con.name)
 		if con.site == nil {
 			continue
 		}

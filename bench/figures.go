@@ -3,4 +3,7 @@ package main
 import "slices"
 
 // figures are measured in this order.
-var figures = slices.Concat(chargeFigures, windowFigures, commandFigures, pieceFigures)
+var figures = slices.Concat(
+	chargeFigures, windowFigures, commandFigures, pieceFigures, // with goals
+	costFigures, trendFigures, peerFigures(),
+)

@@ -103,8 +103,8 @@ func slowServer(ctx context.Context, b *bench) (*pgserver.Server, error) {
 	}})
 }
 
-// released asks for early lock release; false where the library has none.
-func released(cmd metered.Command) (metered.Command, bool) { return cmd, false }
+// release asks for early lock release. It is nil while the library has none.
+var release func(*metered.Command)
 
 func slowCommits(ctx context.Context, b *bench) (samples, error) {
 	server, err := slowServer(ctx, b)
@@ -112,9 +112,8 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	defer server.Stop()
-	_, has := released(metered.Command{})
 	entries := []entry{{"plain", commandMetered}, {"locked floor", commandLockedFloor}, {"floor", commandFloor}}
-	if has {
+	if release != nil {
 		entries = append([]entry{{"early release", commandReleased}}, entries...)
 	}
 	out, err := b.compare(ctx, comparison{clients: 64, slice: b.slice(), rounds: b.pick(5, 2)},
@@ -122,7 +121,7 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
-	if !has {
+	if release == nil {
 		return samples{
 			notRun: "this version of the library has no early lock release",
 			note:   fmt.Sprintf("plain %s/s%s", number(median(out.rates["plain"])), others(out, "locked floor", "floor")),
@@ -137,9 +136,6 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 // commandReleased is the library's with early lock release.
 func commandReleased(k *kit) contender {
 	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
-		return k.do(ctx, func(cmd metered.Command) metered.Command {
-			cmd, _ = released(cmd)
-			return cmd
-		})
+		return k.doWith(ctx, nil, release)
 	}}
 }

@@ -98,17 +98,34 @@ func (b *bench) compare(ctx context.Context, c comparison, o options, scope func
 	if o.conns == 0 {
 		o.conns = c.clients
 	}
+	cons, drop, err := b.contenders(ctx, o, scope, entries...)
+	if err != nil {
+		return outcome{}, err
+	}
+	defer drop()
+	c.contenders = cons
+	return c.run(ctx, b)
+}
+
+func (b *bench) contenders(ctx context.Context, o options, scope func() string, entries ...entry) (cons []contender, drop func(), err error) {
+	var kits []*kit
+	drop = func() {
+		for _, k := range kits {
+			k.drop()
+		}
+	}
 	for _, e := range entries {
 		k, err := b.kit(ctx, o, scope)
 		if err != nil {
-			return outcome{}, err
+			drop()
+			return nil, nil, err
 		}
-		defer k.drop()
+		kits = append(kits, k)
 		con := e.make(k)
 		con.name, con.site = e.name, k.site
-		c.contenders = append(c.contenders, con)
+		cons = append(cons, con)
 	}
-	return c.run(ctx, b)
+	return cons, drop, nil
 }
 
 // oneOf returns scopes of 24 bytes, each as often as any other.
