@@ -166,7 +166,7 @@ func printTable(w io.Writer, results []result) {
 func printMisses(w io.Writer, results []result) {
 	missed := slices.DeleteFunc(slices.Clone(results), func(r result) bool { return r.Met || r.Value == nil })
 	if len(missed) == 0 {
-		fmt.Fprintln(w, "\nEvery goal that was measured is met.")
+		fmt.Fprintln(w, "\nNo goal that was measured is missed.")
 		return
 	}
 	fmt.Fprintln(w, "\nGoals missed, and where the time went:")

@@ -20,10 +20,10 @@ import (
 // to: always is that of Postgres, everysec what Redis advises.
 var peers = []struct{ contender, name, meaning string }{
 	{"metered", "peer_metered_charges", "charges/s of this library over 1,000 scopes, 8 clients"},
-	{rateAlways, "peer_redis_rate_always", "go-redis/redis_rate, the same load, " + asDurable},
-	{rateSecond, "peer_redis_rate_everysec", "go-redis/redis_rate, the same load, " + lessDurable},
-	{throttledAlways, "peer_throttled_always", "throttled on go-redis, the same load, " + asDurable},
-	{throttledSecond, "peer_throttled_everysec", "throttled on go-redis, the same load, " + lessDurable},
+	{rateAlways, "peer_redis_rate_always", "go-redis/redis_rate, the same load, outside the transaction, " + asDurable},
+	{rateSecond, "peer_redis_rate_everysec", "go-redis/redis_rate, the same load, outside the transaction, " + lessDurable},
+	{throttledAlways, "peer_throttled_always", "throttled on go-redis, the same load, outside the transaction, " + asDurable},
+	{throttledSecond, "peer_throttled_everysec", "throttled on go-redis, the same load, outside the transaction, " + lessDurable},
 }
 
 const (
@@ -50,7 +50,7 @@ func peerFigures() []figure {
 				switch {
 				case i > 0 && s.values == nil:
 					s.notRun = redisFix
-				case i > 0:
+				case i == 1:
 					s.note = redisNote
 				}
 				return s, err

@@ -45,19 +45,24 @@ type chunk struct {
 
 // startProxy listens on a port of its own, in front of the server of connString.
 func startProxy(connString string, roundTrip time.Duration) (*proxy, error) {
-	if roundTrip < 0 || roundTrip > maxDelay {
-		return nil, fmt.Errorf("a round trip of %v is not from 0 to %v", roundTrip, maxDelay)
-	}
 	cfg, err := pgx.ParseConfig(connString)
 	if err != nil {
 		return nil, err
 	}
-	p := &proxy{
-		network: "tcp", address: net.JoinHostPort(cfg.Host, fmt.Sprint(cfg.Port)), oneWay: roundTrip / 2,
-		pending: make(chan chunk, maxPending), done: make(chan struct{}), conns: map[net.Conn]struct{}{},
-	}
+	network, address := "tcp", net.JoinHostPort(cfg.Host, fmt.Sprint(cfg.Port))
 	if cfg.Host[0] == '/' {
-		p.network, p.address = "unix", fmt.Sprintf("%s/.s.PGSQL.%d", cfg.Host, cfg.Port)
+		network, address = "unix", fmt.Sprintf("%s/.s.PGSQL.%d", cfg.Host, cfg.Port)
+	}
+	return proxyTo(network, address, roundTrip)
+}
+
+func proxyTo(network, address string, roundTrip time.Duration) (p *proxy, err error) {
+	if roundTrip < 0 || roundTrip > maxDelay {
+		return nil, fmt.Errorf("a round trip of %v is not from 0 to %v", roundTrip, maxDelay)
+	}
+	p = &proxy{
+		network: network, address: address, oneWay: roundTrip / 2,
+		pending: make(chan chunk, maxPending), done: make(chan struct{}), conns: map[net.Conn]struct{}{},
 	}
 	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		return nil, err
