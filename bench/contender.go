@@ -63,7 +63,12 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 		defer w.close()
 		watches[i] = w
 	}
+	began := time.Now()
 	for round := range c.rounds + 1 {
+		if round > b.fewest() && time.Since(began) > b.patience() {
+			b.logf("  stopped after %d rounds of %d: the machine is slow", round-1, c.rounds)
+			break
+		}
 		length := c.slice
 		if round == 0 {
 			length = min(length, 300*time.Millisecond)
@@ -187,6 +192,14 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 	}
 	return int(done.Load()), seconds, nil
 }
+
+// patience is how long a comparison may take, so that a run on a slow or busy machine
+// ends in its time as well, with fewer rounds; fewest is how many it has in any case.
+func (b *bench) patience() time.Duration {
+	return time.Duration(b.pick(40_000, 1500)) * time.Millisecond
+}
+
+func (b *bench) fewest() int { return b.pick(4, 2) }
 
 // progress shows that a comparison goes on.
 func (b *bench) progress(round, rounds int) {

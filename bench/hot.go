@@ -112,7 +112,7 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	defer server.Stop()
-	entries := []entry{{"plain", commandMetered}, {"locked floor", commandLockedFloor}, {"floor", commandFloor}}
+	entries := []entry{{"plain", commandMetered}, {"locked floor", commandLockedFloor}}
 	if release != nil {
 		entries = append([]entry{{"early release", commandReleased}}, entries...)
 	}
@@ -124,12 +124,12 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 	if release == nil {
 		return samples{
 			notRun: "this version of the library has no early lock release",
-			note:   fmt.Sprintf("plain %s/s%s", number(median(out.rates["plain"])), others(out, "locked floor", "floor")),
+			note:   fmt.Sprintf("plain %s/s%s", number(median(out.rates["plain"])), others(out, "locked floor")),
 			where:  out.where,
 		}, nil
 	}
 	s := out.ratio("early release", "plain")
-	s.note += others(out, "locked floor", "floor")
+	s.note += others(out, "locked floor")
 	return s, nil
 }
 

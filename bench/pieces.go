@@ -117,7 +117,7 @@ func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 	}
 	defer k.drop()
 	const perTx = 200
-	charges := b.pick(200_000, 20_000)
+	charges := b.pick(200_000, 10_000)
 	for range charges / perTx {
 		batch := &pgx.Batch{}
 		for range perTx {
@@ -223,7 +223,7 @@ func denialFlood(ctx context.Context, b *bench) (samples, error) {
 		}
 		return nil
 	}
-	denials := 10_000
+	denials := b.pick(10_000, 2_000)
 	count, seconds, err := drive(ctx, op, 32, time.Hour, denials)
 	if err != nil {
 		return samples{}, err
