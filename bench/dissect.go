@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -143,17 +144,22 @@ func (n *notices) add(message string) {
 	}
 }
 
-// statements reads auto_explain's notices. The time of an outer statement includes
-// those inside it and the explaining of them, so only those are listed that have
-// nothing of the library's to call.
+// callsOurs finds statements that call a function of the library. auto_explain's time
+// of such a statement includes the explaining of those inside it.
+var callsOurs = regexp.MustCompile(`metered"?\.\w+\(`)
+
+// statements reads auto_explain's notices, those of innermost statements.
 func (n *notices) statements(ops int) []part {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	found := map[string]*part{}
 	for _, entry := range n.entries {
 		ms, text, ok := explained(entry)
-		if !ok || strings.Contains(text, "from metered.") && strings.Contains(text, "$") && strings.Contains(text, "::text") {
+		if !ok || callsOurs.MatchString(strings.ReplaceAll(text, ".clock()", "")) {
 			continue
+		}
+		if len(text) > 100 {
+			text = text[:100] + "…"
 		}
 		p := found[text]
 		if p == nil {
@@ -189,8 +195,5 @@ func explained(notice string) (ms float64, text string, ok bool) {
 		lines = append(lines, line)
 	}
 	text = strings.Join(strings.Fields(strings.Join(lines, " ")), " ")
-	if len(text) > 100 {
-		text = text[:100] + "…"
-	}
 	return ms, text, true
 }

@@ -172,8 +172,11 @@ func printMisses(w io.Writer, results []result) {
 	fmt.Fprintln(w, "\nGoals missed, and where the time went:")
 	for _, r := range missed {
 		fmt.Fprintf(w, "\n%s: %s %s, goal %s (%s)\n", r.Name, r.value(), r.Unit, r.Goal, r.Meaning)
-		for line := range strings.SplitSeq(strings.TrimSuffix(r.Cause, "\n"), "\n") {
-			fmt.Fprintf(w, "    %s\n", line)
+		if r.Note != "" {
+			fmt.Fprintf(w, "    %s\n", r.Note)
+		}
+		for line := range strings.Lines(r.Cause) {
+			fmt.Fprintf(w, "    %s\n", strings.TrimSuffix(line, "\n"))
 		}
 	}
 }

@@ -131,18 +131,28 @@ func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 			return samples{}, err
 		}
 	}
-	var rows, heap, indexes float64
+	var rows, heap, row float64
 	err = k.QueryRow(ctx, `
-select count(*)::float8, pg_table_size('metered.ledger')::float8, pg_indexes_size('metered.ledger')::float8
-from metered.ledger`).Scan(&rows, &heap, &indexes)
-	if err == nil && int(rows) != charges {
-		err = fmt.Errorf("%v entries after %d charges", rows, charges)
+select count(*)::float8, pg_table_size('metered.ledger')::float8, avg(pg_column_size(l.*))::float8
+from metered.ledger l`).Scan(&rows, &heap, &row)
+	if err != nil || int(rows) != charges {
+		return samples{}, fmt.Errorf("%v entries after %d charges: %w", rows, charges, err)
 	}
-	return samples{
-		values: []float64{(heap + indexes) / rows},
-		note:   fmt.Sprintf("%.0f in the heap, %.0f in indexes, over %.0f entries", heap/rows, indexes/rows, rows),
-		where:  []profile{},
-	}, err
+	note := fmt.Sprintf("%.0f in the heap, of them %.0f the row with its header", heap/rows, row)
+	total := heap
+	indexes, err := k.Query(ctx, `select indexrelid::regclass::text, pg_relation_size(indexrelid)::float8
+		from pg_index where indrelid = 'metered.ledger'::regclass order by 1`)
+	if err != nil {
+		return samples{}, err
+	}
+	var name string
+	var bytes float64
+	_, err = pgx.ForEachRow(indexes, []any{&name, &bytes}, func() error {
+		total += bytes
+		note += fmt.Sprintf(", %.0f in %s", bytes/rows, name)
+		return nil
+	})
+	return samples{values: []float64{total / rows}, note: note + fmt.Sprintf("; %.0f entries", rows)}, err
 }
 
 const deleteSQL = `delete from metered.ledger where scope = $1 and seq > $2 and seq <= $3`
@@ -231,6 +241,5 @@ func denialFlood(ctx context.Context, b *bench) (samples, error) {
 	return samples{
 		values: []float64{float64(k.Stat().NewConnsCount() - began)},
 		note:   fmt.Sprintf("%d denials in %.1f s, half of them in the flush of COMMIT", count, seconds),
-		where:  []profile{},
 	}, nil
 }

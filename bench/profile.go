@@ -188,9 +188,6 @@ func (p profile) topWaits(most int) []string {
 // cause says where the time of a missed goal went, from what its run measured.
 // The first contender is what was to be fast, the second what it was compared with.
 func cause(s samples) string {
-	if len(s.where) == 0 && len(s.parts) == 0 {
-		return "nothing was measured beside the value"
-	}
 	var b strings.Builder
 	for _, p := range s.where {
 		fmt.Fprintln(&b, p)
@@ -199,7 +196,8 @@ func cause(s samples) string {
 		b.WriteString(difference(s.where[0], s.where[1]))
 	}
 	if len(s.parts) > 0 {
-		fmt.Fprintf(&b, "inside the statements of %s, one client:\n", s.where[0].Contender)
+		fmt.Fprintf(&b, "inside %s, one client, apart from the comparison (functions by track_functions, without what they call; "+
+			"statements that call none of these by auto_explain):\n", s.where[0].Contender)
 		for _, p := range s.parts {
 			fmt.Fprintln(&b, "  "+p.String())
 		}
