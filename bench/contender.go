@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -136,16 +138,28 @@ func (c comparison) ops(ctx context.Context, con contender, rate float64, length
 // ratio is how many times as fast as b contender a was, round by round.
 func (o outcome) ratio(a, b string) samples {
 	return samples{
-		values: ratios(o.rates[a], o.rates[b]), where: o.where, parts: o.parts,
+		values: ratios(o.rates[a], o.rates[b]), where: o.profiles(a, b), parts: o.parts,
 		note: fmt.Sprintf("%s %s/s, %s %s/s", a, number(median(o.rates[a])), b, number(median(o.rates[b]))),
 	}
 }
 
 // cost is how many times as long contender a took as b.
 func (o outcome) cost(a, b string) samples {
-	s := o.ratio(b, a)
-	s.note = fmt.Sprintf("%s %s µs, %s %s µs", a, number(1e6/median(o.rates[a])), b, number(1e6/median(o.rates[b])))
-	return s
+	return samples{
+		values: ratios(o.rates[b], o.rates[a]), where: o.profiles(a, b), parts: o.parts,
+		note: fmt.Sprintf("%s %s µs, %s %s µs", a, number(1e6/median(o.rates[a])), b, number(1e6/median(o.rates[b]))),
+	}
+}
+
+// profiles are those of all contenders, a and b first, which cause compares.
+func (o outcome) profiles(first ...string) []profile {
+	place := func(p profile) int {
+		if i := slices.Index(first, p.Contender); i >= 0 {
+			return i
+		}
+		return len(first)
+	}
+	return slices.SortedStableFunc(slices.Values(o.where), func(p, q profile) int { return cmp.Compare(place(p), place(q)) })
 }
 
 // errOut is an op's answer when it has nothing left to work with.

@@ -38,6 +38,8 @@ func TestOutcome_RatiosAreTakenInEachRound(t *testing.T) {
 	o := outcome{rates: map[string][]float64{"a": {10, 1, 30}, "b": {5, 4, 10}}}
 	require.Equal(t, []float64{2, 0.25, 3}, o.ratio("a", "b").values)
 	require.Equal(t, []float64{0.5, 4, 10.0 / 30}, o.cost("a", "b").values)
+	o.where = []profile{{Contender: "c"}, {Contender: "b"}, {Contender: "d"}, {Contender: "a"}}
+	require.Equal(t, []profile{{Contender: "a"}, {Contender: "b"}, {Contender: "c"}, {Contender: "d"}}, o.ratio("a", "b").where)
 }
 
 func TestDrive_DoesNoMoreThanTheLimitAndCountsWhatWasDone(t *testing.T) {
@@ -135,4 +137,17 @@ func TestContenders_WriteTheSameRows(t *testing.T) {
 		_, err = k.Exec(t.Context(), "truncate metered.ledger")
 		require.NoError(t, err)
 	}
+}
+
+func TestMeasure_AFigureThatFailsDoesNotTakeTheOthersAlong(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	results, err := quiet("").measure(t.Context(), []figure{
+		{name: "broken", measure: func(context.Context, *bench) (samples, error) { return samples{}, broken }},
+		{name: "works", measure: func(context.Context, *bench) (samples, error) { return samples{values: []float64{1}}, nil }},
+	})
+	require.ErrorIs(t, err, broken)
+	require.Len(t, results, 2)
+	require.Contains(t, results[0].NotRun, "broken")
+	require.Equal(t, 1.0, *results[1].Value)
 }

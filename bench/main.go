@@ -11,6 +11,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -62,9 +63,9 @@ func run(ctx context.Context) error {
 		return b.soak(ctx, *soakFor, os.Stdout)
 	}
 	began := time.Now()
-	results, err := b.measure(ctx, picked)
-	if err != nil {
-		return err
+	results, failed := b.measure(ctx, picked)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	about, err := b.about(ctx, time.Since(began))
 	if err != nil {
@@ -76,24 +77,30 @@ func run(ctx context.Context) error {
 	printTable(os.Stdout, results)
 	printMisses(os.Stdout, results)
 	fmt.Printf("\n%s\n%s and report.html are in %s\n", about, resultsFile, *out)
-	return nil
+	return failed
 }
 
-// measure measures the figures in their order.
+// measure measures the figures in their order. One that fails is reported as not run,
+// and its error is returned in the end.
 func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) {
 	var results []result
+	var failed []error
 	for i, f := range picked {
 		b.logf("%d/%d %s: %s", i+1, len(picked), f.name, f.meaning)
 		began := time.Now()
 		s, err := f.measure(ctx, b)
+		if ctx.Err() != nil {
+			break
+		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", f.name, err)
+			failed = append(failed, fmt.Errorf("%s: %w", f.name, err))
+			s = samples{notRun: "failed: " + err.Error()}
 		}
 		r := f.result(s)
 		results = append(results, r)
 		b.logf("  %s %s, goal %s, in %.1f s", r.value(), r.Unit, r.Goal, time.Since(began).Seconds())
 	}
-	return results, nil
+	return results, errors.Join(failed...)
 }
 
 // about says what was measured on.

@@ -121,7 +121,6 @@ type redisServer struct {
 	cmd    *exec.Cmd
 	dir    string
 	client *redis.Client
-	always bool
 }
 
 func startRedis(ctx context.Context, program string) (*redisServer, error) {
