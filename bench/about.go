@@ -21,3 +21,22 @@ func (b *bench) server(ctx context.Context) (string, error) {
 	return fmt.Sprintf("Postgres %s, fsync %s, synchronous_commit %s, full_page_writes %s; %d cores, %s",
 		version, fsync, commit, pages, runtime.NumCPU(), runtime.Version()), err
 }
+
+// neededConnections are those of the largest comparison: three contenders with 64
+// clients each, or five with 32, and what watches them.
+const neededConnections = 220
+
+// checkConnections warns, since some figures do with less.
+func (b *bench) checkConnections(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, b.connString)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	var most int
+	err = conn.QueryRow(ctx, "select current_setting('max_connections')::int").Scan(&most)
+	if most < neededConnections {
+		b.logf("max_connections is %d: figures with many clients need %d, and will fail", most, neededConnections)
+	}
+	return err
+}

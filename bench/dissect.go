@@ -47,14 +47,21 @@ func dissect(ctx context.Context, c contender) ([]part, error) {
 	if set("set track_functions = 'all'") != nil {
 		return nil, nil
 	}
+	// Another contender of the same database may have been counted before.
+	c.site.Reset()
+	before, err := functions(ctx, admin)
+	if err != nil {
+		return nil, err
+	}
 	const ops = 1000
 	if err := c.alone(ctx, ops); err != nil {
 		return nil, err
 	}
-	parts, err := functions(ctx, admin, ops)
+	after, err := functions(ctx, admin)
 	if err != nil {
 		return nil, err
 	}
+	parts := since(before, after, ops)
 	for _, s := range []string{
 		"set session_preload_libraries = 'auto_explain'", "set auto_explain.log_min_duration = 0",
 		"set auto_explain.log_nested_statements = on", "set auto_explain.log_level = 'notice'",
@@ -89,12 +96,14 @@ const functionsSQL = `
 select schemaname || '.' || funcname, sum(calls)::float8, sum(self_time)::float8
 from pg_stat_user_functions group by 1`
 
-// functions waits for the sessions to end, since they report then.
-func functions(ctx context.Context, admin *pgx.Conn, ops int) ([]part, error) {
-	for range 100 {
+// functions are all that were called so far. It waits for the sessions to end, since
+// they report then.
+func functions(ctx context.Context, admin *pgx.Conn) (map[string]part, error) {
+	for range 200 {
 		var open bool
 		err := admin.QueryRow(ctx, `select exists (select from pg_stat_activity
-			where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid())`).Scan(&open)
+			where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
+			and application_name <> $1)`, watchName).Scan(&open)
 		if err != nil {
 			return nil, err
 		}
@@ -107,14 +116,27 @@ func functions(ctx context.Context, admin *pgx.Conn, ops int) ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
+	all := map[string]part{}
 	var name string
 	var calls, ms float64
-	var parts []part
 	_, err = pgx.ForEachRow(rows, []any{&name, &calls, &ms}, func() error {
-		parts = append(parts, part{"function", name, calls / float64(ops), 1000 * ms / float64(ops)})
+		all[name] = part{"function", name, calls, 1000 * ms}
 		return nil
 	})
-	return largest(parts, 8), err
+	return all, err
+}
+
+// since is what each function took per op between the two.
+func since(before, after map[string]part, ops int) []part {
+	var parts []part
+	for name, p := range after {
+		p.Calls = (p.Calls - before[name].Calls) / float64(ops)
+		p.Micros = (p.Micros - before[name].Micros) / float64(ops)
+		if p.Calls > 0 {
+			parts = append(parts, p)
+		}
+	}
+	return largest(parts, 8)
 }
 
 // largest returns the parts that take longest.

@@ -121,3 +121,10 @@ func TestExplained_ReadsANoticeOfAutoExplain(t *testing.T) {
 	_, _, ok = explained("something else")
 	require.False(t, ok)
 }
+
+func TestSince_LeavesOutWhatWasCountedBefore(t *testing.T) {
+	t.Parallel()
+	before := map[string]part{"a": {"function", "a", 100, 1000}, "b": {"function", "b", 5, 5}}
+	after := map[string]part{"a": {"function", "a", 120, 1400}, "b": {"function", "b", 5, 5}, "c": {"function", "c", 10, 800}}
+	require.Equal(t, []part{{"function", "c", 1, 80}, {"function", "a", 2, 40}}, since(before, after, 10))
+}

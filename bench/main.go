@@ -62,6 +62,9 @@ func run(ctx context.Context) error {
 	if *soakFor > 0 {
 		return b.soak(ctx, *soakFor, os.Stdout)
 	}
+	if err := b.checkConnections(ctx); err != nil {
+		return err
+	}
 	began := time.Now()
 	results, failed := b.measure(ctx, picked)
 	if ctx.Err() != nil {

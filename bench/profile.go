@@ -40,8 +40,13 @@ type watch struct {
 // reading is what counters stand at.
 type reading struct{ backend, client, wal float64 }
 
+// watchName tells a watch's session from those that are watched.
+const watchName = "metered bench watch"
+
 func newWatch(ctx context.Context, name string, s *site) (*watch, error) {
-	conn, err := pgx.ConnectConfig(ctx, s.direct())
+	cfg := s.direct()
+	cfg.RuntimeParams["application_name"] = watchName
+	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
