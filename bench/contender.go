@@ -73,7 +73,7 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 		}
 		length := c.slice
 		if round == 0 {
-			length = min(length, 300*time.Millisecond)
+			length = min(length, time.Duration(b.pick(300, 100))*time.Millisecond)
 		}
 		if c.count > 0 {
 			length = time.Minute
@@ -126,7 +126,7 @@ func (c comparison) ops(ctx context.Context, con contender, rate float64, length
 	}
 	want := limit
 	if want < 0 {
-		want = int(1.3*rate*length.Seconds()) + 50*c.clients
+		want = int(1.3*rate*length.Seconds()) + 10*c.clients
 	}
 	n, err := con.stock(ctx, want)
 	if c.count == 0 {
@@ -208,12 +208,20 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 }
 
 // patience is how long a comparison may take, so that a run on a slow or busy machine
-// ends in its time as well, with fewer rounds; fewest is how many it has in any case.
+// ends in its time as well, with fewer rounds. It ends when the run is late.
 func (b *bench) patience() time.Duration {
-	return time.Duration(b.pick(40_000, 1500)) * time.Millisecond
+	late, each := 11*time.Minute, time.Minute
+	if b.short {
+		late, each = 40*time.Second, 1500*time.Millisecond
+	}
+	if time.Since(b.began) > late {
+		return 0
+	}
+	return each
 }
 
-func (b *bench) fewest() int { return b.pick(4, 2) }
+// fewest is how many rounds a comparison has in any case.
+func (b *bench) fewest() int { return b.pick(3, 2) }
 
 // progress shows that a comparison goes on.
 func (b *bench) progress(round, rounds int) {
