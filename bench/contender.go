@@ -45,74 +45,95 @@ type outcome struct {
 	parts []part
 }
 
+// entrant is a contender in a comparison.
+type entrant struct {
+	contender
+	watch *watch  // nil without Postgres
+	rate  float64 // of its last slice
+}
+
 // run runs one round more than is counted, to warm up.
 func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 	out := outcome{rates: map[string][]float64{}}
-	watches := make([]*watch, len(c.contenders))
-	rate := make([]float64, len(c.contenders))
-	for i, con := range c.contenders {
-		out.names = append(out.names, con.name)
-		if con.site == nil {
-			continue
-		}
-		if err := con.site.connect(ctx); err != nil {
-			return out, err
-		}
-		w, err := newWatch(ctx, con.name, con.site)
-		if err != nil {
-			return out, err
-		}
-		defer w.close()
-		watches[i] = w
+	entrants, leave, err := c.enter(ctx)
+	if err != nil {
+		return out, err
 	}
+	defer leave()
 	began := time.Now()
 	for round := range c.rounds + 1 {
 		if round > b.fewest() && time.Since(began) > b.patience() {
 			b.logf("  stopped after %d rounds of %d: the machine is slow", round-1, c.rounds)
 			break
 		}
-		length := c.slice
-		if round == 0 {
-			length = min(length, 300*time.Millisecond)
-		}
-		if c.count > 0 {
-			length = time.Minute
-		}
-		for k := range c.contenders {
-			i := (k + round) % len(c.contenders)
-			con := c.contenders[i]
-			limit, err := c.ops(ctx, con, rate[i], length)
-			if err != nil {
-				return out, fmt.Errorf("%s: %w", con.name, err)
+		for k := range entrants {
+			e := entrants[(k+round)%len(entrants)]
+			if err := c.turn(ctx, b, e, round > 0); err != nil {
+				return out, fmt.Errorf("%s: %w", e.name, err)
 			}
-			stop := watches[i].start(ctx, round > 0)
-			n, seconds, err := drive(ctx, con.op, c.clients, length, limit)
-			if err2 := stop(n, seconds); err == nil {
-				err = err2
-			}
-			if err != nil {
-				return out, fmt.Errorf("%s: %w", con.name, err)
-			}
-			rate[i] = float64(n) / seconds
 			if round > 0 {
-				out.rates[con.name] = append(out.rates[con.name], rate[i])
+				out.rates[e.name] = append(out.rates[e.name], e.rate)
 			}
 		}
 		b.progress(round, c.rounds)
 	}
-	for i, con := range c.contenders {
-		if watches[i] != nil {
-			out.where = append(out.where, watches[i].profile())
+	for _, e := range entrants {
+		out.names = append(out.names, e.name)
+		if e.watch != nil {
+			out.where = append(out.where, e.watch.profile())
 		}
-		if con.dissect && b.dissects {
-			parts, err := dissect(ctx, con)
-			if err != nil {
-				return out, fmt.Errorf("%s: %w", con.name, err)
+		if e.dissect && b.dissects {
+			if out.parts, err = dissect(ctx, e.contender); err != nil {
+				return out, fmt.Errorf("%s: %w", e.name, err)
 			}
-			out.parts = parts
 		}
 	}
 	return out, nil
+}
+
+// enter connects the contenders and those who watch them.
+func (c comparison) enter(ctx context.Context) (entrants []*entrant, leave func(), err error) {
+	leave = func() {
+		for _, e := range entrants {
+			e.watch.close()
+		}
+	}
+	for _, con := range c.contenders {
+		e := &entrant{contender: con}
+		if con.site != nil {
+			if err = con.site.connect(ctx); err == nil {
+				e.watch, err = newWatch(ctx, con.name, con.site)
+			}
+		}
+		if err != nil {
+			leave()
+			return nil, nil, err
+		}
+		entrants = append(entrants, e)
+	}
+	return entrants, leave, nil
+}
+
+// turn is one contender's slice of a round.
+func (c comparison) turn(ctx context.Context, b *bench, e *entrant, counts bool) error {
+	length := c.slice
+	if !counts {
+		length = min(length, time.Duration(b.pick(300, 100))*time.Millisecond)
+	}
+	if c.count > 0 {
+		length = time.Minute
+	}
+	limit, err := c.ops(ctx, e.contender, e.rate, length)
+	if err != nil {
+		return err
+	}
+	stop := e.watch.start(ctx, counts)
+	n, seconds, err := drive(ctx, e.op, c.clients, length, limit)
+	if err2 := stop(n, seconds); err == nil {
+		err = err2
+	}
+	e.rate = float64(n) / seconds
+	return err
 }
 
 // ops is how many ops a slice may have, after they are made ready; -1 is any number.
@@ -126,7 +147,7 @@ func (c comparison) ops(ctx context.Context, con contender, rate float64, length
 	}
 	want := limit
 	if want < 0 {
-		want = int(1.3*rate*length.Seconds()) + 50*c.clients
+		want = int(1.3*rate*length.Seconds()) + 10*c.clients
 	}
 	n, err := con.stock(ctx, want)
 	if c.count == 0 {
@@ -208,12 +229,20 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 }
 
 // patience is how long a comparison may take, so that a run on a slow or busy machine
-// ends in its time as well, with fewer rounds; fewest is how many it has in any case.
+// ends in its time as well, with fewer rounds. It ends when the run is late.
 func (b *bench) patience() time.Duration {
-	return time.Duration(b.pick(40_000, 1500)) * time.Millisecond
+	late, each := 11*time.Minute, time.Minute
+	if b.short {
+		late, each = 40*time.Second, 1500*time.Millisecond
+	}
+	if time.Since(b.began) > late {
+		return 0
+	}
+	return each
 }
 
-func (b *bench) fewest() int { return b.pick(4, 2) }
+// fewest is how many rounds a comparison has in any case.
+func (b *bench) fewest() int { return b.pick(3, 2) }
 
 // progress shows that a comparison goes on.
 func (b *bench) progress(round, rounds int) {

@@ -21,6 +21,7 @@ type bench struct {
 	connString string
 	databases  int
 	log        io.Writer
+	began      time.Time
 	charts     []chart
 	owned      bool // the server was started here, and goes with everything in it
 	dissects   bool // look inside the library's statements
@@ -34,7 +35,7 @@ type bench struct {
 func newBench(short bool, connString string) *bench {
 	return &bench{
 		short: short, connString: connString, dissects: !short,
-		log: os.Stderr, shared: map[string]any{}, templates: map[string]string{},
+		log: os.Stderr, began: time.Now(), shared: map[string]any{}, templates: map[string]string{},
 	}
 }
 
@@ -68,10 +69,10 @@ func (b *bench) pick(full, short int) int {
 
 // slice is how long one contender runs in one round.
 func (b *bench) slice() time.Duration {
-	return time.Duration(b.pick(1500, 250)) * time.Millisecond
+	return time.Duration(b.pick(1200, 200)) * time.Millisecond
 }
 
-func (b *bench) rounds() int { return b.pick(7, 3) }
+func (b *bench) rounds() int { return b.pick(5, 3) }
 
 func (b *bench) logf(format string, args ...any) {
 	fmt.Fprintf(b.log, format+"\n", args...)

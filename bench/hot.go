@@ -87,7 +87,7 @@ func (b *bench) hot(ctx context.Context, roundTrip time.Duration) (hotOutcome, e
 		}
 		c := comparison{clients: 32, slice: b.slice(), rounds: b.rounds()}
 		if roundTrip != time.Millisecond { // for the chart only
-			c.rounds = b.pick(3, 1)
+			c.rounds = b.pick(2, 1)
 		}
 		h.outcome, err = b.compare(ctx, c, options{dial: p.dial}, hotScope,
 			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor},

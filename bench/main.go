@@ -65,12 +65,11 @@ func run(ctx context.Context) error {
 	if err := b.checkConnections(ctx); err != nil {
 		return err
 	}
-	began := time.Now()
 	results, failed := b.measure(ctx, picked)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	about, err := b.about(ctx, time.Since(began))
+	about, err := b.about(ctx, time.Since(b.began))
 	if err != nil {
 		return err
 	}

@@ -132,6 +132,7 @@ func startRedis(ctx context.Context, program string) (*redisServer, error) {
 	r := &redisServer{dir: dir, cmd: exec.CommandContext(ctx, program,
 		"--port", "0", "--unixsocket", socket, "--dir", dir, "--save", "", "--appendonly", "yes", "--appendfsync", "everysec",
 		"--logfile", filepath.Join(dir, "log"))}
+	endWithUs(r.cmd)
 	if err := r.cmd.Start(); err != nil {
 		os.RemoveAll(dir)
 		return nil, err

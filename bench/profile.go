@@ -56,7 +56,11 @@ func newWatch(ctx context.Context, name string, s *site) (*watch, error) {
 	return w, nil
 }
 
-func (w *watch) close() { _ = w.conn.Close(context.Background()) }
+func (w *watch) close() {
+	if w != nil {
+		_ = w.conn.Close(context.Background())
+	}
+}
 
 const walSQL = `select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8`
 

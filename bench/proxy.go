@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,9 +19,8 @@ const (
 // proxy relays TCP connections on the loopback and lets every byte arrive half a
 // round trip after it was sent, in both directions.
 //
-// One thread delivers everything: the delay is the same for all, so what came first
-// is due first. It sleeps in the kernel, since the timers of the runtime are a
-// millisecond coarse when nothing else runs.
+// One goroutine delivers everything: the delay is the same for all, so what came first
+// is due first.
 type proxy struct {
 	listener net.Listener
 	network  string
@@ -151,7 +148,6 @@ func (p *proxy) queue(c chunk) bool {
 }
 
 func (p *proxy) deliver() {
-	runtime.LockOSThread() // never unlocked: its timer slack dies with it
 	exactSleeps()
 	for {
 		var c chunk
@@ -161,8 +157,7 @@ func (p *proxy) deliver() {
 			return
 		}
 		for wait := time.Until(c.due); wait > 0; wait = time.Until(c.due) {
-			t := syscall.NsecToTimespec(int64(wait))
-			_ = syscall.Nanosleep(&t, nil) // EINTR: the rest is slept in the next turn
+			sleep(wait)
 		}
 		if c.bytes == nil {
 			p.forget(c.to)

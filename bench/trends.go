@@ -43,7 +43,7 @@ func chargeByClients(ctx context.Context, b *bench) (samples, error) {
 	drawn := chart{Title: "Charges over 1,000 scopes", X: "clients", Y: "charges/s", LogX: true, Lines: make([]line, len(cons))}
 	var best samples
 	for _, clients := range counts {
-		out, err := comparison{contenders: cons, clients: clients, slice: b.slice() * 2 / 3, rounds: b.pick(3, 1)}.run(ctx, b)
+		out, err := comparison{contenders: cons, clients: clients, slice: b.slice() * 2 / 3, rounds: b.pick(2, 1)}.run(ctx, b)
 		if err != nil {
 			return samples{}, err
 		}
