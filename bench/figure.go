@@ -42,6 +42,8 @@ func (g goal) met(value float64) bool {
 		return value >= g.bound
 	case "<=":
 		return value <= g.bound
+	case "=":
+		return value == g.bound
 	}
 	return true
 }

@@ -103,9 +103,6 @@ func slowServer(ctx context.Context, b *bench) (*pgserver.Server, error) {
 	}})
 }
 
-// release asks for early lock release. It is nil while the library has none.
-var release func(*metered.Command)
-
 func slowCommits(ctx context.Context, b *bench) (samples, error) {
 	server, err := slowServer(ctx, b)
 	if err != nil && ctx.Err() == nil {
@@ -115,21 +112,11 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	defer server.Stop()
-	entries := []entry{{"plain", commandMetered}, {"locked floor", commandLockedFloor}}
-	if release != nil {
-		entries = append([]entry{{"early release", commandReleased}}, entries...)
-	}
 	out, err := b.compare(ctx, comparison{clients: 64, slice: b.slice(), rounds: b.pick(5, 2)},
-		options{server: server.ConnString()}, hotScope, entries...)
+		options{server: server.ConnString()}, hotScope,
+		entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor})
 	if err != nil {
 		return samples{}, err
-	}
-	if release == nil {
-		return samples{
-			notRun: "this version of the library has no early lock release",
-			note:   fmt.Sprintf("plain %s/s%s", number(median(out.rates["plain"])), others(out, "locked floor")),
-			where:  out.where,
-		}, nil
 	}
 	s := out.ratio("early release", "plain")
 	s.note += others(out, "locked floor")
@@ -139,6 +126,6 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 // commandReleased is the library's with early lock release.
 func commandReleased(k *kit) contender {
 	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
-		return k.doWith(ctx, nil, release)
+		return k.doWith(ctx, nil, func(c *metered.Command) { c.EarlyRelease = true })
 	}}
 }

@@ -2,34 +2,29 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/tokens"
 )
 
-// commandRoundTrips counts on the wire what a whole command takes, one that is
-// warm: connected, and its statements prepared.
-func commandRoundTrips(ctx context.Context, b *bench) (samples, error) {
-	pool, drop, err := b.database(ctx)
+// roundTrips counts on the wire what a call of fn takes, once it is warm: connected,
+// and its statements prepared.
+func (b *bench) roundTrips(ctx context.Context, fn func(ctx context.Context, k *kit, i int) error) (samples, error) {
+	k, err := b.kit(ctx, options{}, nil)
 	if err != nil {
 		return samples{}, err
 	}
-	defer drop()
+	defer k.drop()
 	wire, err := startTurns(b.connString)
 	if err != nil {
 		return samples{}, err
 	}
 	defer wire.listener.Close()
-	cfg := pool.Config()
+	cfg := k.Config()
 	cfg.MaxConns = 1
 	cfg.ConnConfig.DialFunc = wire.dial
 	cfg.PingTimeout = 0
@@ -38,45 +33,15 @@ func commandRoundTrips(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	defer one.Close()
-	queue, err := river.NewClient(riverpgxv5.New(one), &river.Config{})
-	if err != nil {
-		return samples{}, err
-	}
-	client, err := metered.New(one, metered.Config{River: queue})
-	if err != nil {
-		return samples{}, err
-	}
-	return countCommands(ctx, client, pool, wire, b.pick(50, 10))
-}
-
-func countCommands(ctx context.Context, client *metered.Client, pool *pgxpool.Pool, wire *turns, n int) (samples, error) {
-	mints := make([]tokens.Mint, n+5)
-	for i := range mints {
-		mints[i] = tokens.Mint{Purpose: "work", Subject: "bench", TTL: time.Hour}
-	}
-	var minted []tokens.Minted
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-		minted, err = client.Tokens.MintMany(ctx, tx, mints)
-		return err
-	})
-	if err != nil {
+	counted := &kit{site: &site{Pool: one}}
+	if err := counted.setUp(&river.Config{}); err != nil {
 		return samples{}, err
 	}
 	var s samples
 	most := 0
-	for i, token := range minted {
+	for i := range b.pick(50, 10) + 5 {
 		wire.take()
-		_, err := metered.Do(ctx, client, metered.Command{
-			ID: fmt.Sprint("op-", i), Name: "work", Input: i,
-			Token: &metered.Redeem{Purpose: "work", Subject: "bench", Presented: token.Token.Reveal()},
-			Charges: []budget.Charge{
-				{Scope: "one", Amount: 1, Limits: roomy}, {Scope: "two", Amount: 1, Limits: roomy},
-			},
-		}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
-			job, err := tx.Enqueue(ctx, work{N: i}, nil)
-			return job.JobID, err
-		})
-		if err != nil {
+		if err := fn(ctx, counted, i); err != nil {
 			return s, err
 		}
 		if i < 5 {
@@ -86,9 +51,32 @@ func countCommands(ctx context.Context, client *metered.Client, pool *pgxpool.Po
 		most = max(most, trips)
 		s.values = append(s.values, float64(trips))
 	}
-	if len(s.values) == 0 {
-		return s, errors.New("nothing was counted")
-	}
 	s.note = fmt.Sprintf("at most %d, with River's NOTIFY when it is due", most)
 	return s, nil
+}
+
+// commandRoundTrips counts those of a whole command.
+func commandRoundTrips(ctx context.Context, b *bench) (samples, error) {
+	return b.roundTrips(ctx, func(ctx context.Context, k *kit, i int) error {
+		if len(k.minted) == 0 {
+			if _, err := k.stockTokens(ctx, 100); err != nil {
+				return err
+			}
+		}
+		token, err := k.takeToken()
+		if err != nil {
+			return err
+		}
+		_, err = metered.Do(ctx, k.client, metered.Command{
+			ID: fmt.Sprint("op-", i), Name: "work", Input: i,
+			Token: &metered.Redeem{Purpose: "work", Subject: "bench", Presented: token.Token.Reveal()},
+			Charges: []budget.Charge{
+				{Scope: "one", Amount: 1, Limits: roomy}, {Scope: "two", Amount: 1, Limits: roomy},
+			},
+		}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+			job, err := tx.Enqueue(ctx, work{N: i}, nil)
+			return job.JobID, err
+		})
+		return err
+	})
 }
