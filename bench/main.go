@@ -67,7 +67,8 @@ func run(ctx context.Context) error {
 	}
 	results, failed := b.measure(ctx, picked)
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		failed = errors.Join(failed, errors.New("interrupted: figures are missing"))
+		ctx = context.WithoutCancel(ctx)
 	}
 	about, err := b.about(ctx, time.Since(b.began))
 	if err != nil {

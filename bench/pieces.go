@@ -117,7 +117,7 @@ func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 	}
 	defer k.drop()
 	const perTx = 200
-	charges := b.pick(200_000, 10_000)
+	charges := b.pick(60_000, 10_000)
 	for range charges / perTx {
 		batch := &pgx.Batch{}
 		for range perTx {
