@@ -82,8 +82,9 @@ var ErrIndefinite error = errIndefinite
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError: COMMIT may or may not have taken effect. The way out is the
-// same command again.
+// IndefiniteError: COMMIT may or may not have taken effect; or it has, and is not
+// known to be durable, of a command with EarlyRelease or of the one that a replay
+// found. The way out is the same command again.
 type IndefiniteError struct {
 	Namespace, ID string // of the operation
 
