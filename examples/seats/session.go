@@ -96,7 +96,8 @@ func (a *app) serveLogin(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	http.SetCookie(w, &http.Cookie{
-		Name: sessionCookie, Value: a.sign(s), Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, MaxAge: int(sessionFor / time.Second),
+		Name: sessionCookie, Value: a.sign(s), Path: "/", HttpOnly: true, Secure: r.TLS != nil,
+		SameSite: http.SameSiteLaxMode, MaxAge: int(sessionFor / time.Second),
 	})
 	http.Redirect(w, r, "/", http.StatusSeeOther)
 }
