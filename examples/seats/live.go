@@ -9,7 +9,7 @@ import (
 )
 
 // pace is the shortest time between two readings of a map.
-const pace = 50 * time.Millisecond
+const pace = 100 * time.Millisecond
 
 // live keeps the maps that somebody is looking at up to date. Each message to a browser is a whole map: what one did not
 // hear does not matter once the next one comes, and a browser that is slow gets the newest and not the ones in between.
