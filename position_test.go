@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -242,7 +243,7 @@ func TestReadAt_APrimaryIsNotWaitedFor(t *testing.T) {
 	require.Zero(t, pool.Stat().AcquiredConns())
 }
 
-func TestReadAt_EndsWithItsContext(t *testing.T) {
+func TestReadAt_ItsTimeIsOverInWhateverWay(t *testing.T) {
 	t.Parallel()
 	r := replicate(t, pgserver.Options{})
 	pos := r.place("h1")
@@ -253,6 +254,35 @@ func TestReadAt_EndsWithItsContext(t *testing.T) {
 	require.NotErrorIs(t, err, metered.ErrStale)
 	_, err = metered.CommitPosition(t.Context(), r.replica)
 	require.Error(t, err, "a replica commits nothing")
+
+	stale := func(err error, reached bool) {
+		t.Helper()
+		var e *metered.StaleError
+		require.ErrorAs(t, err, &e)
+		require.ErrorIs(t, err, metered.ErrStale)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, reached, e.Reached > 0)
+		require.Positive(t, e.Waited)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	stale(metered.ReadAt(ctx, r.replica, pos+1<<40, metered.ReadOptions{Timeout: time.Hour}, noRead), true)
+	stale(r.readAt(pos+1<<40, 10*time.Millisecond, noRead), true)
+
+	// A pool whose only connection is taken, and then one that does not answer.
+	config := r.replica.Config()
+	config.MaxConns = 1
+	single, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer single.Close()
+	conn, err := single.Acquire(t.Context())
+	require.NoError(t, err)
+	backend := queryRow[int](t, conn, `select pg_backend_pid()`)
+	stale(metered.ReadAt(t.Context(), single, pos, metered.ReadOptions{Timeout: time.Millisecond}, noRead), false)
+	require.NoError(t, syscall.Kill(backend, syscall.SIGSTOP))
+	defer func() { require.NoError(t, syscall.Kill(backend, syscall.SIGCONT)) }()
+	conn.Release()
+	stale(metered.ReadAt(t.Context(), single, pos, metered.ReadOptions{Timeout: time.Millisecond}, noRead), false)
 }
 
 func TestReadAt_RefusesBadArguments(t *testing.T) {
