@@ -104,26 +104,14 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 		return nil, invalid("ledger", "%s", err)
 	}
 	b := &Book{ledger: ledger, cfg: cfg, schema: name, sql: render(name)}
-	if cfg.Notify {
-		if err := b.checkChannel(); err != nil {
-			return nil, err
-		}
+	if cfg.Notify && len(b.Channel()) > 63 {
+		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	}
 	return b, nil
 }
 
-// Channel is the channel of Config.Notify: the schema's name and "_holds".
+// Channel is the channel of Config.Notify.
 func (b *Book) Channel() string { return b.schema.String() + "_holds" }
-
-// checkChannel refuses a channel that Postgres would cut in LISTEN, and refuse in
-// pg_notify.
-func (b *Book) checkChannel() error {
-	const maxBytes = 63
-	if n := len(b.Channel()); n > maxBytes {
-		return invalid("Config.Notify", "makes a channel of %d bytes from the schema's name, want at most %d", n, maxBytes)
-	}
-	return nil
-}
 
 // channel is the argument of functions that notify: null for no notification.
 func (b *Book) channel() any {

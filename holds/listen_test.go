@@ -435,6 +435,10 @@ func TestNotify_OfASchemaWhoseNameIsTooLongForAChannelIsRefused(t *testing.T) {
 		require.Equal(t, refused, errors.Is(err, holds.ErrArgument), length)
 		quiet, err := holds.New(ledger, holds.Config{})
 		require.NoError(t, err)
+		listening, cancel := context.WithCancel(t.Context())
+		cancel()
+		err = quiet.Listen(listening, pool, holds.ListenOptions{}, func(context.Context, holds.Notice) error { return nil })
+		require.Equal(t, refused, errors.Is(err, holds.ErrArgument), length)
 		_, err = pool.Exec(t.Context(), `select pg_notify($1, '')`, quiet.Channel())
 		require.Equal(t, refused, err != nil, "%d: %v", length, err)
 	}
