@@ -32,9 +32,9 @@ type listening struct {
 	stop    context.CancelFunc
 }
 
-// listen runs Listen of a Book that does not notify itself. With a pool other than
+// startListening runs Listen of a Book that does not notify itself. With a pool other than
 // that of the writes, nothing but the server is common to the two.
-func listen(t *testing.T, pool *pgxpool.Pool, opts holds.ListenOptions) *listening {
+func startListening(t *testing.T, pool *pgxpool.Pool, opts holds.ListenOptions) *listening {
 	t.Helper()
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)
@@ -115,7 +115,7 @@ func notice(id string, version int, kind holds.EventKind) holds.Notice {
 func TestListen_HearsEveryKindThatWasCommittedAndNothingElse(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
-	l := listen(t, another(t, f.pool, nil), holds.ListenOptions{})
+	l := startListening(t, another(t, f.pool, nil), holds.ListenOptions{})
 	l.missed()
 
 	silent := on(t, f.pool, holds.Config{}, f.clock)
@@ -160,7 +160,7 @@ func TestListen_HearsEveryKindThatWasCommittedAndNothingElse(t *testing.T) {
 func TestListen_HearsInTheOrderOfCommitsAndNothingRolledBack(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
-	l := listen(t, f.pool, holds.ListenOptions{})
+	l := startListening(t, f.pool, holds.ListenOptions{})
 	l.missed()
 	place := func(tx pgx.Tx, id string) {
 		_, err := f.book.Place(t.Context(), tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{{Scope: id, Amount: 1}}})
@@ -190,7 +190,7 @@ func TestListen_ALostConnectionIsMadeAgainAndReported(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
 	var lost atomic.Int32
-	l := listen(t, f.pool, holds.ListenOptions{OnError: func(err error) {
+	l := startListening(t, f.pool, holds.ListenOptions{OnError: func(err error) {
 		assert.ErrorContains(t, err, "holds: listen: ")
 		lost.Add(1)
 	}})
@@ -220,7 +220,7 @@ func TestListen_SurvivesARestartOfTheServer(t *testing.T) {
 	f := on(t, pool, holds.Config{Notify: true}, nil)
 
 	failed := make(chan error, 100)
-	l := listen(t, pool, holds.ListenOptions{OnError: func(err error) {
+	l := startListening(t, pool, holds.ListenOptions{OnError: func(err error) {
 		select {
 		case failed <- err:
 		default:
@@ -259,7 +259,7 @@ func TestListen_NoticesAConnectionThatDiedWithoutAWord(t *testing.T) {
 			return swallowing(server, &dead), nil
 		}
 	})
-	l := listen(t, pool, holds.ListenOptions{Idle: 200 * time.Millisecond})
+	l := startListening(t, pool, holds.ListenOptions{Idle: 200 * time.Millisecond})
 	l.missed()
 	dead.Store(true)
 	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
@@ -301,7 +301,7 @@ func TestListen_AnIdleConnectionThatAnswersIsKept(t *testing.T) {
 			return &counted{Conn: conn, wrote: asked}, err
 		}
 	})
-	l := listen(t, pool, holds.ListenOptions{Idle: 500 * time.Millisecond})
+	l := startListening(t, pool, holds.ListenOptions{Idle: 500 * time.Millisecond})
 	l.missed()
 	for len(asked) > 0 {
 		<-asked
@@ -330,7 +330,7 @@ func (c *counted) Write(b []byte) (int, error) {
 func TestListen_WhatItCannotReadIsSomethingMissed(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
-	l := listen(t, f.pool, holds.ListenOptions{})
+	l := startListening(t, f.pool, holds.ListenOptions{})
 	l.missed()
 	for _, payload := range []string{
 		"", "garbage", "null", `{"id":`, `{"id": 7, "version": 1, "kind": "placed"}`, `[1]`,
@@ -360,7 +360,7 @@ func TestListen_ABlockedHandleDelaysNobodyElse(t *testing.T) {
 	defer blocked.Wait()
 	defer cancel()
 	require.True(t, (<-heard).Missed)
-	other := listen(t, f.pool, holds.ListenOptions{})
+	other := startListening(t, f.pool, holds.ListenOptions{})
 	other.missed()
 	for _, id := range []string{"h1", "h2"} {
 		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
@@ -375,7 +375,7 @@ func TestListen_ABlockedHandleDelaysNobodyElse(t *testing.T) {
 func TestListen_EndsWithItsContextAndWithItsHandle(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
-	l := listen(t, f.pool, holds.ListenOptions{Idle: time.Hour})
+	l := startListening(t, f.pool, holds.ListenOptions{Idle: time.Hour})
 	l.missed()
 	l.stop()
 	require.ErrorIs(t, l.end(), context.Canceled)
@@ -399,7 +399,7 @@ func TestListen_ConnectsAsThePoolDoesAndTakesNoneOfIt(t *testing.T) {
 		c.ConnConfig.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) {}
 		c.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error { cc.User = user; return nil }
 	})
-	l := listen(t, pool, holds.ListenOptions{})
+	l := startListening(t, pool, holds.ListenOptions{})
 	l.missed()
 	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 	l.hears(notice("h1", 1, holds.EventPlaced))
