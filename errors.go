@@ -126,6 +126,7 @@ func invalid(field, format string, args ...any) error {
 //	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable
 //	                ttl_too_short ttl_too_long
 //	operations      operation_unknown sticky_failed
+//	replicas        stale_read position_unknown
 func Code(err error) string { return fault.Code(err) }
 
 // failed turns an error of this package's own statements into its errors. The
