@@ -179,9 +179,18 @@ declare
 begin
     select * into tip from metered.ledger l
     where l.scope = of_scope order by l.seq desc limit 1 for key share;
-    if found then
-        return tip;
+    if not found then
+        return metered.first_for_write(of_scope);
     end if;
+    return tip;
+end
+$$;
+
+-- What a scope stands at in which a writer found no last entry.
+create function metered.first_for_write(of_scope text) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
     if exists (select from metered.ledger l where l.scope = of_scope) then
         perform metered.collided();
     end if;
@@ -365,8 +374,9 @@ begin
                       order by l.seq desc limit 1) b;
                 if before > 1 and given = refunded[s] then
                     u := spent[s] - gone;
-                elsif before is null and epochs[s] = 0 and refunded[s] = 0 then
-                    u := spent[s];  -- entry 1, which no purge takes, is inside
+                elsif before is null and epochs[s] = 0 and refunded[s] = 0
+                      and (seqs[s] <= 16 or exists (select from metered.ledger l where l.scope = scopes[s] and l.seq = 2)) then
+                    u := spent[s];
                 else
                     u := metered.spent_since(scopes[s], seqs[s], epochs[s], spent[s], refunded[s], since);
                 end if;
@@ -430,7 +440,7 @@ begin
         -- tip_for_write, without the call where there is an entry.
         select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1 for key share;
         if not found then
-            tip := metered.tip_for_write(scopes[i]);
+            tip := metered.first_for_write(scopes[i]);
         end if;
         seqs[i] := tip.seq;
         ats[i] := tip.at;
