@@ -58,6 +58,33 @@ begin
 end
 $$;
 
+-- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
+-- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
+-- which must follow; an error undoes it without.
+create function metered.bound_lock_wait(wait_ms int) returns text
+language plpgsql volatile
+as $$
+declare
+    before text := current_setting('lock_timeout');
+begin
+    if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
+        return null;
+    end if;
+    perform set_config('lock_timeout', wait_ms::text, true);
+    return before;
+end
+$$;
+
+create function metered.unbound_lock_wait(before text) returns void
+language plpgsql volatile
+as $$
+begin
+    if before is not null then
+        perform set_config('lock_timeout', before, true);
+    end if;
+end
+$$;
+
 -- For who wants the locks of scopes before anything is read.
 create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
 language plpgsql volatile
@@ -379,7 +406,9 @@ declare
     credited bigint[];
     due      timestamptz[];
     kept     bigint[];          -- what the last entries say is held, lines that are due among it
+    remain   bigint[];          -- of that, once lines are ended
     overdue  boolean := false;
+    max_lines int;
     units    bigint;
     verdict  record;
 begin
@@ -420,18 +449,31 @@ begin
     if kept <> held then
         -- What is let in for lines that are due is let in for good, so their holds
         -- are ended for good, as many as it takes: a clock that is set back must not
-        -- bring them to life. The rest is left to those who come after.
+        -- bring them to life. The rest is left to those who come after. How many it
+        -- takes is found first, since rows of holds must be locked all at once, in order.
+        max_lines := 500;
         loop
-            perform metered.expire_due(scopes, keys, due, at, 500);
             for i in 1..cardinality(scopes) loop
-                tip := metered.tip_for_write(scopes[i]);
-                seqs[i] := tip.seq;
-                ats[i] := tip.at;
-                kept[i] := tip.held;
-                due[i] := tip.next_due;
+                if due[i] <= at then
+                    remain[i] := kept[i] - metered.overdue(scopes[i], due[i], at, max_lines);
+                else
+                    remain[i] := kept[i];
+                end if;
             end loop;
-            exit when kept = held or (metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, kept, due, amounts,
+            exit when remain = held or (metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, remain, due, amounts,
                 at, limit_scopes, maxima, windows, max_ahead)).denied is null;
+            max_lines := 2 * max_lines;
+        end loop;
+        perform metered.expire_due(scopes, keys, due, at, max_lines, wait_ms);
+        for i in 1..cardinality(scopes) loop
+            tip := metered.tip_for_write(scopes[i]);
+            seqs[i] := tip.seq;
+            ats[i] := tip.at;
+            kept[i] := tip.held;
+            due[i] := tip.next_due;
+            if kept[i] > remain[i] then
+                perform metered.collided();
+            end if;
         end loop;
     end if;
     for i in 1..cardinality(scopes) loop
@@ -805,14 +847,16 @@ create table metered.holds_horizon (
 
 insert into metered.holds_horizon (at) values ('-infinity');
 
--- What lines of a scope that are due, and not freed yet, keep of it. since is a
--- time before which none is due.
-create function metered.overdue(of_scope text, since timestamptz, clk timestamptz) returns bigint
+-- What lines of a scope that are due, and not freed yet, keep of it: all of them, or
+-- the first so many. since is a time before which none is due.
+create function metered.overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(l.open), 0) from metered.hold_lines l
-            where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk);
+    return (select coalesce(sum(d.open), 0) from (
+        select l.open from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk
+        order by l.due limit max_lines) d);
 end
 $$;
 
@@ -870,7 +914,7 @@ begin
         t.epoch, as_kind, f.scope, metered.later_due(f.scope, t.held - f.units, t.next_due, clk),
         of_hold, of_namespace, of_operation, nullif(free_lines.note, '')::jsonb
     from unnest(scopes, sums) f(scope, units),
-         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1) t
+         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
     get diagnostics made = row_count;
     if made < cardinality(scopes) then
@@ -896,11 +940,12 @@ $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, which are locked
 -- and none of whose lines is due before "since".
-create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int) returns void
+create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
-    nos bigint[];
+    nos    bigint[];
+    before text;
 begin
     select array_agg(distinct d.hold) into nos
     from unnest(scopes, since) s(scope, since),
@@ -910,7 +955,9 @@ begin
     if nos is null then
         perform metered.collided(); -- the caller saw some: not with this snapshot
     end if;
+    before := metered.bound_lock_wait(wait_ms);
     perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    perform metered.unbound_lock_wait(before);
     perform metered.expire_rows(nos, clk, null);
     perform metered.free_lines(nos, keys, 'x', clk, null, null, null, null);
 end
@@ -970,6 +1017,7 @@ declare
     was    record;
     clk    timestamptz;
     new_no bigint;
+    before text;
 begin
     perform metered.lock_keys(keys, wait_ms);
     clk := metered.clock();
@@ -999,6 +1047,11 @@ begin
         hold_id := of_id || '_' || coalesce((select l.seq from metered.ledger l where l.scope = of_claim order by l.seq desc limit 1), 0) + 1;
     end if;
     if status = 'same' then
+        -- A snapshot that is too old for what the hold is by now fails here.
+        perform from metered.holds h where h.no = was.no for share;
+        if not found then
+            perform metered.collided();
+        end if;
         hold := metered.hold_json(was.no, clk);
     end if;
     if status is not null then
@@ -1016,6 +1069,7 @@ begin
         return;
     end if;
     deadline := placed_at + ttl;
+    before := metered.bound_lock_wait(wait_ms);     -- for one of the same id that is being placed on other scopes
     insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, metadata)
     values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
         of_tenant, hold_id, of_holder, of_claim, print, of_metadata::json)
@@ -1025,6 +1079,7 @@ begin
         -- Placed meanwhile, on other scopes: trying again will tell that.
         perform metered.collided();
     end if;
+    perform metered.unbound_lock_wait(before);
     for i in 1..cardinality(scopes) loop
         continue when hold_amounts[i] = 0;
         insert into metered.hold_lines (hold, key, amount, open, due, scope)
@@ -1047,20 +1102,26 @@ create function metered.lock_holds(of_tenant text, ids text[], issued timestampt
 language plpgsql volatile
 as $$
 declare
-    h record;
+    h      record;
+    seen   bigint[];
+    before text;
 begin
-    select array_agg(x.no) into nos from (
+    select array_agg(x.no) into seen from (
         select y.no from metered.holds y where y.tenant = of_tenant and y.id = any (ids)) x;
-    if nos is not null then
+    if seen is not null then
         select array_agg(k.key order by k.key) into keys
-        from (select distinct l.key from metered.hold_lines l where l.hold = any (nos)) k;
+        from (select distinct l.key from metered.hold_lines l where l.hold = any (seen)) k;
         perform metered.lock_keys(keys, wait_ms);
-        perform from metered.holds y where y.no = any (nos) order by y.no for no key update;
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds y where y.no = any (seen) order by y.no for no key update;
+        perform metered.unbound_lock_wait(before);
     end if;
     clk := metered.clock();
     nos := '{}';
     for i in 1..cardinality(ids) loop
-        select y.no, y.state, y.due, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        -- One that was placed while this waited is not locked: it comes too late.
+        select y.no, y.state, y.due, y.holder into h from metered.holds y
+        where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
         if h.no is null then
             status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         elsif of_holder <> '' and h.holder <> of_holder then
@@ -1359,10 +1420,11 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    of_no bigint;
-    keys  bigint[];
-    clk   timestamptz;
-    h     record;
+    of_no  bigint;
+    keys   bigint[];
+    clk    timestamptz;
+    h      record;
+    before text;
 begin
     select y.no into of_no from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
@@ -1372,7 +1434,13 @@ begin
     select array_agg(k.key order by k.key) into keys
     from (select distinct l.key from metered.hold_lines l where l.hold = of_no) k;
     perform metered.lock_keys(keys, wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
     select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    perform metered.unbound_lock_wait(before);
+    if h.state is null then     -- purged while this waited
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
     clk := metered.clock();
     status := case
         when h.state = 'c' then 'captured'
@@ -1510,33 +1578,6 @@ create unique index tokens_sole on metered.tokens (purpose, subject) where sole 
 
 -- What purge_tokens takes first.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
-
--- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
--- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
--- which must follow; an error undoes it without.
-create function metered.bound_lock_wait(wait_ms int) returns text
-language plpgsql volatile
-as $$
-declare
-    before text := current_setting('lock_timeout');
-begin
-    if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
-        return null;
-    end if;
-    perform set_config('lock_timeout', wait_ms::text, true);
-    return before;
-end
-$$;
-
-create function metered.unbound_lock_wait(before text) returns void
-language plpgsql volatile
-as $$
-begin
-    if before is not null then
-        perform set_config('lock_timeout', before, true);
-    end if;
-end
-$$;
 
 -- Mints tokens, all or none, in the order of their digests, so that two calls
 -- that mint the same ones do not deadlock. Status 'exists': one of the digests
