@@ -1125,7 +1125,8 @@ begin
         if h.no is null then
             status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         elsif of_holder <> '' and h.holder <> of_holder then
-            status := 'holder';
+            -- What does not exist would be retired with such an id.
+            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'holder' end;
         elsif h.state <> needs then
             status := 'state';
             stands := h.state;

@@ -107,3 +107,18 @@ func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx)
 	}
 	return fmt.Errorf("gave up after %d attempts: %w", attempts, err)
 }
+
+// dump is all that the tables of holds and the ledger have in them.
+func (f *fixture) dump() []string {
+	f.Helper()
+	var all []string
+	for _, table := range []string{"ledger", "refund_sum", "holds", "hold_lines", "hold_events"} {
+		rows, err := f.pool.Query(f.Context(), `select row_to_json(x)::text as r from metered.`+table+` x order by r`)
+		require.NoError(f, err)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(f, err)
+		all = append(all, table)
+		all = append(all, lines...)
+	}
+	return all
+}
