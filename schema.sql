@@ -388,11 +388,12 @@ $$;
 -- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
 --
 -- Of amounts, hold_amounts are not spent but held, by the hold of that id until
--- ttl from now: an entry of their own. at is what counts as now.
+-- ttl from now: an entry of their own. at is what counts as now: what the caller read
+-- under the locks (as_of), which it judged holds by, or else the clock.
 create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
-    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null,
+    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null, as_of timestamptz default null,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -413,7 +414,7 @@ declare
     verdict  record;
 begin
     perform metered.lock_keys(keys, wait_ms);
-    at := metered.clock();      -- after the lock: a wait must not date the entry back
+    at := coalesce(as_of, metered.clock());     -- after the lock: a wait must not date the entry back
     for i in 1..cardinality(scopes) loop
         tip := metered.tip_for_write(scopes[i]);
         seqs[i] := tip.seq;
@@ -1063,7 +1064,7 @@ begin
     end if;
     select c.seqs, c.ats, c.denied, c.at into seqs, ats, denied, placed_at
     from metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
-        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace) c;
+        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk) c;
     if denied is not null then
         status := 'denied';
         return;
@@ -1219,7 +1220,7 @@ begin
     -- The excess first: what is kept and what is spent of it count the same.
     if excess_scopes is not null then
         c := metered.charge(excess_scopes, k.keys, excess_units, excess_limits, excess_maxima, excess_windows,
-            max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1]);
+            max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
         if c.denied is not null then
             refused := metered.refuse_hold(raising, jsonb_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', excess_scopes, 'units', excess_units));

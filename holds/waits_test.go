@@ -122,3 +122,9 @@ func (f *fixture) dump() []string {
 	}
 	return all
 }
+
+// isA reports whether err's chain holds a T.
+func isA[T error](err error) bool {
+	var target T
+	return errors.As(err, &target)
+}
