@@ -1128,13 +1128,13 @@ begin
         elsif of_holder <> '' and h.holder <> of_holder then
             -- What does not exist would be retired with such an id.
             status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'holder' end;
-        elsif h.state <> needs then
-            status := 'state';
-            stands := h.state;
-            failed_no := h.no;
         elsif h.state = 'h' and h.due <= clk then
             status := 'state';
             stands := 'x';
+            failed_no := h.no;
+        elsif h.state <> needs then
+            status := 'state';
+            stands := h.state;
             failed_no := h.no;
         end if;
         if status is not null then
