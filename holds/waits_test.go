@@ -88,10 +88,11 @@ func inParallel(workers int, f func(worker int) error) error {
 }
 
 // retrier runs transactions of one call each, and tries them again after 40001. A
-// deadlock is an error: no two calls lock in different orders.
+// deadlock is an error, unless it is asked for: no two calls lock in different orders.
 type retrier struct {
-	pool    *pgxpool.Pool
-	retries atomic.Int64
+	pool      *pgxpool.Pool
+	deadlocks bool
+	retries   atomic.Int64
 }
 
 func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx) error) error {
@@ -99,7 +100,7 @@ func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx)
 	var err error
 	for range attempts {
 		err = pgx.BeginTxFunc(ctx, r.pool, pgx.TxOptions{IsoLevel: iso}, f)
-		if code(err) != sqlstate.SerializationFailure {
+		if c := code(err); c != sqlstate.SerializationFailure && !(r.deadlocks && c == sqlstate.DeadlockDetected) {
 			return err
 		}
 		r.retries.Add(1)
