@@ -2,6 +2,8 @@ package holds
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -103,7 +105,11 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err != nil {
 		return nil, invalid("ledger", "%s", err)
 	}
-	return &Book{ledger: ledger, cfg: cfg, schema: name, sql: render(name)}, nil
+	b := &Book{ledger: ledger, cfg: cfg, schema: name, sql: render(name)}
+	if cfg.Notify && len(b.Channel()) > 63 {
+		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
+	}
+	return b, nil
 }
 
 // Channel is the channel of Config.Notify.
@@ -131,6 +137,10 @@ func (b *Book) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 		probe[i] = budget.Charge{Scope: scope, Amount: 1}
 	}
 	call, err := b.ledger.Prepare(probe...)
+	var argument *ArgumentError
+	if errors.As(err, &argument) {
+		return invalid(strings.TrimSuffix(strings.Replace(argument.Field, "charges", "scopes", 1), ".Scope"), "%s", argument.Reason)
+	}
 	if err != nil {
 		return err
 	}
