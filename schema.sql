@@ -87,7 +87,7 @@ $$;
 
 -- For who wants the locks of scopes before anything is read.
 create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
-language plpgsql volatile
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -821,7 +821,8 @@ create table metered.hold_lines (
 );
 
 -- Which lines of a scope fall due first. Read from next_due on, so that entries of
--- lines that ended, which a long snapshot keeps alive, are not waded through.
+-- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
+-- of a hold are asked for with open <> 0, which keeps the planner from this index.
 create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 
 -- Every transition, written with it.
@@ -902,13 +903,13 @@ declare
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
-          where l.hold = any (nos) and l.open > 0 and l.key = any (keys)
+          where l.hold = any (nos) and l.open <> 0 and l.key = any (keys)
           group by l.scope order by l.scope) f;
     if scopes is null then
         return;
     end if;
     update metered.hold_lines l set open = 0
-    where l.hold = any (nos) and l.open > 0 and l.key = any (keys);
+    where l.hold = any (nos) and l.open <> 0 and l.key = any (keys);
     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
@@ -1487,20 +1488,21 @@ begin
     end if;
     last_no := due_nos[seen];
     keys := '{}';
-    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open > 0 order by l.key loop
+    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
         if pg_try_advisory_xact_lock(k) then
             keys := keys || k;
         end if;
     end loop;
     select array_agg(r.no) into due_nos from (
-        select y.no from metered.holds y where y.no = any (due_nos) and y.pending and y.due <= clk
+        -- "is true" keeps the planner from the index of all that is due.
+        select y.no from metered.holds y where y.no = any (due_nos) and (y.pending and y.due <= clk) is true
         order by y.no for no key update skip locked) r;
     if due_nos is null then
         return;
     end if;
     select array_agg(y.no) into due_nos from metered.holds y
     where y.no = any (due_nos) and not exists (
-        select from metered.hold_lines l where l.hold = y.no and l.open > 0 and l.key <> all (keys));
+        select from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (keys));
     if due_nos is null then
         return;
     end if;
