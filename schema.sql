@@ -58,9 +58,36 @@ begin
 end
 $$;
 
+-- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
+-- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
+-- which must follow; an error undoes it without.
+create function metered.bound_lock_wait(wait_ms int) returns text
+language plpgsql volatile
+as $$
+declare
+    before text := current_setting('lock_timeout');
+begin
+    if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
+        return null;
+    end if;
+    perform set_config('lock_timeout', wait_ms::text, true);
+    return before;
+end
+$$;
+
+create function metered.unbound_lock_wait(before text) returns void
+language plpgsql volatile
+as $$
+begin
+    if before is not null then
+        perform set_config('lock_timeout', before, true);
+    end if;
+end
+$$;
+
 -- For who wants the locks of scopes before anything is read.
 create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
-language plpgsql volatile
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -407,11 +434,12 @@ $$;
 -- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
 --
 -- Of amounts, hold_amounts are not spent but held, by the hold of that id until
--- ttl from now: an entry of their own. at is what counts as now.
+-- ttl from now: an entry of their own. at is what counts as now: what the caller read
+-- under the locks (as_of), which it judged holds by, or else the clock.
 create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
-    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null,
+    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null, as_of timestamptz default null,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -426,7 +454,9 @@ declare
     credited bigint[];
     due      timestamptz[];
     kept     bigint[];          -- what the last entries say is held, lines that are due among it
+    remain   bigint[];          -- of that, once lines are ended
     overdue  boolean := false;
+    max_lines int;
     units    bigint;
     verdict  record;
 begin
@@ -435,7 +465,7 @@ begin
         perform metered.lock_keys(keys, wait_ms);
         exit;
     end loop;
-    at := metered.clock();      -- after the lock: a wait must not date the entry back
+    at := coalesce(as_of, metered.clock());     -- after the lock: a wait must not date the entry back
     for i in 1..cardinality(scopes) loop
         -- tip_for_write, without the call where there is an entry.
         select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1 for key share;
@@ -475,18 +505,31 @@ begin
     if kept <> held then
         -- What is let in for lines that are due is let in for good, so their holds
         -- are ended for good, as many as it takes: a clock that is set back must not
-        -- bring them to life. The rest is left to those who come after.
+        -- bring them to life. The rest is left to those who come after. How many it
+        -- takes is found first, since rows of holds must be locked all at once, in order.
+        max_lines := 500;
         loop
-            perform metered.expire_due(scopes, keys, due, at, 500);
             for i in 1..cardinality(scopes) loop
-                tip := metered.tip_for_write(scopes[i]);
-                seqs[i] := tip.seq;
-                ats[i] := tip.at;
-                kept[i] := tip.held;
-                due[i] := tip.next_due;
+                if due[i] <= at then
+                    remain[i] := kept[i] - metered.overdue(scopes[i], due[i], at, max_lines);
+                else
+                    remain[i] := kept[i];
+                end if;
             end loop;
-            exit when kept = held or (metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, kept, due, amounts,
+            exit when remain = held or (metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, remain, due, amounts,
                 at, limit_scopes, maxima, windows, max_ahead)).denied is null;
+            max_lines := 2 * max_lines;
+        end loop;
+        perform metered.expire_due(scopes, keys, due, at, max_lines, wait_ms);
+        for i in 1..cardinality(scopes) loop
+            tip := metered.tip_for_write(scopes[i]);
+            seqs[i] := tip.seq;
+            ats[i] := tip.at;
+            kept[i] := tip.held;
+            due[i] := tip.next_due;
+            if kept[i] > remain[i] then
+                perform metered.collided();
+            end if;
         end loop;
     end if;
     for i in 1..cardinality(scopes) loop
@@ -827,7 +870,8 @@ create table metered.hold_lines (
 );
 
 -- Which lines of a scope fall due first. Read from next_due on, so that entries of
--- lines that ended, which a long snapshot keeps alive, are not waded through.
+-- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
+-- of a hold are asked for with open <> 0, which keeps the planner from this index.
 create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 
 -- Every transition, written with it.
@@ -854,14 +898,16 @@ create table metered.holds_horizon (
 
 insert into metered.holds_horizon (at) values ('-infinity');
 
--- What lines of a scope that are due, and not freed yet, keep of it. since is a
--- time before which none is due.
-create function metered.overdue(of_scope text, since timestamptz, clk timestamptz) returns bigint
+-- What lines of a scope that are due, and not freed yet, keep of it: all of them, or
+-- the first so many. since is a time before which none is due.
+create function metered.overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(l.open), 0) from metered.hold_lines l
-            where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk);
+    return (select coalesce(sum(d.open), 0) from (
+        select l.open from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk
+        order by l.due limit max_lines) d);
 end
 $$;
 
@@ -906,20 +952,20 @@ declare
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
-          where l.hold = any (nos) and l.open > 0 and l.key = any (keys)
+          where l.hold = any (nos) and l.open <> 0 and l.key = any (keys)
           group by l.scope order by l.scope) f;
     if scopes is null then
         return;
     end if;
     update metered.hold_lines l set open = 0
-    where l.hold = any (nos) and l.open > 0 and l.key = any (keys);
+    where l.hold = any (nos) and l.open <> 0 and l.key = any (keys);
     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.later_due(f.scope, t.held - f.units, t.next_due, clk),
         of_hold, of_namespace, of_operation, nullif(free_lines.note, '')::jsonb
     from unnest(scopes, sums) f(scope, units),
-         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1) t
+         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
     get diagnostics made = row_count;
     if made < cardinality(scopes) then
@@ -945,11 +991,12 @@ $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, which are locked
 -- and none of whose lines is due before "since".
-create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int) returns void
+create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
-    nos bigint[];
+    nos    bigint[];
+    before text;
 begin
     select array_agg(distinct d.hold) into nos
     from unnest(scopes, since) s(scope, since),
@@ -959,7 +1006,9 @@ begin
     if nos is null then
         perform metered.collided(); -- the caller saw some: not with this snapshot
     end if;
+    before := metered.bound_lock_wait(wait_ms);
     perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    perform metered.unbound_lock_wait(before);
     perform metered.expire_rows(nos, clk, null);
     perform metered.free_lines(nos, keys, 'x', clk, null, null, null, null);
 end
@@ -1051,6 +1100,7 @@ declare
     was    record;
     clk    timestamptz;
     new_no bigint;
+    before text;
 begin
     perform metered.lock_keys(keys, wait_ms);
     clk := metered.clock();
@@ -1079,6 +1129,11 @@ begin
         end if;
     end if;
     if status = 'same' then
+        -- A snapshot that is too old for what the hold is by now fails here.
+        perform from metered.holds h where h.no = was.no for share;
+        if not found then
+            perform metered.collided();
+        end if;
         hold := metered.hold_json(was.no, clk);
         if raising and (was.state <> 'h' or was.due <= clk) then
             perform metered.refuse_hold(true, jsonb_build_object('status', 'state', 'id', hold_id,
@@ -1095,12 +1150,13 @@ begin
     end if;
     select c.seqs, c.ats, c.denied, c.at into seqs, ats, denied, placed_at
     from metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
-        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace) c;
+        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk) c;
     if denied is not null then
         status := 'denied';
         return;
     end if;
     deadline := placed_at + ttl;
+    before := metered.bound_lock_wait(wait_ms);     -- for one of the same id that is being placed on other scopes
     insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, metadata)
     values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
         of_tenant, hold_id, of_holder, of_claim, print, of_metadata::json)
@@ -1110,6 +1166,7 @@ begin
         -- Placed meanwhile, on other scopes: trying again will tell that.
         perform metered.collided();
     end if;
+    perform metered.unbound_lock_wait(before);
     for i in 1..cardinality(scopes) loop
         continue when hold_amounts[i] = 0;
         insert into metered.hold_lines (hold, key, amount, open, due, scope)
@@ -1135,31 +1192,38 @@ create function metered.lock_holds(of_tenant text, ids text[], issued timestampt
 language plpgsql volatile
 as $$
 declare
-    h record;
+    h      record;
+    seen   bigint[];
+    before text;
 begin
-    select array_agg(x.no) into nos from (
+    select array_agg(x.no) into seen from (
         select y.no from metered.holds y where y.tenant = of_tenant and y.id = any (ids)) x;
-    if nos is not null then
+    if seen is not null then
         select array_agg(k.key order by k.key) into keys
-        from (select distinct l.key from metered.hold_lines l where l.hold = any (nos)) k;
+        from (select distinct l.key from metered.hold_lines l where l.hold = any (seen)) k;
         perform metered.lock_keys(keys, wait_ms);
-        perform from metered.holds y where y.no = any (nos) order by y.no for no key update;
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds y where y.no = any (seen) order by y.no for no key update;
+        perform metered.unbound_lock_wait(before);
     end if;
     clk := metered.clock();
     nos := '{}';
     for i in 1..cardinality(ids) loop
-        select y.no, y.state, y.due, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        -- One that was placed while this waited is not locked: it comes too late.
+        select y.no, y.state, y.due, y.holder into h from metered.holds y
+        where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
         if h.no is null then
             status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         elsif of_holder <> '' and h.holder <> of_holder then
-            status := 'holder';
-        elsif h.state <> needs then
-            status := 'state';
-            stands := h.state;
-            failed_no := h.no;
+            -- What does not exist would be retired with such an id.
+            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'holder' end;
         elsif h.state = 'h' and h.due <= clk then
             status := 'state';
             stands := 'x';
+            failed_no := h.no;
+        elsif h.state <> needs then
+            status := 'state';
+            stands := h.state;
             failed_no := h.no;
         end if;
         if status is not null then
@@ -1245,7 +1309,7 @@ begin
     -- The excess first: what is kept and what is spent of it count the same.
     if excess_scopes is not null then
         c := metered.charge(excess_scopes, k.keys, excess_units, excess_limits, excess_maxima, excess_windows,
-            max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1]);
+            max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
         if c.denied is not null then
             refused := metered.refuse_hold(raising, jsonb_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', excess_scopes, 'units', excess_units));
@@ -1451,10 +1515,11 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    of_no bigint;
-    keys  bigint[];
-    clk   timestamptz;
-    h     record;
+    of_no  bigint;
+    keys   bigint[];
+    clk    timestamptz;
+    h      record;
+    before text;
 begin
     select y.no into of_no from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
@@ -1464,7 +1529,13 @@ begin
     select array_agg(k.key order by k.key) into keys
     from (select distinct l.key from metered.hold_lines l where l.hold = of_no) k;
     perform metered.lock_keys(keys, wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
     select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    perform metered.unbound_lock_wait(before);
+    if h.state is null then     -- purged while this waited
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
     clk := metered.clock();
     status := case
         when h.state = 'c' then 'captured'
@@ -1509,20 +1580,21 @@ begin
     end if;
     last_no := due_nos[seen];
     keys := '{}';
-    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open > 0 order by l.key loop
+    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
         if pg_try_advisory_xact_lock(k) then
             keys := keys || k;
         end if;
     end loop;
     select array_agg(r.no) into due_nos from (
-        select y.no from metered.holds y where y.no = any (due_nos) and y.pending and y.due <= clk
+        -- "is true" keeps the planner from the index of all that is due.
+        select y.no from metered.holds y where y.no = any (due_nos) and (y.pending and y.due <= clk) is true
         order by y.no for no key update skip locked) r;
     if due_nos is null then
         return;
     end if;
     select array_agg(y.no) into due_nos from metered.holds y
     where y.no = any (due_nos) and not exists (
-        select from metered.hold_lines l where l.hold = y.no and l.open > 0 and l.key <> all (keys));
+        select from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (keys));
     if due_nos is null then
         return;
     end if;
@@ -1602,33 +1674,6 @@ create unique index tokens_sole on metered.tokens (purpose, subject) where sole 
 
 -- What purge_tokens takes first.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
-
--- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
--- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
--- which must follow; an error undoes it without.
-create function metered.bound_lock_wait(wait_ms int) returns text
-language plpgsql volatile
-as $$
-declare
-    before text := current_setting('lock_timeout');
-begin
-    if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
-        return null;
-    end if;
-    perform set_config('lock_timeout', wait_ms::text, true);
-    return before;
-end
-$$;
-
-create function metered.unbound_lock_wait(before text) returns void
-language plpgsql volatile
-as $$
-begin
-    if before is not null then
-        perform set_config('lock_timeout', before, true);
-    end if;
-end
-$$;
 
 -- Mints tokens, all or none, in the order of their digests, so that two calls
 -- that mint the same ones do not deadlock. Status 'exists': one of the digests

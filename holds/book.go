@@ -2,6 +2,8 @@ package holds
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -135,6 +137,10 @@ func (b *Book) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 		probe[i] = budget.Charge{Scope: scope, Amount: 1}
 	}
 	call, err := b.ledger.Prepare(probe...)
+	var argument *ArgumentError
+	if errors.As(err, &argument) {
+		return invalid(strings.TrimSuffix(strings.Replace(argument.Field, "charges", "scopes", 1), ".Scope"), "%s", argument.Reason)
+	}
 	if err != nil {
 		return err
 	}
