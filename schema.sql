@@ -548,6 +548,9 @@ begin
             continue when units = 0;
             seqs[i] := seqs[i] + 1;
         end if;
+        if units < 1 then
+            perform metered.no_amount();
+        end if;
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, hold, namespace, operation, note)
         values (seqs[i], units, ats[i], spent[i] + units, refunded[i], credited[i], kept[i],
@@ -660,12 +663,24 @@ begin
 end
 $$;
 
+-- Refuses an amount that makes no entry.
+create function metered.no_amount() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the amount of an entry is at least 1' using errcode = '23514';
+end
+$$;
+
 -- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
 -- retry loops do not retry.
 create function metered.append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
+    if e.amount < 1 and e.kind <> 'k' then
+        perform metered.no_amount();
+    end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered.collided();
@@ -1760,8 +1775,13 @@ set enable_seqscan = off
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := current_setting('lock_timeout');
+    bounds  boolean := wait_ms is not null and (before = '0' or before::interval > wait_ms * interval '1 ms');
+    unused  text;
 begin
+    if bounds then  -- bound_lock_wait, without the call
+        unused := set_config('lock_timeout', wait_ms::text, true);
+    end if;
     for attempt in 1..3 loop
         update metered.tokens t
         set used = t.used + 1,
@@ -1774,7 +1794,9 @@ begin
             status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
             continue when status = 'ok';
         end if;
-        perform metered.unbound_lock_wait(before);
+        if bounds then
+            unused := set_config('lock_timeout', before, true);
+        end if;
         return;
     end loop;
     raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
@@ -2060,6 +2082,7 @@ as $$
 declare
     setting text;
     before  text;
+    unused  text;   -- set_config in an assignment is cheaper than in perform, by far
 begin
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
@@ -2101,7 +2124,7 @@ begin
             foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
                 before := current_setting(setting);
                 if before = '0' or before::interval > timeout_ms * interval '1 ms' then
-                    perform set_config(setting, timeout_ms::text, true);
+                    unused := set_config(setting, timeout_ms::text, true);
                 end if;
             end loop;
         end if;
@@ -2109,12 +2132,12 @@ begin
             -- COMMIT is sent before the charges are made: if the client is gone by the
             -- time a scope is free, let that be noticed. Not every platform can.
             begin
-                perform set_config('client_connection_check_interval', '100', true);
+                unused := set_config('client_connection_check_interval', '100', true);
             exception when invalid_parameter_value then
                 null;
             end;
         end if;
-        perform set_config('metered_tx.command', marker, true);
+        unused := set_config('metered_tx.command', marker, true);
         execute 'declare metered_command cursor with hold for select metered.unfinished()';
     end if;
     status := 'new';
@@ -2146,6 +2169,8 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
+declare
+    unused text;
 begin
     if coalesce(current_setting('metered_tx.command', true), '') <> marker then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
@@ -2164,8 +2189,8 @@ begin
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
     end if;
-    perform set_config('metered_tx.command', '', true);
-    perform set_config('metered_tx.holds', '', true);
+    unused := set_config('metered_tx.command', '', true);
+    unused := set_config('metered_tx.holds', '', true);
     execute 'close metered_command';
 end
 $$;
