@@ -38,10 +38,9 @@ type cleanupWorker struct {
 func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) error {
 	book := w.client.Holds
 	h, err := book.Get(ctx, w.client.pool, job.Args.Tenant, job.Args.ID, "")
-	status := holds.NotDue
 	if err == nil && h.State == holds.Expired {
 		err = pgx.BeginTxFunc(ctx, w.client.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			h, status, err = book.Expire(ctx, tx, holds.Expire{
+			h, _, err = book.Expire(ctx, tx, holds.Expire{
 				Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline, Note: note(job.JobRow, job.Args.Tenant, ""),
 			})
 			return err
@@ -52,9 +51,9 @@ func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) e
 		return nil
 	case err != nil:
 		return err
-	case h.State == holds.Held || status == holds.WasExtended: // or the clock was set back since
+	case h.State == holds.Held:
 		delay := time.Duration(job.Args.DelayMS) * time.Millisecond
-		return river.JobSnooze(max(h.Due.Sub(h.Now), 0) + delay)
+		return river.JobSnooze(h.Due.Sub(h.Now) + delay)
 	}
 	return nil
 }
