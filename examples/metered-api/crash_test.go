@@ -29,7 +29,7 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 	binary := filepath.Join(t.TempDir(), "metered-api")
 	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
 	require.NoError(t, err, "go build: %s", out)
-	db, err := exampledb.Open(t.Context(), "api", exampledb.Options{Jobs: true, SQL: tasksSQL, Log: io.Discard})
+	db, err := exampledb.Open(t.Context(), "crash", exampledb.Options{Jobs: true, SQL: tasksSQL, Log: io.Discard})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	a, err := newApp(db.Pool, []budget.Limit{{Name: "hourly", Max: 1 << 40, Window: time.Hour}})

@@ -252,6 +252,7 @@ func TestNormalise(t *testing.T) {
 		"Zoe\u0308@example.com":        "zoë@example.com",
 		"ZOË@example.com":              "zoë@example.com",
 		"strasse@example.com":          "strasse@example.com",
+		"ann\u2122@example.com":        "anntm@example.com", // a sign that becomes capitals
 		"STRASSE@example.com":          "strasse@example.com",
 		"stra\u00dfe@example.com":      "strasse@example.com",
 		"ann":                          "",
