@@ -74,17 +74,24 @@ type Command struct {
 	// fastest: at the others a hot scope becomes retries. Not in DoTx.
 	Isolation pgx.TxIsoLevel
 
-	// EarlyRelease lets go of the command's locks before its commit is on disk (or on
-	// the synchronous standby), for hot scopes where that takes a while. Do
-	// returns as late as ever: its answer is as durable as without. It takes no further
-	// round trip. What it costs: others see the command some milliseconds before it is
-	// durable, and if the server crashes in between, what they saw is gone, all of it.
-	// Whoever writes after having seen it is behind it in the log and cannot become
-	// durable without it: commands, charges, River's workers. Whoever only reads, and
-	// tells somebody, is not. A refusal can rest on a charge, or on the use of a token,
-	// that a crash then takes back. Each command takes a second transaction id. Sticky
-	// charges are committed as ever. What the function sets of synchronous_commit for
-	// its transaction has no effect; what the session has is kept to. Not in DoTx.
+	// EarlyRelease lets go of the command's locks before its commit is on disk (and on
+	// the synchronous standby, if there is one): for a hot scope where that takes
+	// long, since its commands commit one after the other. Do returns as late as ever,
+	// when it is, and takes no further round trip. Defaults to false.
+	//
+	// The price: others see the command some milliseconds before it is durable, and a
+	// crash in between takes back what they saw. Whoever commits something after having
+	// seen it is behind it in the log and cannot outlast it: other commands, charges,
+	// River's workers, which commit before they work; all of them unless their own
+	// synchronous_commit is off. Whoever only reads, and tells somebody, can have told
+	// what then is not so. A refusal, too, can rest on a charge or on the use of a token
+	// that a crash takes back: it did nothing, and may be tried again. Each command
+	// takes a second transaction id and about 100 bytes of log.
+	//
+	// The answer waits for what the session's synchronous_commit names, and for "on"
+	// where that is off; what the function sets for its transaction has no effect.
+	// Sticky charges are committed as ever, one after the other. Not part of the
+	// fingerprint. Not in DoTx.
 	EarlyRelease bool
 }
 

@@ -59,7 +59,8 @@ type Outcome[R any] struct {
 // answered with its first result, without running fn, charging, or spending the
 // token again: it has to be presented, since it is part of the command, but may be
 // spent, expired or purged by then. Concurrent calls with one id wait for each other. A command that
-// failed or was refused leaves no record and may be tried again.
+// failed or was refused leaves no record and may be tried again. A replay and ErrConflict
+// are answered when the record they rest on is durable: they wait for the log as a commit does.
 //
 // Retries: serialization failures and deadlocks (SQLSTATE 40001, 40P01) are retried
 // whole, up to Config.MaxAttempts times. A COMMIT whose outcome was lost is looked
@@ -68,7 +69,8 @@ type Outcome[R any] struct {
 //
 // Locks: the operation id's advisory lock from the beginning; the token's row;
 // whatever fn locks; and in the last flush the locks of the scopes, in the order of
-// their keys, until COMMIT. Three round trips and those of fn.
+// their keys, until COMMIT is durable, or with Command.EarlyRelease until it is
+// written. Three round trips and those of fn.
 //
 // Timeouts: with a deadline in ctx, the transaction's statement, lock and idle
 // timeouts are set to what is left when it begins, less a margin, and the wait for
@@ -101,8 +103,10 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // with another transaction (40P01). Nothing is retried and no timeout is set, since
 // the transaction is not Do's: after SQLSTATE 40001 or 40P01 the caller retries the
 // whole of it, and it is the caller's to find out what became of its COMMIT (the same
-// command again tells). Command.Sticky and Command.Isolation are refused. Otherwise
-// as Do, for one round trip more if it fails.
+// command again tells). Command.Sticky, Command.Isolation and Command.EarlyRelease are
+// refused. A replay or ErrConflict makes tx one that writes to the log, so that the
+// caller's commit waits until the record they rest on is durable. Otherwise as Do, for one
+// round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	switch {
 	case tx == nil:

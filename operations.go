@@ -32,7 +32,9 @@ where namespace = $1 and id = $2`
 
 // Lookup returns the record of an operation, or ErrUnknownOperation: it has not
 // committed, not yet, or was purged. An id that cannot be is an *ArgumentError. It
-// waits for nobody. db is a pool, a connection or a transaction.
+// waits for nobody: a record of a command with EarlyRelease may not be durable yet,
+// which Do with the same command would wait for. db is a pool, a connection or a
+// transaction.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
 	if err := checkID(namespace, id); err != nil {
 		return Operation{}, err

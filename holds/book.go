@@ -28,8 +28,8 @@ type Config struct {
 	Subscribers []Subscriber
 
 	// Notify sends every transition to the channel Book.Channel, for Listen, when
-	// it commits. Postgres takes one lock in all of a database's commits with a
-	// notification, so a busy database pays for it. Defaults to false.
+	// it commits. Postgres takes one lock in all of a server's commits with a
+	// notification, so a busy server pays for it. Defaults to false.
 	Notify bool
 }
 
@@ -103,7 +103,11 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err != nil {
 		return nil, invalid("ledger", "%s", err)
 	}
-	return &Book{ledger: ledger, cfg: cfg, schema: name, sql: render(name)}, nil
+	b := &Book{ledger: ledger, cfg: cfg, schema: name, sql: render(name)}
+	if cfg.Notify && len(b.Channel()) > 63 {
+		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
+	}
+	return b, nil
 }
 
 // Channel is the channel of Config.Notify.
