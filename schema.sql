@@ -1112,6 +1112,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
+    c      record;
     was    record;
     clk    timestamptz;
     new_no bigint;
@@ -1163,9 +1164,12 @@ begin
         end if;
         return;
     end if;
-    select c.seqs, c.ats, c.denied, c.at into seqs, ats, denied, placed_at
-    from metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
-        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk) c;
+    c := metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
+        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk);
+    seqs := c.seqs;
+    ats := c.ats;
+    denied := c.denied;
+    placed_at := c.at;
     if denied is not null then
         status := 'denied';
         return;
@@ -2083,6 +2087,7 @@ declare
     setting text;
     before  text;
     unused  text;   -- set_config in an assignment is cheaper than in perform, by far
+    t       record; -- and so is a function than as a table
 begin
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
@@ -2145,9 +2150,13 @@ begin
         return;
     end if;
     if token_digest is not null then
-        select t.status, t.payload, t.uses_left, t.minted_at, t.expires_at, t.consumed_at
-        into token_status, payload, uses_left, minted_at, expires_at, consumed_at
-        from metered.consume_token(token_digest, token_purpose, token_subject, wait_ms) t;
+        t := metered.consume_token(token_digest, token_purpose, token_subject, wait_ms);
+        token_status := t.status;
+        payload := t.payload;
+        uses_left := t.uses_left;
+        minted_at := t.minted_at;
+        expires_at := t.expires_at;
+        consumed_at := t.consumed_at;
         if token_status <> 'ok' then
             return;
         end if;
@@ -2170,15 +2179,19 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
+    c      record;
     unused text;
 begin
     if coalesce(current_setting('metered_tx.command', true), '') <> marker then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charge_scopes) > 0 then
-        select c.seqs, c.ats, c.used, c.held into seqs, ats, used, held
-        from metered.charge(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
-            max_ahead, wait_ms, notes, of_namespace, of_id, true) c;
+        c := metered.charge(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
+            max_ahead, wait_ms, notes, of_namespace, of_id, true);
+        seqs := c.seqs;
+        ats := c.ats;
+        used := c.used;
+        held := c.held;
     end if;
     at := metered.clock();
     insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
