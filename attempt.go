@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -20,7 +21,7 @@ type attempt struct {
 	err error
 
 	claimed bool // the operation id was claimed
-	unknown bool // err leaves open whether it committed
+	unknown bool // err leaves open whether it committed, durably
 	sticky  bool // err comes from the sticky charges
 }
 
@@ -55,6 +56,10 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 	}
 	a.claimed = true
 	if b.status == statusReplay {
+		if a.err = settle(ctx, conn); a.err != nil {
+			a.unknown = true
+			return a
+		}
 		a.rec, a.err = b.replay(op)
 		return a
 	}
@@ -102,7 +107,7 @@ const (
 
 // The last six columns are those of tokens.Row.
 const beginSQL = `
-select status, fingerprint, result, scopes, amounts, seqs, ats, at, denied,
+select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, denied,
     token_status, payload, uses_left, minted_at, expires_at, consumed_at
 from metered.begin_command($1::bool, $2::bool, $3::text, $4::text, $5::bigint, $6::timestamptz, $7::interval,
     $8::int, $9::int, $10::text, $11::bytea, $12::text, $13::text,
@@ -118,13 +123,14 @@ type begun struct {
 	amounts     []int64
 	seqs        []int64
 	ats         []time.Time
+	holds       []string
 	at          *time.Time
 	denied      []byte
 	token       tokens.Row
 }
 
 func (b *begun) dest() []any {
-	return append([]any{&b.status, &b.fingerprint, &b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.at, &b.denied},
+	return append([]any{&b.status, &b.fingerprint, &b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.holds, &b.at, &b.denied},
 		b.token.Dest()...)
 }
 
@@ -214,16 +220,23 @@ func (b *begun) replay(op *operation) (record, error) {
 	if string(b.fingerprint) != string(op.fingerprint) {
 		return record{}, fmt.Errorf("%w: %q in namespace %q", ErrConflict, op.command.ID, op.command.Namespace)
 	}
-	return b.record(), nil
+	return b.record()
 }
 
-func (b *begun) record() record {
+func (b *begun) record() (record, error) {
 	rec := record{raw: b.result, replayed: true, at: *b.at}
+	for _, raw := range b.holds {
+		h, err := holds.Decode([]byte(raw))
+		if err != nil {
+			return record{}, err
+		}
+		rec.holds = append(rec.holds, h)
+	}
 	for i, scope := range b.scopes {
 		rec.receipt.Entries = append(rec.receipt.Entries,
 			budget.Posted{Scope: scope, Amount: b.amounts[i], Seq: b.seqs[i], At: b.ats[i]})
 	}
-	return rec
+	return rec, nil
 }
 
 // admit judges what flush 1 said of the token and of the budget, in this order.

@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
@@ -54,6 +55,10 @@ type Config struct {
 	// 30s.
 	ResolveTimeout time.Duration
 
+	// Holds configures Client.Holds. Subscribers cost a command that places, captures or
+	// releases a round trip, while its locks are held: they are called before its COMMIT.
+	Holds holds.Config
+
 	// OnDenial hears of every command that a budget or a token refused, in the
 	// goroutine of Do, after its transaction has ended and its connection was given
 	// back; in DoTx after the transaction is as it was before, but still open. It is
@@ -74,9 +79,10 @@ type Denial struct {
 
 // Client runs commands on a pool. It may be used by any number of goroutines.
 type Client struct {
-	// Budget, Tokens and Jobs are the pieces, set up for the same schema. Jobs is
-	// nil without Config.River.
+	// Budget, Holds, Tokens and Jobs are the pieces, set up for the same schema. Jobs
+	// is nil without Config.River.
 	Budget *budget.Ledger
+	Holds  *holds.Book
 	Tokens *tokens.Store
 	Jobs   *jobs.Enqueuer
 
@@ -87,7 +93,7 @@ type Client struct {
 	sticky chan struct{} // a place for each command that waits for a second connection
 }
 
-type statements struct{ begin, complete, lookup, purge string }
+type statements struct{ begin, complete, lockAll, lookup, purge string }
 
 // New returns a Client, or an *ArgumentError. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -118,7 +124,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		}
 	}
 	c := &Client{pool: pool, cfg: cfg, schema: name, sql: statements{
-		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL),
+		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL), lockAll: name.SQL(lockAllSQL),
 		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
 	}}
 	c.sticky = stickyPlaces(pool)
@@ -134,6 +140,10 @@ func (c *Client) setUpPieces() (err error) {
 	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
+	}
+	c.Holds, err = holds.New(c.Budget, c.cfg.Holds)
+	if err != nil {
+		return fmt.Errorf("metered: Config.Holds: %w", err)
 	}
 	c.Tokens, err = tokens.New(tokens.Config{Schema: c.cfg.Schema, Prefix: c.cfg.TokenPrefix, LockTimeout: c.cfg.LockTimeout})
 	if err != nil {

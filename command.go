@@ -73,6 +73,26 @@ type Command struct {
 	// Isolation of the transaction. Defaults to READ COMMITTED, which is also the
 	// fastest: at the others a hot scope becomes retries. Not in DoTx.
 	Isolation pgx.TxIsoLevel
+
+	// EarlyRelease lets go of the command's locks before its commit is on disk (and on
+	// the synchronous standby, if there is one): for a hot scope where that takes
+	// long, since its commands commit one after the other. Do returns as late as ever,
+	// when it is, and takes no further round trip. Defaults to false.
+	//
+	// The price: others see the command some milliseconds before it is durable, and a
+	// crash in between takes back what they saw. Whoever commits something after having
+	// seen it is behind it in the log and cannot outlast it: other commands, charges,
+	// River's workers, which commit before they work; all of them unless their own
+	// synchronous_commit is off. Whoever only reads, and tells somebody, can have told
+	// what then is not so. A refusal, too, can rest on a charge or on the use of a token
+	// that a crash takes back: it did nothing, and may be tried again. Each command
+	// takes a second transaction id and about 100 bytes of log.
+	//
+	// The answer waits for what the session's synchronous_commit names, and for "on"
+	// where that is off; what the function sets for its transaction has no effect.
+	// Sticky charges are committed as ever, one after the other. Not part of the
+	// fingerprint. Not in DoTx.
+	EarlyRelease bool
 }
 
 // Redeem is a token as it was presented. It prints without it: it may be unspent.
@@ -103,7 +123,8 @@ type operation struct {
 	sticky      *budget.Prepared
 	token       *tokens.Presented
 	isolation   pgx.TxIsoLevel
-	stuck       bool // the sticky charges are taken
+	stuck       bool           // the sticky charges are taken
+	attempted   budget.Receipt // and what they came to
 }
 
 func (c *Client) prepare(cmd Command) (*operation, error) {
@@ -166,8 +187,8 @@ const fingerprintVersion = 1
 
 // fingerprint is a version byte and the SHA-256 of the command, each part
 // preceded by its length in 8 bytes, big-endian, so that parts cannot run into
-// each other. Limits, notes and isolation are left out: they may change between a
-// call and its repetition without making it another command.
+// each other. Limits, notes, isolation and early release are left out: they may change
+// between a call and its repetition without making it another command.
 func fingerprint(cmd Command, op *operation) ([]byte, error) {
 	input, err := encodeInput(cmd.Input)
 	if err != nil {

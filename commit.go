@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/holds"
 )
 
 const completeSQL = `
@@ -22,12 +25,13 @@ type completion struct {
 	seqs, used, held []int64
 	ats              []time.Time
 	at               time.Time
+	holds            [][]holds.Hold // by call
 }
 
 func (d *completion) dest() []any { return []any{&d.seqs, &d.ats, &d.used, &d.held, &d.at} }
 
 func (d *completion) record(tx *Tx, raw []byte) (record, error) {
-	rec := record{raw: raw, at: d.at}
+	rec := record{raw: raw, at: d.at, holds: slices.Concat(d.holds...)}
 	if tx.call == nil {
 		return rec, nil
 	}
@@ -55,30 +59,54 @@ func (c *Client) completeArgs(ctx context.Context, tx *Tx, marker string, raw []
 // COMMIT was answered by ROLLBACK, which a batch reports without an error. All
 // else is unknown, and in particular: pgconn.SafeToRetry says true of a connection
 // lost while COMMIT waits, though the row may be there; and a pooler answers FATAL
-// 08P01 for a commit that went through and for one that did not.
+// 08P01 for a commit that went through and for one that did not. With EarlyRelease
+// COMMIT's tag is not enough: what comes after it must have come too, and until then
+// it is unknown whether it stays.
 func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker string, raw []byte) (record, bool, error) {
-	pg := conn.Conn().PgConn()
-	switch {
-	case ctx.Err() != nil:
-		return record{}, false, fmt.Errorf("metered: before the commit: %w", context.Cause(ctx))
-	case pg.IsClosed():
-		return record{}, false, errors.New("metered: the connection was lost before the commit")
-	case pg.IsBusy():
-		return record{}, false, fmt.Errorf("%w: it left rows or a batch open", ErrTxFailed)
-	case pg.TxStatus() == 'I':
-		return record{}, false, fmt.Errorf("%w: it has ended", ErrTxControl)
-	case pg.TxStatus() == 'E':
-		return record{}, false, ErrTxFailed
+	if err := ready(ctx, conn.Conn().PgConn()); err != nil {
+		return record{}, false, err
 	}
 	var done completion
-	batch := &pgx.Batch{}
-	batch.Queue(c.sql.complete, c.completeArgs(ctx, tx, marker, raw)...)
-	batch.Queue("commit")
-	results := conn.SendBatch(ctx, batch)
-	err := results.QueryRow().Scan(done.dest()...)
 	var tag pgconn.CommandTag
+	early := tx.op.command.EarlyRelease
+	batch := &pgx.Batch{}
+	if early {
+		batch.Queue(releaseSQL)
+	}
+	locked := c.queueHolds(ctx, batch, tx)
+	batch.Queue(c.sql.complete, c.completeArgs(ctx, tx, marker, raw)...)
+	telling := tx.subscribed()
+	if !telling {
+		queueCommit(batch, early)
+	}
+	results := conn.SendBatch(ctx, batch)
+	var err, cause error // cause is err as it came from the server
+	if early {
+		_, err = results.Exec()
+		cause = err
+	}
 	if err == nil {
-		tag, err = results.Exec()
+		done.holds, err, cause = readHolds(results, tx, locked)
+	}
+	if err == nil {
+		err = results.QueryRow().Scan(done.dest()...)
+		cause = err
+	}
+	if err == nil && telling {
+		// Between the writes and COMMIT, in a flush of its own then.
+		if err = firstOf(results.Close(), ctx.Err()); err == nil {
+			err = tx.tell(ctx, done.holds)
+		}
+		if err != nil {
+			return record{}, false, failed("commit", err)
+		}
+		batch = &pgx.Batch{}
+		queueCommit(batch, early)
+		results = conn.SendBatch(ctx, batch)
+	}
+	if err == nil {
+		tag, err = committed(results, early)
+		cause = err
 	}
 	closeErr := results.Close()
 	switch {
@@ -91,7 +119,33 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	if err = firstOf(err, closeErr); err == nil {
 		err = fmt.Errorf("COMMIT was answered by %q", tag)
 	}
+	pg := conn.Conn().PgConn()
 	var pgErr *pgconn.PgError
-	definite := errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !pg.IsClosed() && !pg.IsBusy()
+	definite := errors.As(firstOf(cause, closeErr), &pgErr) && pgErr.SeverityUnlocalized == "ERROR" &&
+		!pg.IsClosed() && !pg.IsBusy() && tag.String() != "COMMIT"
 	return record{}, !definite, failed("commit", ofBudget(tx.call, err))
+}
+
+func queueCommit(batch *pgx.Batch, early bool) {
+	batch.Queue("commit")
+	if early {
+		batch.Queue(barrierSQL)
+	}
+}
+
+// ready is an error if the last flush cannot be sent.
+func ready(ctx context.Context, pg *pgconn.PgConn) error {
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("metered: before the commit: %w", context.Cause(ctx))
+	case pg.IsClosed():
+		return errors.New("metered: the connection was lost before the commit")
+	case pg.IsBusy():
+		return fmt.Errorf("%w: it left rows or a batch open", ErrTxFailed)
+	case pg.TxStatus() == 'I':
+		return fmt.Errorf("%w: it has ended", ErrTxControl)
+	case pg.TxStatus() == 'E':
+		return ErrTxFailed
+	}
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -41,6 +42,10 @@ type Outcome[R any] struct {
 	// standings in a replay.
 	Receipt budget.Receipt
 
+	// Holds are what the command placed, claimed, captured and released by its Tx, in
+	// that order, as they were then, also in a replay (where none is marked Created).
+	Holds []holds.Hold
+
 	// At is when the command was completed, by the database's clock.
 	At time.Time
 }
@@ -54,7 +59,8 @@ type Outcome[R any] struct {
 // answered with its first result, without running fn, charging, or spending the
 // token again: it has to be presented, since it is part of the command, but may be
 // spent, expired or purged by then. Concurrent calls with one id wait for each other. A command that
-// failed or was refused leaves no record and may be tried again.
+// failed or was refused leaves no record and may be tried again. A replay and ErrConflict
+// are answered when the record they rest on is durable: they wait for the log as a commit does.
 //
 // Retries: serialization failures and deadlocks (SQLSTATE 40001, 40P01) are retried
 // whole, up to Config.MaxAttempts times. A COMMIT whose outcome was lost is looked
@@ -63,7 +69,8 @@ type Outcome[R any] struct {
 //
 // Locks: the operation id's advisory lock from the beginning; the token's row;
 // whatever fn locks; and in the last flush the locks of the scopes, in the order of
-// their keys, until COMMIT. Three round trips and those of fn.
+// their keys, until COMMIT is durable, or with Command.EarlyRelease until it is
+// written. Three round trips and those of fn.
 //
 // Timeouts: with a deadline in ctx, the transaction's statement, lock and idle
 // timeouts are set to what is left when it begins, less a margin, and the wait for
@@ -96,8 +103,10 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // with another transaction (40P01). Nothing is retried and no timeout is set, since
 // the transaction is not Do's: after SQLSTATE 40001 or 40P01 the caller retries the
 // whole of it, and it is the caller's to find out what became of its COMMIT (the same
-// command again tells). Command.Sticky and Command.Isolation are refused. Otherwise
-// as Do, for one round trip more if it fails.
+// command again tells). Command.Sticky, Command.Isolation and Command.EarlyRelease are
+// refused. A replay or ErrConflict makes tx one that writes to the log, so that the
+// caller's commit waits until the record they rest on is durable. Otherwise as Do, for one
+// round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	switch {
 	case tx == nil:
@@ -106,6 +115,8 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 		return Outcome[R]{}, invalid("Command.Sticky", "cannot be taken from inside a transaction: use Do")
 	case cmd.Isolation != "":
 		return Outcome[R]{}, invalid("Command.Isolation", "is the caller's, who began the transaction")
+	case cmd.EarlyRelease:
+		return Outcome[R]{}, invalid("Command.EarlyRelease", "is about a COMMIT, which is the caller's: use Do")
 	}
 	op, err := c.prepare(cmd)
 	if err != nil {
@@ -157,7 +168,7 @@ func outcome[R any](rec record, result R, err error) (Outcome[R], error) {
 			return Outcome[R]{}, fmt.Errorf("%w: the recorded result does not fit its type: %w", ErrResult, err)
 		}
 	}
-	return Outcome[R]{Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, At: rec.at}, nil
+	return Outcome[R]{Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, Holds: rec.holds, At: rec.at}, nil
 }
 
 // record is what is remembered of an operation.
@@ -165,6 +176,7 @@ type record struct {
 	raw      []byte
 	replayed bool
 	receipt  budget.Receipt
+	holds    []holds.Hold
 	at       time.Time
 }
 

@@ -82,8 +82,9 @@ var ErrIndefinite error = errIndefinite
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError: COMMIT may or may not have taken effect. The way out is the
-// same command again.
+// IndefiniteError: COMMIT may or may not have taken effect; or it has, and is not
+// known to be durable, of a command with EarlyRelease or of the one that a replay
+// found. The way out is the same command again.
 type IndefiniteError struct {
 	Namespace, ID string // of the operation
 
@@ -125,6 +126,7 @@ func invalid(field, format string, args ...any) error {
 //	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable
 //	                ttl_too_short ttl_too_long
 //	operations      operation_unknown sticky_failed
+//	replicas        stale_read position_unknown
 func Code(err error) string { return fault.Code(err) }
 
 // failed turns an error of this package's own statements into its errors. The

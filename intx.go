@@ -23,6 +23,10 @@ func (c *Client) runIn(ctx context.Context, tx pgx.Tx, op *operation, do work) (
 		return record{}, err
 	}
 	if b.status == statusReplay {
+		set = false
+		if err := settleIn(ctx, tx); err != nil {
+			return record{}, err
+		}
 		return b.replay(op)
 	}
 	grant, err := b.admit(op)
@@ -63,23 +67,40 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 	}
 	var done completion
 	batch := &pgx.Batch{}
+	locked := c.queueHolds(ctx, batch, cmdTx)
 	batch.Queue(c.sql.complete, c.completeArgs(ctx, cmdTx, marker, raw)...)
-	batch.Queue("release savepoint metered_command")
+	telling := cmdTx.subscribed()
+	if !telling {
+		batch.Queue(releaseSavepointSQL)
+	}
 	results := tx.SendBatch(ctx, batch)
-	err := results.QueryRow().Scan(done.dest()...)
-	if err == nil {
+	var err error
+	if done.holds, err, _ = readHolds(results, cmdTx, locked); err == nil {
+		err = results.QueryRow().Scan(done.dest()...)
+	}
+	if err == nil && !telling {
 		_, err = results.Exec()
 	}
-	if err = firstOf(err, results.Close()); err != nil {
+	if err = firstOf(err, results.Close()); err == nil && telling {
+		if err = cmdTx.tell(ctx, done.holds); err == nil {
+			_, err = tx.Exec(ctx, releaseSavepointSQL)
+		}
+	}
+	if err != nil {
 		return record{}, failed("complete", ofBudget(cmdTx.call, err))
 	}
 	return done.record(cmdTx, raw)
 }
 
-// undo takes the transaction back to where it was. In one text, because a failed
-// transaction can run the first statement but not prepare the second.
+const releaseSavepointSQL = "release savepoint metered_command"
+
+// undoSQL is one text, because a failed transaction can run the first statement but
+// not prepare the second.
+const undoSQL = "rollback to savepoint metered_command; release savepoint metered_command"
+
+// undo takes the transaction back to where it was.
 func undo(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	_, _ = tx.Exec(ctx, "rollback to savepoint metered_command; release savepoint metered_command", pgx.QueryExecModeSimpleProtocol)
+	_, _ = tx.Exec(ctx, undoSQL, pgx.QueryExecModeSimpleProtocol)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 )
 
 // Operation is the record of a command that committed.
@@ -19,18 +20,21 @@ type Operation struct {
 	Namespace, ID string
 	Result        json.RawMessage
 	Receipt       budget.Receipt // without standings
+	Holds         []holds.Hold   // as they were when it was completed
 	At            time.Time      // when it was completed, by the database's clock
 	IssuedAt      time.Time      // zero if the id carried no time
 }
 
 const lookupSQL = `
-select result, scopes, amounts, seqs, ats, at, issued_at
+select result, scopes, amounts, seqs, ats, holds, at, issued_at
 from metered.operations
 where namespace = $1 and id = $2`
 
 // Lookup returns the record of an operation, or ErrUnknownOperation: it has not
 // committed, not yet, or was purged. An id that cannot be is an *ArgumentError. It
-// waits for nobody. db is a pool, a connection or a transaction.
+// waits for nobody: a record of a command with EarlyRelease may not be durable yet,
+// which Do with the same command would wait for. db is a pool, a connection or a
+// transaction.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
 	if err := checkID(namespace, id); err != nil {
 		return Operation{}, err
@@ -38,15 +42,18 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	var b begun
 	var issued *time.Time
 	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
-		Scan(&b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.at, &issued)
+		Scan(&b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.holds, &b.at, &issued)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Operation{}, fmt.Errorf("%w: %q in namespace %q", ErrUnknownOperation, id, namespace)
 	}
 	if err != nil {
 		return Operation{}, failed("look up", err)
 	}
-	rec := b.record()
-	op := Operation{Namespace: namespace, ID: id, Result: rec.raw, Receipt: rec.receipt, At: rec.at}
+	rec, err := b.record()
+	if err != nil {
+		return Operation{}, err
+	}
+	op := Operation{Namespace: namespace, ID: id, Result: rec.raw, Receipt: rec.receipt, Holds: rec.holds, At: rec.at}
 	if issued != nil {
 		op.IssuedAt = *issued
 	}

@@ -25,7 +25,7 @@ func GrantSQL(schema, role string) (string, error) {
 	}, []string{
 		"charge", "check_charge", "usage", "credit", "refund", "lock_scopes",
 		"place", "capture_holds", "release_holds", "extend_holds", "refund_holds", "expire_hold",
-		"sweep_holds", "announced", "hold_json",
+		"sweep_holds", "announced", "hold_json", "lock_all",
 		"mint_tokens", "inspect_token", "consume_token", "revoke_token", "revoke_tokens", "replace_token",
 		"claim_job_key", "find_job_key",
 		"begin_command", "complete_command", "unfinished", "clock",

@@ -155,6 +155,10 @@ func everyCall(t *testing.T, app *pgxpool.Pool, c *metered.Client) {
 		return job.JobID, err
 	})
 	require.NoError(t, err)
+	for range 2 { // then a replay
+		_, err = metered.Do[any](ctx, c, metered.Command{ID: "early", EarlyRelease: true, Charges: []budget.Charge{charge}}, nil)
+		require.NoError(t, err)
+	}
 	_, err = c.Jobs.Find(ctx, app, "default", "k")
 	require.NoError(t, err)
 	_, err = c.Lookup(ctx, app, "", "op")

@@ -46,6 +46,7 @@ func TestDo_RoundTrips(t *testing.T) {
 	}{
 		"token and charges":                {as, nil, 2},
 		"token, a keyless job and charges": {as, keyless, 3},
+		"the same with early release":      {func(cmd *metered.Command) { cmd.EarlyRelease = true }, keyless, 3},
 		"and a statement of the function": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			_, _ = tx.Exec(ctx, "select 1")
 			return keyless(ctx, tx)
@@ -79,6 +80,7 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 			for i, level := range isolationLevels {
 				cmd := whole(t, owner, c, fmt.Sprint("op ", i, " é'\\"))
 				cmd.Isolation, cmd.Sticky, cmd.Input = level, tries, map[string]any{"a": []byte{0, 1, 255}}
+				cmd.EarlyRelease = i == 0
 				cmd.Charges[0].Note = budget.Note{Reason: `it's "quoted" \`}
 				for range 2 {
 					out, err := metered.Do(ctx, c, cmd, wholeFunc(cmd.ID, nil))

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
 )
 
 // places holds, for each pool, a channel with one place less than the pool has
@@ -32,9 +34,10 @@ func stickyPlaces(pool *pgxpool.Pool) chan struct{} {
 // is no replay, and a concurrent repetition waits until there is something to
 // replay. The caller holds a place in c.sticky, which leaves a connection for this.
 func (c *Client) stick(ctx context.Context, op *operation) error {
+	var receipt budget.Receipt
 	var denied error
 	err := pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
-		_, denied = op.sticky.Scan(tx.QueryRow(ctx, op.sticky.SQL(), op.sticky.Args()...))
+		receipt, denied = op.sticky.Scan(tx.QueryRow(ctx, op.sticky.SQL(), op.sticky.Args()...))
 		return denied
 	})
 	switch {
@@ -43,6 +46,6 @@ func (c *Client) stick(ctx context.Context, op *operation) error {
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrSticky, err)
 	}
-	op.stuck = true
+	op.stuck, op.attempted = true, receipt
 	return nil
 }

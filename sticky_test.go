@@ -62,6 +62,30 @@ func unknownToken(t *testing.T, c *metered.Client) string {
 	return token.Reveal()
 }
 
+// What is left after this very attempt, also for a function that fails.
+func TestSticky_FunctionSeesItsReceipt(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{})
+	limit := tries[0].Limits[0]
+	for i := range int64(3) {
+		var receipt budget.Receipt
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(i), Sticky: tries},
+			func(_ context.Context, tx *metered.Tx) (any, error) {
+				receipt = tx.Sticky
+				return nil, errOwn
+			})
+		require.ErrorIs(t, err, errOwn)
+		require.Len(t, receipt.Entries, 1)
+		require.Equal(t, i+1, receipt.Entries[0].Seq)
+		require.Equal(t, []budget.Standing{{Limit: limit, Used: i + 1, Available: limit.Max - i - 1}}, receipt.Entries[0].Standings)
+	}
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "without"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+		require.Empty(t, tx.Sticky.Entries)
+		return nil, nil
+	})
+	require.NoError(t, err)
+}
+
 func TestSticky_RefusalRefusesTheCommand(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
@@ -87,16 +111,25 @@ func TestSticky_IsSharedByTheRetriesOfACall(t *testing.T) {
 	cmd.Sticky = tries
 	w.once((*flush).last, (*flush).lose) // and a lost COMMIT is one more
 	var runs atomic.Int64
-	out, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
+	work := wholeFunc("op", func(step int) error {
 		if step == 0 && runs.Add(1) < 4 {
 			return &pgconn.PgError{Code: "40001"}
 		}
 		return nil
-	}))
+	})
+	var seen []budget.Receipt
+	out, err := metered.Do(t.Context(), c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+		seen = append(seen, tx.Sticky)
+		return work(ctx, tx)
+	})
 	require.NoError(t, err)
 	require.False(t, out.Replayed)
 	require.Equal(t, int64(5), runs.Load())
 	require.Equal(t, int64(1), used(t, owner, c, "tries"))
+	require.Len(t, seen, 5)
+	for _, receipt := range seen {
+		require.Equal(t, seen[0], receipt)
+	}
 	require.Equal(t, everything, footprintOf(t, owner, cmd))
 }
 

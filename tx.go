@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -33,16 +34,22 @@ type Tx struct {
 	// Grant is what the command's token granted; nil without Command.Token.
 	Grant *tokens.Grant
 
+	// Sticky is what was charged for Command.Sticky, with the standings after it:
+	// how many attempts are left, also for a function that goes on to fail. It stays
+	// charged whatever the function returns, and is the same in each retry.
+	Sticky budget.Receipt
+
 	client  *Client
 	op      *operation
 	charges []budget.Charge
 	call    *budget.Prepared
+	holds   []*holds.Prepared
 }
 
 func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
 	return &Tx{
 		guarded: guarded{bareTx: tx, done: new(atomic.Bool)},
-		Grant:   grant, client: c, op: op,
+		Grant:   grant, Sticky: op.attempted, client: c, op: op,
 		charges: slices.Clone(op.command.Charges), call: op.charges,
 	}
 }

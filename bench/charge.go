@@ -2,157 +2,135 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 )
 
-// window is long enough for all entries that a figure loads.
-const window = 1000 * time.Hour
+// A charge without anything but the entry. Its sums are made up, as nothing is
+// read: they take as many bytes as true ones.
+const (
+	floorChargeSQL = `
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, namespace, operation)
+values (nextval('metered.bench_seq'), 1, clock_timestamp(), 1, 0, 0, 0, 0, 'c', $1, $2, $3)`
+	lockSQL = `select pg_advisory_xact_lock($1)`
+)
 
-var roomy = []budget.Limit{{Max: 1 << 50, Window: window}}
+// seedSumSQL is the obvious check: whatever is in the window, added up.
+const seedSumSQL = `
+select coalesce(sum(amount), 0)::bigint from metered.ledger
+where scope = $1 and at > clock_timestamp() - $2::interval`
 
-// charger charges a scope over and over on one connection, each time in a
-// transaction of its own.
-func charger(ctx context.Context, conn *pgxpool.Conn, l *budget.Ledger, scope string) func() error {
-	return func() error {
-		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-			_, err := l.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
+// chargeFloor writes the entry and commits.
+func chargeFloor(k *kit) contender {
+	return contender{op: func(ctx context.Context, _ int) error {
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, floorChargeSQL, k.scope(), nil, nil)
 			return err
 		})
-	}
+	}}
 }
 
-// loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of
-// them a minute ago: what charging them one by one would have left.
-const loadChainSQL = `
-insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
-select g, 1, clock_timestamp() - interval '1 minute' - ($2 - g) * interval '1 s', g, 0, 0, 0, 0, 'c', $1
-from generate_series(1, $2::bigint) g`
-
-// refundChainSQL refunds every ($2 / $3)th of the charges.
-const refundChainSQL = `
-select count(metered.refund($1, 1, g, 1, 1000, '', null, null))
-from generate_series(1, $2::bigint, ($2 / $3)::bigint) g`
-
-// chargeByWindow compares a charge on a scope with many entries in its window with
-// one on a scope of 100, in turns, refunds in both windows.
-func chargeByWindow(ctx context.Context, b *bench) (samples, error) {
-	entries, refunds := b.pick(1_000_000, 200_000), b.pick(10_000, 2_000)
-	pool, drop, err := b.database(ctx)
-	if err != nil {
-		return samples{}, err
-	}
-	defer drop()
-	l, err := budget.New(budget.Config{})
-	if err != nil {
-		return samples{}, err
-	}
-	for _, scope := range []struct {
-		name             string
-		entries, refunds int
-	}{{"big", entries, refunds}, {"small", 100, 1}} {
-		if _, err := pool.Exec(ctx, loadChainSQL, scope.name, scope.entries); err != nil {
-			return samples{}, err
-		}
-		if _, err := pool.Exec(ctx, refundChainSQL, scope.name, scope.entries, scope.refunds); err != nil {
-			return samples{}, err
-		}
-	}
-	if _, err := pool.Exec(ctx, "vacuum analyze metered.ledger, metered.refund_sum"); err != nil {
-		return samples{}, err
-	}
-	s, err := alternate(ctx, pool, l, b.pick(41, 11))
-	if err != nil {
-		return samples{}, err
-	}
-	report, err := l.Verify(ctx, pool, budget.VerifyOptions{})
-	if err == nil && !report.OK() {
-		err = fmt.Errorf("the ledger does not verify: %v", report.Differences[0])
-	}
-	s.note = fmt.Sprintf("%d entries and %d refunds in the window", entries, refunds)
-	return s, err
+// chargeLockedFloor locks the scope in the same flush.
+func chargeLockedFloor(k *kit) contender {
+	return contender{op: func(ctx context.Context, _ int) error {
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			scope := k.scope()
+			batch := &pgx.Batch{}
+			batch.Queue(lockSQL, lockKey(scope))
+			batch.Queue(floorChargeSQL, scope, nil, nil)
+			return tx.SendBatch(ctx, batch).Close()
+		})
+	}}
 }
 
-// alternate charges big and small in turns, 200 times a round.
-func alternate(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, rounds int) (samples, error) {
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return samples{}, err
-	}
-	defer conn.Release()
-	big, small := charger(ctx, conn, l, "big"), charger(ctx, conn, l, "small")
-	var s samples
-	for round := range rounds {
-		// Who goes first changes, so that a trend of the machine cancels out.
-		order := []func() error{big, small}
-		if round%2 == 1 {
-			order[0], order[1] = small, big
-		}
-		first, err := timed(200, order[0])
-		if err != nil {
-			return s, err
-		}
-		second, err := timed(200, order[1])
-		if err != nil {
-			return s, err
-		}
-		if round == 0 {
-			continue // warming up
-		}
-		if round%2 == 1 {
-			first, second = second, first
-		}
-		s.values = append(s.values, first/second)
-	}
-	return s, nil
+// chargeSeed locks, sums and inserts, a statement each.
+func chargeSeed(k *kit) contender {
+	return contender{op: func(ctx context.Context, _ int) error {
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			scope := k.scope()
+			if err := seedCheck(ctx, tx, scope); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, floorChargeSQL, scope, nil, nil)
+			return err
+		})
+	}}
 }
 
-// chargeColdStart charges one scope of a fresh database that nothing ever
-// analyses, and compares the last thousand charges with the first.
-func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
-	charges := b.pick(100_000, 20_000)
-	var s samples
-	for range b.pick(3, 1) {
-		pool, drop, err := b.database(ctx,
-			"alter table metered.ledger set (autovacuum_enabled = off)",
-			"alter table metered.refund_sum set (autovacuum_enabled = off)")
-		if err != nil {
-			return s, err
-		}
-		ratio, err := firstAndLast(ctx, pool, charges)
-		drop()
-		if err != nil {
-			return s, err
-		}
-		s.values = append(s.values, ratio)
+func seedCheck(ctx context.Context, tx pgx.Tx, scope string) error {
+	if _, err := tx.Exec(ctx, lockSQL, lockKey(scope)); err != nil {
+		return err
 	}
-	s.note = fmt.Sprintf("%d charges", charges)
-	return s, nil
+	var used int64
+	if err := tx.QueryRow(ctx, seedSumSQL, scope, window).Scan(&used); err != nil {
+		return err
+	}
+	if used+1 > roomy[0].Max {
+		return budget.ErrExceeded
+	}
+	return nil
 }
 
-func firstAndLast(ctx context.Context, pool *pgxpool.Pool, charges int) (float64, error) {
-	l, err := budget.New(budget.Config{})
-	if err != nil {
-		return 0, err
+// chargeMetered is the library's, as its documentation says to call it.
+func chargeMetered(k *kit) contender {
+	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+		return k.charge(ctx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
+	}}
+}
+
+func (k *kit) charge(ctx context.Context, charges ...budget.Charge) error {
+	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+		_, err := k.client.Budget.Charge(ctx, tx, charges...)
+		return err
+	})
+}
+
+var chargeFigures = []figure{
+	{
+		name: "charge_vs_floor", unit: "times the rate", goal: atLeast(0.80),
+		meaning: "charges/s over 1,000 scopes, 8 clients, against the bare insert of the entry",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, oneOf(1000),
+				entry{"metered", chargeMetered}, entry{"floor", chargeFloor}, entry{"seed", chargeSeed})
+			s := out.ratio("metered", "floor")
+			s.note += ", seed " + number(median(out.rates["seed"])) + "/s"
+			return s, err
+		},
+	},
+	{
+		name: "charge_hot_vs_lock_floor", unit: "times the rate", goal: atLeast(0.90),
+		meaning: "charges/s on one scope, 8 clients, against lock, the same insert, commit",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, hotScope,
+				entry{"metered", chargeMetered}, entry{"locked floor", chargeLockedFloor})
+			return out.ratio("metered", "locked floor"), err
+		},
+	},
+	{
+		name: "multi_scope_8_vs_1", unit: "times the cost", goal: atMost(3),
+		meaning: "one call that charges 8 scopes against one that charges 1",
+		measure: multiScope,
+	},
+}
+
+// multiScope charges 8 different scopes of 1,000, or 1.
+func multiScope(ctx context.Context, b *bench) (samples, error) {
+	many := func(n int) func(*kit) contender {
+		return func(k *kit) contender {
+			return contender{dissect: n > 1, op: func(ctx context.Context, _ int) error {
+				charges := make([]budget.Charge, n)
+				for i := range charges {
+					charges[i] = budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy}
+				}
+				return k.charge(ctx, charges...)
+			}}
+		}
 	}
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Release()
-	charge := charger(ctx, conn, l, "scope")
-	first, err := timed(1000, charge)
-	if err != nil {
-		return 0, err
-	}
-	if _, err := timed(charges-2000, charge); err != nil {
-		return 0, err
-	}
-	last, err := timed(1000, charge)
-	return last / first, err
+	next := 0
+	inTurn := func() string { next++; return scopeName(next % 1000) }
+	out, err := b.compare(ctx, comparison{clients: 1, count: b.pick(100, 30), rounds: b.pick(31, 7)}, options{}, inTurn,
+		entry{"8 scopes", many(8)}, entry{"1 scope", many(1)})
+	return out.cost("8 scopes", "1 scope"), err
 }

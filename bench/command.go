@@ -2,18 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"time"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/tokens"
 )
 
 type work struct {
@@ -22,79 +18,180 @@ type work struct {
 
 func (work) Kind() string { return "work" }
 
-// commandRoundTrips counts on the wire what a whole command takes, one that is
-// warm: connected, and its statements prepared.
-func commandRoundTrips(ctx context.Context, b *bench) (samples, error) {
-	pool, drop, err := b.database(ctx)
-	if err != nil {
-		return samples{}, err
+// The writes of a command without what the library asks first.
+const (
+	floorTokenSQL = `
+update metered.tokens set used = used + 1, ended_at = clock_timestamp() where digest = $1 returning payload`
+	floorOperationSQL = `
+insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
+    array[$5::text], array[1], array[currval('metered.bench_seq')], array[clock_timestamp()])`
+)
+
+// fingerprint has the length of a true one.
+var fingerprint = make([]byte, 33)
+
+// resultOf is what a command records, the id of its job in JSON.
+func resultOf(job *rivertype.JobInsertResult) []byte { return strconv.AppendInt(nil, job.Job.ID, 10) }
+
+// begin sends BEGIN and a statement with one row in one flush.
+func begin(ctx context.Context, conn *pgxpool.Conn, sql string, args ...any) (pgx.Tx, error) {
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{})
+	batch.Queue(sql, args...)
+	results := conn.SendBatch(ctx, batch)
+	if err := results.Close(); err != nil {
+		return nil, err
 	}
-	defer drop()
-	wire, err := startTurns(b.connString)
-	if err != nil {
-		return samples{}, err
-	}
-	defer wire.listener.Close()
-	cfg := pool.Config()
-	cfg.MaxConns = 1
-	cfg.ConnConfig.DialFunc = wire.dial
-	cfg.PingTimeout = 0
-	one, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		return samples{}, err
-	}
-	defer one.Close()
-	queue, err := river.NewClient(riverpgxv5.New(one), &river.Config{})
-	if err != nil {
-		return samples{}, err
-	}
-	client, err := metered.New(one, metered.Config{River: queue})
-	if err != nil {
-		return samples{}, err
-	}
-	return countCommands(ctx, client, pool, wire, b.pick(50, 10))
+	return results.Tx(), nil
 }
 
-func countCommands(ctx context.Context, client *metered.Client, pool *pgxpool.Pool, wire *turns, n int) (samples, error) {
-	mints := make([]tokens.Mint, n+5)
-	for i := range mints {
-		mints[i] = tokens.Mint{Purpose: "work", Subject: "bench", TTL: time.Hour}
-	}
-	var minted []tokens.Minted
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-		minted, err = client.Tokens.MintMany(ctx, tx, mints)
-		return err
-	})
+// onConn runs f on a connection, and leaves no transaction behind when it fails.
+func (k *kit) onConn(ctx context.Context, f func(*pgxpool.Conn) error) error {
+	conn, err := k.Acquire(ctx)
 	if err != nil {
-		return samples{}, err
+		return err
 	}
-	var s samples
-	most := 0
-	for i, token := range minted {
-		wire.take()
-		_, err := metered.Do(ctx, client, metered.Command{
-			ID: fmt.Sprint("op-", i), Name: "work", Input: i,
-			Token: &metered.Redeem{Purpose: "work", Subject: "bench", Presented: token.Token.Reveal()},
-			Charges: []budget.Charge{
-				{Scope: "one", Amount: 1, Limits: roomy}, {Scope: "two", Amount: 1, Limits: roomy},
-			},
-		}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
-			job, err := tx.Enqueue(ctx, work{N: i}, nil)
-			return job.JobID, err
-		})
+	defer conn.Release() // which closes it, if it is in a transaction still
+	return f(conn)
+}
+
+// commandFloor makes the writes in the library's flushes: BEGIN and the token; the
+// job; charge, operation and COMMIT. It locks nothing but what writing locks.
+func commandFloor(k *kit) contender { return k.floor(false) }
+
+// commandLockedFloor takes the scope's lock in its last flush.
+func commandLockedFloor(k *kit) contender { return k.floor(true) }
+
+func (k *kit) floor(locked bool) contender {
+	op := func(ctx context.Context, _ int) error {
+		token, err := k.takeToken()
 		if err != nil {
-			return s, err
+			return err
 		}
-		if i < 5 {
-			continue // connecting, preparing, and River's first NOTIFY
+		return k.onConn(ctx, func(conn *pgxpool.Conn) error {
+			tx, err := begin(ctx, conn, floorTokenSQL, token.Digest[:])
+			if err != nil {
+				return err
+			}
+			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+			if err != nil {
+				return err
+			}
+			id, scope := metered.NewID(), k.scope()
+			batch := &pgx.Batch{}
+			if locked {
+				batch.Queue(lockSQL, lockKey(scope))
+			}
+			batch.Queue(floorChargeSQL, scope, "", id)
+			batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope)
+			batch.Queue("commit")
+			return conn.SendBatch(ctx, batch).Close()
+		})
+	}
+	return contender{op: op, stock: k.stockTokens}
+}
+
+// commandSeed is the obvious order, a statement each: BEGIN, lock, sum, entry, token,
+// job, operation, COMMIT. Its record comes late because it holds the job's id.
+func commandSeed(k *kit) contender {
+	op := func(ctx context.Context, _ int) error {
+		token, err := k.takeToken()
+		if err != nil {
+			return err
 		}
-		trips := wire.take()
-		most = max(most, trips)
-		s.values = append(s.values, float64(trips))
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			id, scope := metered.NewID(), k.scope()
+			if err := seedCheck(ctx, tx, scope); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, floorChargeSQL, scope, "", id); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, floorTokenSQL, token.Digest[:]); err != nil {
+				return err
+			}
+			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec(ctx, floorOperationSQL, "", id, fingerprint, resultOf(job), scope)
+			return err
+		})
 	}
-	if len(s.values) == 0 {
-		return s, errors.New("nothing was counted")
+	return contender{op: op, stock: k.stockTokens}
+}
+
+// earlyOperationSQL takes a made-up seq, since the charge has used no sequence.
+const earlyOperationSQL = `
+insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
+    array[$5::text], array[1], array[1::bigint], array[clock_timestamp()])`
+
+// commandEarly uses the library's pieces, the charge first: BEGIN and the charge in
+// one flush; token; job; operation and COMMIT in one flush.
+func commandEarly(k *kit) contender {
+	op := func(ctx context.Context, _ int) error {
+		token, err := k.takeToken()
+		if err != nil {
+			return err
+		}
+		id, scope := metered.NewID(), k.scope()
+		call, err := k.client.Budget.Prepare(budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
+		if err != nil {
+			return err
+		}
+		return k.onConn(ctx, func(conn *pgxpool.Conn) error {
+			tx, err := begin(ctx, conn, call.SQL(), call.Args()...)
+			if err != nil {
+				return err
+			}
+			if _, err := k.client.Tokens.Consume(ctx, tx, "work", "bench", token.Token.Reveal()); err != nil {
+				return err
+			}
+			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+			if err != nil {
+				return err
+			}
+			batch := &pgx.Batch{}
+			batch.Queue(earlyOperationSQL, "", id, fingerprint, resultOf(job), scope)
+			batch.Queue("commit")
+			return conn.SendBatch(ctx, batch).Close()
+		})
 	}
-	s.note = fmt.Sprintf("at most %d, with River's NOTIFY when it is due", most)
-	return s, nil
+	return contender{op: op, stock: k.stockTokens}
+}
+
+// commandMetered is the library's.
+func commandMetered(k *kit) contender {
+	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
+		return k.doWith(ctx, nil)
+	}}
+}
+
+// doWith runs a command with token, charge and keyless job; its function does more,
+// if there is any, and the changes are made to the command.
+func (k *kit) doWith(ctx context.Context, more func(context.Context, *metered.Tx) error, changes ...func(*metered.Command)) error {
+	token, err := k.takeToken()
+	if err != nil {
+		return err
+	}
+	cmd := metered.Command{
+		ID: metered.NewID(), Name: "work",
+		Token:   &metered.Redeem{Purpose: "work", Subject: "bench", Presented: token.Token.Reveal()},
+		Charges: []budget.Charge{{Scope: k.scope(), Amount: 1, Limits: roomy}},
+	}
+	for _, change := range changes {
+		change(&cmd)
+	}
+	_, err = metered.Do(ctx, k.client, cmd, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+		if more != nil {
+			if err := more(ctx, tx); err != nil {
+				return 0, err
+			}
+		}
+		job, err := tx.Enqueue(ctx, work{N: 1}, nil)
+		return job.JobID, err
+	})
+	return err
 }

@@ -1,11 +1,11 @@
-// Command bench measures what metering costs, as ratios between things done in
-// turns in one run, and says which goals are met.
+// Command bench measures what metering costs, mostly as ratios between things done
+// in turns in one run, and says which goals are met.
 //
-//	go -C bench run . [-short] [-only name] [-out dir]
+//	go -C bench run . [-short] [-figure name,name] [-list] [-out dir] [-soak 10m]
 //
 // It starts a throwaway Postgres with durable settings, or uses DATABASE_URL (the
-// databases it makes there are dropped again). It ends with a table and writes
-// results.json to -out.
+// databases it makes there are dropped again). It ends with a table, and writes
+// results.json and report.html to -out.
 package main
 
 import (
@@ -17,7 +17,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -35,43 +34,107 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	var b bench
-	flag.BoolVar(&b.short, "short", false, "a quick look: fewer rounds, smaller tables")
-	only := flag.String("only", "", "measure only the figures whose name contains this")
-	out := flag.String("out", "out", "the directory for results.json")
+	short := flag.Bool("short", false, "a quick look, under a minute: fewer rounds, smaller tables")
+	names := flag.String("figure", "", "measure only these, by name, separated by commas; defaults to all")
+	list := flag.Bool("list", false, "list the figures")
+	out := flag.String("out", "out", "the directory for results.json and report.html")
+	soakFor := flag.Duration("soak", 0, "instead, run a mixed load for so long and report what autovacuum does")
 	flag.Parse()
 
+	picked, err := pick(figures, *names)
+	if err != nil {
+		return err
+	}
+	if *list {
+		for _, f := range picked {
+			fmt.Printf("%s\t%s\t%s\n", f.name, f.goal, f.meaning)
+		}
+		return nil
+	}
 	server, err := pgserver.Start(ctx, pgserver.Options{Durable: true, Log: os.Stderr})
 	if err != nil {
 		return err
 	}
 	defer server.Stop()
-	b.connString = server.ConnString()
-
-	var results []result
-	for _, f := range figures {
-		if !strings.Contains(f.name, *only) {
-			continue
-		}
-		fmt.Fprintf(os.Stderr, "%s: %s\n", f.name, f.meaning)
-		began := time.Now()
-		r, err := f.measure(ctx, &b)
-		if err != nil {
-			return fmt.Errorf("%s: %w", f.name, err)
-		}
-		results = append(results, f.result(r))
-		fmt.Fprintf(os.Stderr, "%s: %.3f in %.0fs\n", f.name, results[len(results)-1].Value, time.Since(began).Seconds())
+	b := newBench(*short, server.ConnString())
+	b.owned, b.dissects = server.Owned(), !*short || *names != ""
+	defer b.close()
+	if *soakFor > 0 {
+		return b.soak(ctx, *soakFor, os.Stdout)
 	}
-	if len(results) == 0 {
-		return errors.New("no figure has such a name")
+	if err := b.checkConnections(ctx); err != nil {
+		return err
+	}
+	results, failed := b.measure(ctx, picked)
+	if ctx.Err() != nil {
+		failed = errors.Join(failed, errors.New("interrupted: figures are missing"))
+		ctx = context.WithoutCancel(ctx)
+	}
+	about, err := b.about(ctx, time.Since(b.began))
+	if err != nil {
+		return err
+	}
+	if err := save(*out, about, results, b.charts); err != nil {
+		return err
 	}
 	printTable(os.Stdout, results)
-	if err := os.MkdirAll(*out, 0o755); err != nil {
+	printMisses(os.Stdout, results)
+	fmt.Printf("\n%s\n%s and report.html are in %s\n", about, resultsFile, *out)
+	return failed
+}
+
+// measure measures the figures in their order. One that fails is reported as not run,
+// and its error is returned in the end.
+func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) {
+	var results []result
+	var failed []error
+	for i, f := range picked {
+		b.logf("%d/%d %s: %s", i+1, len(picked), f.name, f.meaning)
+		began := time.Now()
+		s, err := f.measure(ctx, b)
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", f.name, err))
+			s = samples{notRun: "failed: " + err.Error()}
+		}
+		r := f.result(s)
+		results = append(results, r)
+		b.logf("  %s %s, goal %s, in %.1f s", r.value(), r.Unit, r.Goal, time.Since(began).Seconds())
+	}
+	return results, errors.Join(failed...)
+}
+
+// about says what was measured on.
+func (b *bench) about(ctx context.Context, took time.Duration) (string, error) {
+	server, err := b.server(ctx)
+	if err != nil {
+		return "", err
+	}
+	length := "full run"
+	if b.short {
+		length = "short run: fewer rounds, smaller tables, so only a rough look"
+	}
+	return fmt.Sprintf("%s; %s; took %.0f s", server, length, took.Seconds()), nil
+}
+
+const resultsFile = "results.json"
+
+func save(out, about string, results []result, charts []chart) error {
+	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
 	text, err := json.MarshalIndent(results, "", "  ")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(*out, "results.json"), append(text, '\n'), 0o644)
+	if err := os.WriteFile(filepath.Join(out, resultsFile), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	page, err := report(about, results, charts)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(out, "report.html"), page, 0o644)
 }

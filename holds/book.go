@@ -30,8 +30,8 @@ type Config struct {
 	Subscribers []Subscriber
 
 	// Notify sends every transition to the channel Book.Channel, for Listen, when
-	// it commits. Postgres takes one lock in all of a database's commits with a
-	// notification, so a busy database pays for it. Defaults to false.
+	// it commits. Postgres takes one lock in all of a server's commits with a
+	// notification, so a busy server pays for it. Defaults to false.
 	Notify bool
 }
 

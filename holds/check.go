@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
 func checkNames(tenant, holder string, ids ...string) error {
@@ -49,7 +48,7 @@ func checkIDs(tenant, holder string, ids []string) error {
 func issued(ids []string) []*time.Time {
 	times := make([]*time.Time, len(ids))
 	for i, id := range ids {
-		times[i] = uuidv7.Time(id)
+		times[i] = issuedAt(id)
 	}
 	return times
 }

@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
 // Key is what is claimed: a value of a type. The same value of another type is
@@ -55,8 +57,9 @@ type Claim struct {
 // false). With others it is ErrConflict. Everybody else gets a *TakenError, which
 // tells how long, and not who; and so does its own holder once it is confirmed.
 //
-// Each claim that is made is a new generation, with a new id derived from the key: who
-// kept the id of one that ended can touch nothing with it. Otherwise as Place.
+// Each claim that is made is a new generation with a new id, derived from the key and a
+// UUIDv7: who kept the id of one that ended can touch nothing with it. Otherwise as
+// Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	p, err := b.PrepareClaim(c)
 	if err != nil {
@@ -82,9 +85,21 @@ func (b *Book) PrepareClaim(c Claim) (*Prepared, error) {
 	}
 	sum := sha256.Sum256([]byte(scope))
 	return b.PreparePlace(Request{
-		ID: fmt.Sprintf("claim_%x", sum[:16]), Tenant: c.Tenant, Holder: c.Holder, Lines: lines, Charges: c.Charges,
+		ID: fmt.Sprintf("%s%x_%s", claimPrefix, sum[:16], uuidv7.New()), Tenant: c.Tenant, Holder: c.Holder, Lines: lines, Charges: c.Charges,
 		TTL: c.TTL, Grace: c.Grace, Metadata: c.Metadata, Note: c.Note, claim: scope, key: c.Key,
 	})
+}
+
+// claimPrefix begins the ids of claims. What follows is a digest of the key, "_" and
+// the UUID of the generation.
+const claimPrefix = "claim_"
+
+// issuedAt is the time that an id carries, if it does.
+func issuedAt(id string) *time.Time {
+	if generation, ok := strings.CutPrefix(id, claimPrefix); ok && len(generation) == 69 {
+		id = generation[33:]
+	}
+	return uuidv7.Time(id)
 }
 
 // claimScope is the scope of a key. Its parts cannot run into each other.

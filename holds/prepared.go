@@ -18,10 +18,18 @@ type Prepared struct {
 	keys   []int64 // of the locks of scopes that are known
 	tenant string  // of ids
 	ids    []string
+	placed string // the id that a place would give
 	kind   EventKind
 	note   budget.Note
 	scan   func(pgx.Row) ([]Hold, error)
 	failed func(error) error
+}
+
+// Decode reads a hold as the functions in schema.sql write it.
+func Decode(raw []byte) (Hold, error) {
+	var h Hold
+	err := h.decode(raw)
+	return h, err
 }
 
 // SQL is the statement to send with Args, to be read by Scan.
@@ -44,6 +52,9 @@ func (p *Prepared) Args(namespace, operation string, raising bool) []any {
 func (p *Prepared) Locks() (keys []int64, tenant string, ids []string) {
 	return p.keys, p.tenant, p.ids
 }
+
+// ID is the id of the hold that a placement makes, if it makes one.
+func (p *Prepared) ID() string { return p.placed }
 
 // Scan reads the row that SQL returned, with the errors of the call.
 func (p *Prepared) Scan(row pgx.Row) ([]Hold, error) { return p.scan(row) }

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
 const getSQL = `
@@ -23,7 +21,7 @@ func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (
 	}
 	var raw []byte
 	var old bool
-	if err := db.QueryRow(ctx, b.sql.get, tenant, id, uuidv7.Time(id)).Scan(&raw, &old); err != nil {
+	if err := db.QueryRow(ctx, b.sql.get, tenant, id, issuedAt(id)).Scan(&raw, &old); err != nil {
 		return Hold{}, failed("get", err)
 	}
 	reason := ReasonUnknown

@@ -120,6 +120,8 @@ func (s *system) attempt(worker, i int, token string) attempted {
 		cmd.Isolation = pgx.RepeatableRead
 	case 3:
 		cmd.Isolation = pgx.Serializable
+	case 5, 6:
+		cmd.EarlyRelease = true
 	}
 	if i%8 == 4 { // in a transaction of the caller's, whose COMMIT is the caller's to explain
 		a.err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// server says what is measured on.
+func (b *bench) server(ctx context.Context) (string, error) {
+	conn, err := pgx.Connect(ctx, b.connString)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	var version, fsync, commit, pages string
+	err = conn.QueryRow(ctx, `select current_setting('server_version'), current_setting('fsync'),
+		current_setting('synchronous_commit'), current_setting('full_page_writes')`).Scan(&version, &fsync, &commit, &pages)
+	return fmt.Sprintf("Postgres %s, fsync %s, synchronous_commit %s, full_page_writes %s; %d cores, %s",
+		version, fsync, commit, pages, runtime.NumCPU(), runtime.Version()), err
+}
+
+// neededConnections are those of the largest comparison: three contenders with 64
+// clients each, or five with 32, and what watches them.
+const neededConnections = 220
+
+// checkConnections warns, since some figures do with less.
+func (b *bench) checkConnections(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, b.connString)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	var most int
+	err = conn.QueryRow(ctx, "select current_setting('max_connections')::int").Scan(&most)
+	if most < neededConnections {
+		b.logf("max_connections is %d: figures with many clients need %d, and will fail", most, neededConnections)
+	}
+	return err
+}

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// contender is one way to do a thing.
+type contender struct {
+	name string
+	site *site // nil for one without Postgres
+
+	// op does it once, for one of the clients.
+	op func(ctx context.Context, client int) error
+
+	// stock is made ready before each slice, outside the time that is measured: what
+	// an op uses up, at least n of it. It returns how many ops may run; nil is any
+	// number.
+	stock func(ctx context.Context, n int) (int, error)
+
+	dissect bool // look inside its statements afterwards
+}
+
+// comparison runs contenders in turns, A B C B C A …, so that whatever else the
+// machine does meets them all alike.
+type comparison struct {
+	contenders []contender
+	clients    int
+	slice      time.Duration
+	rounds     int
+	count      int // ops a slice; defaults to as many as fit
+}
+
+// outcome is what a comparison came to; each of its slices has a value per round.
+type outcome struct {
+	names []string
+	rates map[string][]float64 // ops per second
+	where []profile            // in the order of the contenders
+	parts []part
+}
+
+// entrant is a contender in a comparison.
+type entrant struct {
+	contender
+	watch *watch  // nil without Postgres
+	rate  float64 // of its last slice
+}
+
+// run runs one round more than is counted, to warm up.
+func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
+	out := outcome{rates: map[string][]float64{}}
+	entrants, leave, err := c.enter(ctx)
+	if err != nil {
+		return out, err
+	}
+	defer leave()
+	began := time.Now()
+	for round := range c.rounds + 1 {
+		if round > b.fewest() && time.Since(began) > b.patience() {
+			b.logf("  stopped after %d rounds of %d: the machine is slow", round-1, c.rounds)
+			break
+		}
+		for k := range entrants {
+			e := entrants[(k+round)%len(entrants)]
+			if err := c.turn(ctx, b, e, round > 0); err != nil {
+				return out, fmt.Errorf("%s: %w", e.name, err)
+			}
+			if round > 0 {
+				out.rates[e.name] = append(out.rates[e.name], e.rate)
+			}
+		}
+		b.progress(round, c.rounds)
+	}
+	for _, e := range entrants {
+		out.names = append(out.names, e.name)
+		if e.watch != nil {
+			out.where = append(out.where, e.watch.profile())
+		}
+		if e.dissect && b.dissects {
+			if out.parts, err = dissect(ctx, e.contender); err != nil {
+				return out, fmt.Errorf("%s: %w", e.name, err)
+			}
+		}
+	}
+	return out, nil
+}
+
+// enter connects the contenders and those who watch them.
+func (c comparison) enter(ctx context.Context) (entrants []*entrant, leave func(), err error) {
+	leave = func() {
+		for _, e := range entrants {
+			e.watch.close()
+		}
+	}
+	for _, con := range c.contenders {
+		e := &entrant{contender: con}
+		if con.site != nil {
+			if err = con.site.connect(ctx); err == nil {
+				e.watch, err = newWatch(ctx, con.name, con.site)
+			}
+		}
+		if err != nil {
+			leave()
+			return nil, nil, err
+		}
+		entrants = append(entrants, e)
+	}
+	return entrants, leave, nil
+}
+
+// turn is one contender's slice of a round.
+func (c comparison) turn(ctx context.Context, b *bench, e *entrant, counts bool) error {
+	length := c.slice
+	if !counts {
+		length = min(length, time.Duration(b.pick(300, 100))*time.Millisecond)
+	}
+	if c.count > 0 {
+		length = time.Minute
+	}
+	limit, err := c.ops(ctx, e.contender, e.rate, length)
+	if err != nil {
+		return err
+	}
+	stop := e.watch.start(ctx, counts)
+	n, seconds, err := drive(ctx, e.op, c.clients, length, limit)
+	if err2 := stop(n, seconds); err == nil {
+		err = err2
+	}
+	e.rate = float64(n) / seconds
+	return err
+}
+
+// ops is how many ops a slice may have, after they are made ready; -1 is any number.
+func (c comparison) ops(ctx context.Context, con contender, rate float64, length time.Duration) (int, error) {
+	limit := -1
+	if c.count > 0 {
+		limit = c.count
+	}
+	if con.stock == nil {
+		return limit, nil
+	}
+	want := limit
+	if want < 0 {
+		want = int(1.3*rate*length.Seconds()) + 10*c.clients
+	}
+	n, err := con.stock(ctx, want)
+	if c.count == 0 {
+		limit = n
+	}
+	return limit, err
+}
+
+// ratio is how many times as fast as b contender a was, round by round.
+func (o outcome) ratio(a, b string) samples {
+	return samples{
+		values: ratios(o.rates[a], o.rates[b]), where: o.profiles(a, b), parts: o.parts,
+		note: fmt.Sprintf("%s %s/s, %s %s/s", a, number(median(o.rates[a])), b, number(median(o.rates[b]))),
+	}
+}
+
+// cost is how many times as long contender a took as b.
+func (o outcome) cost(a, b string) samples {
+	return samples{
+		values: ratios(o.rates[b], o.rates[a]), where: o.profiles(a, b), parts: o.parts,
+		note: fmt.Sprintf("%s %s µs, %s %s µs", a, number(1e6/median(o.rates[a])), b, number(1e6/median(o.rates[b]))),
+	}
+}
+
+// profiles are those of all contenders, a and b first, which cause compares.
+func (o outcome) profiles(first ...string) []profile {
+	place := func(p profile) int {
+		if i := slices.Index(first, p.Contender); i >= 0 {
+			return i
+		}
+		return len(first)
+	}
+	return slices.SortedStableFunc(slices.Values(o.where), func(p, q profile) int { return cmp.Compare(place(p), place(q)) })
+}
+
+// errOut is an op's answer when it has nothing left to work with.
+var errOut = errors.New("out of stock")
+
+// drive lets clients run op until the time is up, or so many ops have begun, and
+// returns how many were done in how many seconds. An op that has begun is finished
+// and counted.
+func drive(ctx context.Context, op func(context.Context, int) error, clients int, length time.Duration, limit int) (int, float64, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var begun, done atomic.Int64
+	var failed error
+	var once sync.Once
+	var group sync.WaitGroup
+	began := time.Now()
+	for client := range clients {
+		group.Go(func() {
+			for time.Since(began) < length && ctx.Err() == nil {
+				if limit >= 0 && begun.Add(1) > int64(limit) {
+					return
+				}
+				err := op(ctx, client)
+				if errors.Is(err, errOut) {
+					return
+				}
+				if err != nil {
+					once.Do(func() { failed = err; cancel() })
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	group.Wait()
+	seconds := time.Since(began).Seconds()
+	switch {
+	case failed != nil:
+		return 0, 0, failed
+	case ctx.Err() != nil:
+		return 0, 0, context.Cause(ctx)
+	case done.Load() == 0:
+		return 0, 0, errors.New("nothing was done")
+	}
+	return int(done.Load()), seconds, nil
+}
+
+// patience is how long a comparison may take, so that a run on a slow or busy machine
+// ends in its time as well, with fewer rounds. It ends when the run is late.
+func (b *bench) patience() time.Duration {
+	late, each := 11*time.Minute, time.Minute
+	if b.short {
+		late, each = 40*time.Second, 1500*time.Millisecond
+	}
+	if time.Since(b.began) > late {
+		return 0
+	}
+	return each
+}
+
+// fewest is how many rounds a comparison has in any case.
+func (b *bench) fewest() int { return b.pick(3, 2) }
+
+// progress shows that a comparison goes on.
+func (b *bench) progress(round, rounds int) {
+	if round == 0 {
+		fmt.Fprint(b.log, "  ")
+	}
+	fmt.Fprint(b.log, ".")
+	if round == rounds {
+		fmt.Fprintln(b.log)
+	}
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgserver"
+)
+
+func quiet(connString string) *bench {
+	b := newBench(true, connString)
+	b.log, b.owned = io.Discard, true
+	return b
+}
+
+func TestComparison_RunsContendersInTurns(t *testing.T) {
+	t.Parallel()
+	var order string
+	op := func(name string) contender {
+		return contender{name: name, op: func(context.Context, int) error { order += name; return nil }}
+	}
+	c := comparison{contenders: []contender{op("a"), op("b"), op("c")}, clients: 1, count: 1, rounds: 3}
+	out, err := c.run(t.Context(), quiet(""))
+	require.NoError(t, err)
+	require.Equal(t, "abc"+"bca"+"cab"+"abc", order)
+	require.Len(t, out.rates["a"], 3, "the first round is not counted")
+	require.Equal(t, []string{"a", "b", "c"}, out.names)
+}
+
+func TestOutcome_RatiosAreTakenInEachRound(t *testing.T) {
+	t.Parallel()
+	o := outcome{rates: map[string][]float64{"a": {10, 1, 30}, "b": {5, 4, 10}}}
+	require.Equal(t, []float64{2, 0.25, 3}, o.ratio("a", "b").values)
+	require.Equal(t, []float64{0.5, 4, 10.0 / 30}, o.cost("a", "b").values)
+	o.where = []profile{{Contender: "c"}, {Contender: "b"}, {Contender: "d"}, {Contender: "a"}}
+	require.Equal(t, []profile{{Contender: "a"}, {Contender: "b"}, {Contender: "c"}, {Contender: "d"}}, o.ratio("a", "b").where)
+}
+
+func TestDrive_DoesNoMoreThanTheLimitAndCountsWhatWasDone(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int64
+	n, _, err := drive(t.Context(), func(context.Context, int) error { calls.Add(1); return nil }, 8, time.Minute, 100)
+	require.NoError(t, err)
+	require.Equal(t, 100, n)
+	require.EqualValues(t, 100, calls.Load())
+
+	left := atomic.Int64{}
+	left.Store(7)
+	n, _, err = drive(t.Context(), func(context.Context, int) error {
+		if left.Add(-1) < 0 {
+			return errOut
+		}
+		return nil
+	}, 3, time.Minute, -1)
+	require.NoError(t, err)
+	require.Equal(t, 7, n)
+}
+
+func TestDrive_EndsAtTheFirstError(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	_, _, err := drive(t.Context(), func(context.Context, int) error { return broken }, 4, time.Minute, -1)
+	require.ErrorIs(t, err, broken)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, _, err = drive(ctx, func(context.Context, int) error { return nil }, 4, time.Minute, -1)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestQuantile_Interpolates(t *testing.T) {
+	t.Parallel()
+	require.Zero(t, median(nil))
+	require.Equal(t, 2.0, median([]float64{3, 1, 2}))
+	require.Equal(t, 2.5, median([]float64{4, 1, 2, 3}))
+	require.Equal(t, 1.75, quantile([]float64{4, 1, 2, 3}, 0.25))
+	require.Equal(t, 4.0, quantile([]float64{4, 1, 2, 3}, 1))
+}
+
+// A comparison is only fair among those that leave the same behind.
+func TestContenders_WriteTheSameRows(t *testing.T) {
+	t.Parallel()
+	server, err := pgserver.Start(t.Context(), pgserver.Options{})
+	require.NoError(t, err)
+	defer server.Stop()
+	b := quiet(server.ConnString())
+	b.owned = server.Owned()
+	defer b.close()
+	k, err := b.kit(t.Context(), options{conns: 4}, hotScope)
+	require.NoError(t, err)
+	defer k.drop()
+	rows := func() (n [5]int) {
+		err := k.QueryRow(t.Context(), `select (select count(*) from metered.ledger), (select count(*) from metered.operations),
+			(select count(*) from metered.tokens where used = 1 and ended_at is not null), (select count(*) from river_job),
+			(select count(*) from metered.operations o join river_job j on j.id::text = convert_from(o.result, 'utf8'))`).
+			Scan(&n[0], &n[1], &n[2], &n[3], &n[4])
+		require.NoError(t, err)
+		return n
+	}
+	const ops = 20
+	for name, c := range map[string]struct {
+		make func(*kit) contender
+		want [5]int
+	}{
+		"charge":         {chargeMetered, [5]int{ops}},
+		"charge floor":   {chargeFloor, [5]int{ops}},
+		"charge locked":  {chargeLockedFloor, [5]int{ops}},
+		"charge seed":    {chargeSeed, [5]int{ops}},
+		"command":        {commandMetered, [5]int{ops, ops, ops, ops, ops}},
+		"command floor":  {commandFloor, [5]int{ops, ops, ops, ops, ops}},
+		"command locked": {commandLockedFloor, [5]int{ops, ops, ops, ops, ops}},
+		"command seed":   {commandSeed, [5]int{ops, ops, ops, ops, ops}},
+		"command early":  {commandEarly, [5]int{ops, ops, ops, ops, ops}},
+		"polling":        {commandPolling, [5]int{ops, ops, ops, ops, ops}},
+	} {
+		con := c.make(k)
+		before := rows()
+		if con.stock != nil {
+			n, err := con.stock(t.Context(), ops)
+			require.NoError(t, err, name)
+			require.GreaterOrEqual(t, n, ops, name)
+		}
+		n, _, err := drive(t.Context(), con.op, 4, time.Minute, ops)
+		require.NoError(t, err, name)
+		require.Equal(t, ops, n, name)
+		wrote := rows()
+		for i := range wrote {
+			wrote[i] -= before[i]
+		}
+		require.Equal(t, c.want, wrote, name)
+		// The next one begins a chain of its own: not all of them write sums.
+		_, err = k.Exec(t.Context(), "truncate metered.ledger")
+		require.NoError(t, err)
+	}
+}
+
+func TestMeasure_AFigureThatFailsDoesNotTakeTheOthersAlong(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	results, err := quiet("").measure(t.Context(), []figure{
+		{name: "broken", measure: func(context.Context, *bench) (samples, error) { return samples{}, broken }},
+		{name: "works", measure: func(context.Context, *bench) (samples, error) { return samples{values: []float64{1}}, nil }},
+	})
+	require.ErrorIs(t, err, broken)
+	require.Len(t, results, 2)
+	require.Contains(t, results[0].NotRun, "broken")
+	require.Equal(t, 1.0, *results[1].Value)
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestFigures_HoldEveryGoal(t *testing.T) {
+	t.Parallel()
+	goals := map[string]string{
+		"charge_vs_floor": ">= 0.8", "charge_hot_vs_lock_floor": ">= 0.9", "charge_window_1e6_vs_1e2": "<= 1.15",
+		"charge_scopes_1e6_vs_1e3": "<= 1.3", "charge_cold_start": "<= 1.3", "denial_vs_charge": "<= 1",
+		"command_vs_floor": ">= 0.9", "command_hot_rtt1_vs_locked_floor": ">= 0.9", "command_hot_rtt1_vs_seed": ">= 20",
+		"command_hot_commit2ms_early_vs_plain": ">= 8", "command_round_trips": "<= 3", "multi_scope_8_vs_1": "<= 3",
+		"token_consume_vs_update": ">= 0.9", "enqueue_keyed_vs_river": ">= 0.85", "bytes_per_charge": "<= 220",
+		"purge_rows_per_s_vs_delete": ">= 0.8", "denial_flood_connections": "<= 8",
+	}
+	seen := map[string]bool{}
+	for _, f := range figures {
+		require.False(t, seen[f.name], "%s is there twice", f.name)
+		seen[f.name] = true
+		require.NotEmpty(t, f.meaning, f.name)
+		require.NotEmpty(t, f.unit, f.name)
+		require.NotNil(t, f.measure, f.name)
+		if goal, ok := goals[f.name]; ok {
+			require.Equal(t, goal, f.goal.String(), f.name)
+			delete(goals, f.name)
+		}
+	}
+	require.Empty(t, goals, "not registered")
+}
+
+func TestPick_TakesFiguresByTheirWholeName(t *testing.T) {
+	t.Parallel()
+	all := []figure{{name: "a"}, {name: "ab"}, {name: "c"}}
+	picked, err := pick(all, "c, a")
+	require.NoError(t, err)
+	require.Equal(t, []string{"c", "a"}, []string{picked[0].name, picked[1].name})
+	picked, err = pick(all, "")
+	require.NoError(t, err)
+	require.Len(t, picked, 3)
+	_, err = pick(all, "a,b")
+	require.ErrorContains(t, err, `"b"`)
+}
+
+func TestResult_IsTheMedianJudgedByTheGoal(t *testing.T) {
+	t.Parallel()
+	f := figure{name: "f", goal: atLeast(0.8)}
+	met := f.result(samples{values: []float64{8.8, 0.8, 0.4}})
+	require.True(t, met.Met)
+	require.Equal(t, 0.8, *met.Value)
+	require.InDeltaSlice(t, []float64{0.4, 0.6, 4.8, 8.8}, met.Spread, 1e-9)
+	require.Empty(t, met.Cause)
+
+	missed := f.result(samples{values: []float64{0.79}, where: []profile{{Contender: "x", Rate: 1}}})
+	require.False(t, missed.Met)
+	require.Contains(t, missed.Cause, "x: 1/s")
+
+	f.goal = atMost(0.8)
+	require.True(t, f.result(samples{values: []float64{0.79}}).Met)
+	require.False(t, f.result(samples{values: []float64{0.81}}).Met)
+}
+
+func TestSave_WritesEveryFigureAlsoOneThatWasNotRun(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "new")
+	results := []result{
+		figure{name: "run", unit: "u", meaning: "m", goal: atMost(2)}.result(samples{values: []float64{1, 3}}),
+		figure{name: "skipped", unit: "u", meaning: "m", goal: atMost(2)}.result(samples{notRun: "no peer"}),
+	}
+	require.NoError(t, save(dir, "about", results, nil))
+	text, err := os.ReadFile(filepath.Join(dir, resultsFile))
+	require.NoError(t, err)
+	var read []map[string]any
+	require.NoError(t, json.Unmarshal(text, &read))
+	require.Len(t, read, 2)
+	for key, want := range map[string]any{"name": "run", "value": 2.0, "unit": "u", "goal": "<= 2", "met": true} {
+		require.Equal(t, want, read[0][key], key)
+	}
+	require.Nil(t, read[1]["value"])
+	require.Contains(t, read[1], "value")
+	require.Equal(t, false, read[1]["met"])
+	require.Equal(t, "no peer", read[1]["not_run"])
+	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
+	require.NoError(t, err)
+	require.Contains(t, string(page), "skipped")
+}
+
+func TestPrintMisses_TellsTheMeasuredCauseOfEachMissAndOfNothingElse(t *testing.T) {
+	t.Parallel()
+	cpu := 5.0
+	where := []profile{
+		{Contender: "slow", Rate: 100, BackendMicros: &cpu, Waits: map[string]float64{"LWLock:WALWrite": 0.5}},
+		{Contender: "fast", Rate: 200, BackendMicros: &cpu},
+	}
+	results := []result{
+		figure{name: "missed", goal: atLeast(1)}.result(samples{values: []float64{0.5}, where: where}),
+		figure{name: "met", goal: atLeast(1)}.result(samples{values: []float64{1.5}, where: where}),
+		figure{name: "skipped", goal: atLeast(1)}.result(samples{notRun: "why"}),
+	}
+	var out strings.Builder
+	printMisses(&out, results)
+	require.Contains(t, out.String(), "missed")
+	require.Contains(t, out.String(), "LWLock:WALWrite 50 %")
+	require.Contains(t, out.String(), "slow takes +5000 µs an op more than fast")
+	require.NotContains(t, out.String(), "met:")
+	require.NotContains(t, out.String(), "skipped")
+}
+
+func TestExplained_ReadsANoticeOfAutoExplain(t *testing.T) {
+	t.Parallel()
+	ms, text, ok := explained("duration: 0.125 ms  plan:\nQuery Text: select a\n  from b\nSeq Scan on b  (cost=0.00..1.00 rows=1 width=4)\n  Filter: x")
+	require.True(t, ok)
+	require.Equal(t, 0.125, ms)
+	require.Equal(t, "select a from b", text)
+	_, _, ok = explained("something else")
+	require.False(t, ok)
+}
+
+func TestSince_LeavesOutWhatWasCountedBefore(t *testing.T) {
+	t.Parallel()
+	before := map[string]part{"a": {"function", "a", 100, 1000}, "b": {"function", "b", 5, 5}}
+	after := map[string]part{"a": {"function", "a", 120, 1400}, "b": {"function", "b", 5, 5}, "c": {"function", "c", 10, 800}}
+	require.Equal(t, []part{{"function", "c", 1, 80}, {"function", "a", 2, 40}}, since(before, after, 10))
+}

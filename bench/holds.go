@@ -1,0 +1,335 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+var holdFigures = []figure{
+	{
+		name: "hold_place_vs_charge", unit: "times the cost", goal: atMost(1.6),
+		meaning: "placing a hold on one scope of 1,000, against charging it",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			out, err := b.compare(ctx, comparison{clients: 1, count: b.pick(300, 60), rounds: b.pick(31, 7)}, options{}, oneOf(1000),
+				entry{"place", place}, entry{"charge", chargeMetered})
+			return out.cost("place", "charge"), err
+		},
+	},
+	{
+		name: "hold_place_capture_vs_charge", unit: "times the cost", goal: atMost(2.6),
+		meaning: "placing a hold, and capturing it in another transaction, against one charge",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			out, err := b.compare(ctx, comparison{clients: 1, count: b.pick(300, 60), rounds: b.pick(31, 7)}, options{}, oneOf(1000),
+				entry{"place + capture", placeAndCapture}, entry{"charge", chargeMetered})
+			return out.cost("place + capture", "charge"), err
+		},
+	},
+	{
+		name: "hold_place_100k_open_vs_10", unit: "times the cost", goal: atMost(1.2),
+		meaning: "placing on a scope with 100,000 open holds, none of them due, against one with 10",
+		measure: func(ctx context.Context, b *bench) (samples, error) { return placeAmong(ctx, b, false) },
+	},
+	{
+		name: "hold_place_200k_ended_vs_10", unit: "times the cost", goal: atMost(1.2),
+		meaning: "placing on a scope with 200,000 ended holds that an old snapshot keeps alive, against one with 10 open",
+		measure: func(ctx context.Context, b *bench) (samples, error) { return placeAmong(ctx, b, true) },
+	},
+	{
+		name: "hold_sweep_vs_release", unit: "times the rate", goal: atLeast(10),
+		meaning: "holds/s that Sweep ends, against one connection that releases them one by one",
+		measure: sweepRate,
+	},
+	{
+		name: "hold_seat_round_trips", unit: "round trips", goal: atMost(4),
+		meaning: "one seat by metered.Do on the wire, warm: seat, block, the user's window, and the cleanup job",
+		measure: seatRoundTrips,
+	},
+	{
+		name: "hold_seats_sold", unit: "seats", goal: goal{"=", 500},
+		meaning: "100 users at once buy the 500 seats of one event by metered.Do: hold, then capture",
+		measure: sellOut,
+	},
+}
+
+func (k *kit) request() holds.Request {
+	return holds.Request{Lines: []holds.Line{{Scope: k.scope(), Amount: 1, Limits: roomy}}, TTL: time.Hour}
+}
+
+func (k *kit) place(ctx context.Context, r holds.Request) (h holds.Hold, err error) {
+	err = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+		h, err = k.client.Holds.Place(ctx, tx, r)
+		return err
+	})
+	return h, err
+}
+
+func place(k *kit) contender {
+	return contender{op: func(ctx context.Context, _ int) error {
+		_, err := k.place(ctx, k.request())
+		return err
+	}}
+}
+
+func placeAndCapture(k *kit) contender {
+	return contender{op: func(ctx context.Context, _ int) error {
+		h, err := k.place(ctx, k.request())
+		if err != nil {
+			return err
+		}
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			_, err := k.client.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+			return err
+		})
+	}}
+}
+
+// loadHoldsSQL places $2 holds of a unit on scope $1, of the key $3, due one a
+// millisecond from $4 on: what placing them one by one would have left.
+const loadHoldsSQL = `
+with placed as (
+    insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint)
+    select clock_timestamp(), $4::timestamptz + g * interval '1 ms', $4::timestamptz + g * interval '1 ms', clock_timestamp() + interval '1 day',
+        1, 'h', '', 'load-' || $1 || '-' || g, '', ''
+    from generate_series(1, $2::int) g returning no, due, placed_at),
+lines as (
+    insert into metered.hold_lines (hold, key, amount, open, due, scope) select p.no, $3, 1, 1, p.due, $1 from placed p),
+events as (
+    insert into metered.hold_events (hold, at, deadline, version, kind) select p.no, p.placed_at, p.due, 1, 'h' from placed p)
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
+select g, 1, clock_timestamp(), 0, 0, 0, g, 0, 'h', $1, $4::timestamptz + interval '1 ms' from generate_series(1, $2::int) g`
+
+// endHoldsSQL releases all that is open of a scope.
+const endHoldsSQL = `
+with ended as (update metered.holds h set state = 'r', ended_at = clock_timestamp(), version = 2, pending = false
+    where h.no in (select l.hold from metered.hold_lines l where l.scope = $1)),
+freed as (update metered.hold_lines l set open = 0 where l.scope = $1 and l.open > 0)
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
+select l.seq + 1, l.held, clock_timestamp(), 0, 0, 0, 0, 0, 'l', $1 from metered.ledger l where l.scope = $1 order by l.seq desc limit 1`
+
+func (k *kit) loadHolds(ctx context.Context, scope string, n int, due time.Time) error {
+	_, err := k.Exec(ctx, loadHoldsSQL, scope, n, k.client.Budget.LockKey(scope), due)
+	return err
+}
+
+// placeAmong compares placing on a scope with many holds with placing on one with
+// ten. With ended, the many were released after a snapshot was taken that is still
+// open, so that nothing can clean up after them.
+func placeAmong(ctx context.Context, b *bench, ended bool) (samples, error) {
+	many := b.pick(100_000, 20_000)
+	if ended {
+		many *= 2
+	}
+	later := time.Now().Add(30 * time.Minute)
+	k, err := b.kit(ctx, options{conns: 4}, nil)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	b.logf("  loading %d holds", many)
+	for scope, n := range map[string]int{"many": many, "ten": 10} {
+		if err := k.loadHolds(ctx, scope, n, later); err != nil {
+			return samples{}, err
+		}
+	}
+	if _, err := k.Exec(ctx, "vacuum analyze"); err != nil {
+		return samples{}, err
+	}
+	if ended {
+		old, err := pgx.ConnectConfig(ctx, k.direct())
+		if err != nil {
+			return samples{}, err
+		}
+		defer func() { _ = old.Close(context.WithoutCancel(ctx)) }()
+		for _, sql := range []string{"begin isolation level repeatable read", "select 1 from metered.holds limit 1"} {
+			if _, err := old.Exec(ctx, sql); err != nil {
+				return samples{}, err
+			}
+		}
+		if _, err := k.Exec(ctx, endHoldsSQL, "many"); err != nil {
+			return samples{}, err
+		}
+	}
+	on := func(name, scope string) contender {
+		return contender{name: name, site: k.site, op: func(ctx context.Context, _ int) error {
+			_, err := k.place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: roomy}}, TTL: time.Hour})
+			return err
+		}}
+	}
+	a, z := on(fmt.Sprintf("among %d", many), "many"), on("among 10", "ten")
+	out, err := comparison{contenders: []contender{a, z}, clients: 1, count: b.pick(200, 50), rounds: b.pick(31, 7)}.run(ctx, b)
+	return out.cost(a.name, z.name), err
+}
+
+// sweepRate ends holds over ten scopes, some seconds' worth of a busy service.
+func sweepRate(ctx context.Context, b *bench) (samples, error) {
+	n := b.pick(5000, 1000)
+	k, err := b.kit(ctx, options{conns: 2}, nil)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	var s samples
+	var sweeps, releases []float64
+	for round := range b.pick(5, 2) {
+		ids := make([]string, 0, n/10)
+		for i := range 10 {
+			due, live := fmt.Sprintf("due/%d/%d", round, i), fmt.Sprintf("live/%d/%d", round, i)
+			if err := k.loadHolds(ctx, due, n/10, time.Now().Add(-time.Hour)); err != nil {
+				return s, err
+			}
+			if err := k.loadHolds(ctx, live, n/100, time.Now().Add(time.Hour)); err != nil {
+				return s, err
+			}
+			for j := range n / 100 {
+				ids = append(ids, fmt.Sprintf("load-%s-%d", live, j+1))
+			}
+		}
+		began := time.Now()
+		report, err := k.client.Holds.Sweep(ctx, k.Pool, holds.SweepOptions{})
+		if err != nil || report.Expired != n {
+			return s, errors.Join(err, fmt.Errorf("%d of %d swept", report.Expired, n))
+		}
+		sweeps = append(sweeps, float64(n)/time.Since(began).Seconds())
+		began = time.Now()
+		for _, id := range ids {
+			err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+				_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{id}})
+				return err
+			})
+			if err != nil {
+				return s, err
+			}
+		}
+		releases = append(releases, float64(len(ids))/time.Since(began).Seconds())
+	}
+	s.values = ratios(sweeps, releases)
+	s.note = fmt.Sprintf("swept %s/s, released %s/s", number(median(sweeps)), number(median(releases)))
+	return s, nil
+}
+
+// seat is the claim of a seat, its block's capacity, and the user's window.
+func seat(event string, n int, user string) holds.Claim {
+	return holds.Claim{
+		Key: holds.Key{Type: "seat", Value: fmt.Sprintf("%s/%d", event, n)}, Holder: user, TTL: 5 * time.Minute,
+		Lines:   []holds.Line{{Scope: fmt.Sprintf("block/%s/%d", event, n/100), Amount: 1, Limits: []budget.Limit{{Max: 100}}}},
+		Charges: []budget.Charge{{Scope: "user/" + user, Amount: 1, Limits: []budget.Limit{{Max: 10, Window: 5 * time.Minute}}}},
+	}
+}
+
+func (k *kit) holdSeat(ctx context.Context, c holds.Claim) (holds.Hold, error) {
+	out, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID()}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		_, err := tx.Claim(ctx, c, &metered.Cleanup{})
+		return nil, err
+	})
+	if err != nil {
+		return holds.Hold{}, err
+	}
+	return out.Holds[0], nil
+}
+
+func (k *kit) buySeat(ctx context.Context, h holds.Hold) error {
+	_, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID()}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		return nil, tx.Capture(holds.Capture{IDs: []string{h.ID}, Holder: h.Holder, Entity: "ticket"})
+	})
+	return err
+}
+
+func seatRoundTrips(ctx context.Context, b *bench) (samples, error) {
+	return b.roundTrips(ctx, func(ctx context.Context, k *kit, i int) error {
+		_, err := k.holdSeat(ctx, seat("event", i, fmt.Sprint("user-", i)))
+		return err
+	})
+}
+
+// sellOut lets 100 users buy what they can get of 500 seats, ten each, in an order of
+// their own. As on a seat map, who looks sees what was sold, and not what is being
+// reached for.
+func sellOut(ctx context.Context, b *bench) (samples, error) {
+	const users, seats = 100, 500
+	var s samples
+	var held, p50, p95 []float64
+	for round := range b.pick(5, 2) {
+		k, err := b.kit(ctx, options{conns: 16}, nil)
+		if err != nil {
+			return s, err
+		}
+		sold, taken, err := k.sell(ctx, fmt.Sprint("event-", round), users, seats)
+		if err == nil {
+			var report budget.VerifyReport
+			report, err = k.client.Budget.Verify(ctx, k.Pool, budget.VerifyOptions{})
+			if err == nil && !report.OK() {
+				err = fmt.Errorf("the ledger does not verify: %v", report.Differences[0])
+			}
+		}
+		k.drop()
+		if err != nil {
+			return s, err
+		}
+		s.values = append(s.values, float64(sold))
+		held = append(held, taken.rate)
+		p50, p95 = append(p50, quantile(taken.ms, 0.5)), append(p95, quantile(taken.ms, 0.95))
+	}
+	s.note = fmt.Sprintf("%s holds/s, p50 %s ms, p95 %s ms, over 16 connections", number(median(held)), number(median(p50)), number(median(p95)))
+	return s, nil
+}
+
+// taken are the latencies of the holds that were placed, and how many a second.
+type taken struct {
+	ms   []float64
+	rate float64
+}
+
+func (k *kit) sell(ctx context.Context, event string, users, seats int) (sold int, t taken, err error) {
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	gone := make([]atomic.Bool, seats)
+	began := time.Now()
+	for u := range users {
+		group.Go(func() {
+			user := fmt.Sprint("user-", u)
+			mine := 0
+			for _, n := range rand.Perm(seats) {
+				if mine == 10 {
+					return
+				}
+				if gone[n].Load() {
+					continue
+				}
+				start := time.Now()
+				h, placeErr := k.holdSeat(ctx, seat(event, n, user))
+				ms := time.Since(start).Seconds() * 1000
+				if errors.Is(placeErr, holds.ErrTaken) {
+					continue
+				}
+				gone[n].Store(true)
+				if placeErr == nil {
+					placeErr = k.buySeat(ctx, h)
+				}
+				mu.Lock()
+				if placeErr != nil {
+					err = errors.Join(err, placeErr)
+					mu.Unlock()
+					return
+				}
+				sold++
+				mine++
+				t.ms = append(t.ms, ms)
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	t.rate = float64(sold) / time.Since(began).Seconds()
+	return sold, t, err
+}

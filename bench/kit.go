@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// kit is what contenders are made of: a database of their own, with the library
+// and River set up on it.
+type kit struct {
+	*site
+	queue  *river.Client[pgx.Tx]
+	client *metered.Client
+	scope  func() string // of the next op
+
+	minted []tokens.Minted
+	spent  atomic.Int64 // of minted
+}
+
+// floorSeq is where those contenders take an entry's seq that keep no chain.
+const floorSeq = `create sequence metered.bench_seq cache 32`
+
+func (b *bench) kit(ctx context.Context, o options, scope func() string) (*kit, error) {
+	o.setUp = append(o.setUp, floorSeq)
+	s, err := b.open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	k := &kit{site: s, scope: scope}
+	if err := k.setUp(&river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}}); err != nil {
+		s.drop()
+		return nil, err
+	}
+	return k, nil
+}
+
+func (k *kit) setUp(cfg *river.Config) (err error) {
+	if k.queue, err = river.NewClient(riverpgxv5.New(k.Pool), cfg); err != nil {
+		return err
+	}
+	// A hot scope's queue may be long, on a machine that is busy otherwise.
+	k.client, err = metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute})
+	return err
+}
+
+// stockTokens mints until n tokens are unspent, and returns how many are.
+func (k *kit) stockTokens(ctx context.Context, n int) (int, error) {
+	spent := min(int(k.spent.Load()), len(k.minted))
+	k.minted = k.minted[spent:]
+	k.spent.Store(0)
+	for len(k.minted) < n {
+		mints := make([]tokens.Mint, min(n-len(k.minted), tokens.MaxMints))
+		for i := range mints {
+			mints[i] = tokens.Mint{Purpose: "work", Subject: "bench", TTL: 24 * time.Hour}
+		}
+		err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			minted, err := k.client.Tokens.MintMany(ctx, tx, mints)
+			k.minted = append(k.minted, minted...)
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	return len(k.minted), nil
+}
+
+func (k *kit) takeToken() (tokens.Minted, error) {
+	i := int(k.spent.Add(1)) - 1
+	if i >= len(k.minted) {
+		return tokens.Minted{}, errOut
+	}
+	return k.minted[i], nil
+}
+
+// entry is a contender to be: its kit is opened for it.
+type entry struct {
+	name string
+	make func(*kit) contender
+}
+
+// compare opens a kit for each entry, runs them in turns, and drops the kits.
+func (b *bench) compare(ctx context.Context, c comparison, o options, scope func() string, entries ...entry) (outcome, error) {
+	if o.conns == 0 {
+		o.conns = c.clients
+	}
+	cons, drop, err := b.contenders(ctx, o, scope, entries...)
+	if err != nil {
+		return outcome{}, err
+	}
+	defer drop()
+	c.contenders = cons
+	return c.run(ctx, b)
+}
+
+func (b *bench) contenders(ctx context.Context, o options, scope func() string, entries ...entry) (cons []contender, drop func(), err error) {
+	var kits []*kit
+	drop = func() {
+		for _, k := range kits {
+			k.drop()
+		}
+	}
+	for _, e := range entries {
+		k, err := b.kit(ctx, o, scope)
+		if err != nil {
+			drop()
+			return nil, nil, err
+		}
+		kits = append(kits, k)
+		con := e.make(k)
+		con.name, con.site = e.name, k.site
+		cons = append(cons, con)
+	}
+	return cons, drop, nil
+}
+
+// oneOf returns scopes of 24 bytes, each as often as any other.
+func oneOf(n int) func() string {
+	return func() string { return scopeName(rand.IntN(n)) }
+}
+
+func scopeName(i int) string { return fmt.Sprintf("scope/%018d", i) }
+
+func hotScope() string { return scopeName(0) }
+
+// lockKey is the key of those contenders that lock a scope by themselves.
+func lockKey(scope string) int64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(scope))
+	return int64(h.Sum64())
+}
+
+// window is long enough for all entries that a figure loads.
+const window = 1000 * time.Hour
+
+var roomy = []budget.Limit{{Max: 1 << 50, Window: window}}

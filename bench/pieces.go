@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/jobs"
+)
+
+var pieceFigures = []figure{
+	{
+		name: "token_consume_vs_update", unit: "times the rate", goal: atLeast(0.9),
+		meaning: "consuming single-use tokens against a bare UPDATE by key of the same rows, 8 clients",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, hotScope,
+				entry{"consume", tokenConsume}, entry{"update", tokenUpdate})
+			return out.ratio("consume", "update"), err
+		},
+	},
+	{
+		name: "enqueue_keyed_vs_river", unit: "times the rate", goal: atLeast(0.85),
+		meaning: "enqueueing with a key against River's InsertTx alone, 8 clients",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			out, err := b.enqueues(ctx)
+			s := out.ratio("keyed", "river")
+			s.note += others(out, "keyless")
+			return s, err
+		},
+	},
+	{
+		name: "bytes_per_charge", unit: "bytes", goal: atMost(220),
+		meaning: "heap and index bytes per ledger entry, scopes of 24 bytes, 1,000 of them charged in random order",
+		measure: bytesPerCharge,
+	},
+	{
+		name: "purge_rows_per_s_vs_delete", unit: "times the rate", goal: atLeast(0.8),
+		meaning: "entries purged a second against a bare batched DELETE by key of as many rows",
+		measure: purgeRate,
+	},
+	{
+		name: "denial_flood_connections", unit: "connections", goal: atMost(floodPool),
+		meaning: fmt.Sprintf("connections that a pool of %d opened during 10,000 denied commands, 32 clients", floodPool),
+		measure: denialFlood,
+	},
+}
+
+func tokenConsume(k *kit) contender {
+	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
+		token, err := k.takeToken()
+		if err != nil {
+			return err
+		}
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			_, err := k.client.Tokens.Consume(ctx, tx, "work", "bench", token.Token.Reveal())
+			return err
+		})
+	}}
+}
+
+func tokenUpdate(k *kit) contender {
+	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
+		token, err := k.takeToken()
+		if err != nil {
+			return err
+		}
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, floorTokenSQL, token.Digest[:])
+			return err
+		})
+	}}
+}
+
+// enqueues are shared with the peers.
+func (b *bench) enqueues(ctx context.Context) (outcome, error) {
+	return share(b, "enqueues", func() (outcome, error) {
+		return b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, hotScope,
+			entry{"keyed", enqueue(true)}, entry{"river", riverInsert}, entry{"keyless", enqueue(false)})
+	})
+}
+
+func riverInsert(k *kit) contender {
+	return contender{op: func(ctx context.Context, _ int) error {
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			_, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+			return err
+		})
+	}}
+}
+
+func enqueue(keyed bool) func(*kit) contender {
+	return func(k *kit) contender {
+		return contender{dissect: keyed, op: func(ctx context.Context, _ int) error {
+			var opts *jobs.Options
+			if keyed {
+				opts = &jobs.Options{Key: metered.NewID()}
+			}
+			return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+				_, err := k.client.Jobs.Enqueue(ctx, tx, work{N: 1}, opts)
+				return err
+			})
+		}}
+	}
+}
+
+// bytesPerCharge charges by the library's own statement, many in a transaction.
+func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
+	k, err := b.kit(ctx, options{}, oneOf(1000))
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	const perTx = 200
+	charges := b.pick(60_000, 10_000)
+	for range charges / perTx {
+		batch := &pgx.Batch{}
+		for range perTx {
+			call, err := k.client.Budget.Prepare(budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
+			if err != nil {
+				return samples{}, err
+			}
+			batch.Queue(call.SQL(), call.Args()...)
+		}
+		if err := k.SendBatch(ctx, batch).Close(); err != nil {
+			return samples{}, err
+		}
+	}
+	var rows, heap, row float64
+	err = k.QueryRow(ctx, `
+select count(*)::float8, pg_table_size('metered.ledger')::float8, avg(pg_column_size(l.*))::float8
+from metered.ledger l`).Scan(&rows, &heap, &row)
+	if err != nil || int(rows) != charges {
+		return samples{}, fmt.Errorf("%v entries after %d charges: %w", rows, charges, err)
+	}
+	note := fmt.Sprintf("%.0f in the heap, of them %.0f the row with its header", heap/rows, row)
+	total := heap
+	indexes, err := k.Query(ctx, `select indexrelid::regclass::text, pg_relation_size(indexrelid)::float8
+		from pg_index where indrelid = 'metered.ledger'::regclass order by 1`)
+	if err != nil {
+		return samples{}, err
+	}
+	var name string
+	var bytes float64
+	_, err = pgx.ForEachRow(indexes, []any{&name, &bytes}, func() error {
+		total += bytes
+		note += fmt.Sprintf(", %.0f in %s", bytes/rows, name)
+		return nil
+	})
+	return samples{values: []float64{total / rows}, note: note + fmt.Sprintf("; %.0f entries", rows)}, err
+}
+
+const deleteSQL = `delete from metered.ledger where scope = $1 and seq > $2 and seq <= $3`
+
+// purgeRate empties two chains of one table in each round, one by each.
+func purgeRate(ctx context.Context, b *bench) (samples, error) {
+	const batch = 5000
+	k, err := b.kit(ctx, options{conns: 2}, nil)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	entries := b.pick(100_000, 20_000)
+	load := func(ctx context.Context, n int) (int, error) {
+		if _, err := k.Exec(ctx, "vacuum metered.ledger"); err != nil {
+			return 0, err
+		}
+		_, err := k.Exec(ctx, loadChainSQL, "chain", entries, 2*time.Hour)
+		return n, err
+	}
+	purge := contender{name: "purge", site: k.site, stock: load, op: func(ctx context.Context, _ int) error {
+		report, err := k.client.Budget.Purge(ctx, k.Pool, budget.PurgeOptions{OlderThan: time.Hour, Scope: "chain", Batch: batch})
+		if err == nil && report.Entries < int64(entries)-32 {
+			err = fmt.Errorf("purged %d of %d", report.Entries, entries)
+		}
+		return errors.Join(err, k.clear(ctx))
+	}}
+	bare := contender{name: "delete", site: k.site, stock: load, op: func(ctx context.Context, _ int) error {
+		for from := 0; from < entries; from += batch {
+			if _, err := k.Exec(ctx, deleteSQL, "chain", from, from+batch); err != nil {
+				return err
+			}
+		}
+		return k.clear(ctx)
+	}}
+	out, err := comparison{contenders: []contender{purge, bare}, clients: 1, count: 1, rounds: b.pick(7, 3)}.run(ctx, b)
+	s := out.ratio("purge", "delete")
+	s.note = fmt.Sprintf("%s entries/s, delete %s/s, in batches of %d; an op below is all %d",
+		number(float64(entries)*median(out.rates["purge"])), number(float64(entries)*median(out.rates["delete"])), batch, entries)
+	return s, err
+}
+
+// clear takes what is left of the chain, a few rows at most.
+func (k *kit) clear(ctx context.Context) error {
+	_, err := k.Exec(ctx, `delete from metered.ledger where scope = 'chain' and seq in (
+		select seq from metered.ledger where scope = 'chain' order by seq limit 100)`)
+	return err
+}
+
+const floodPool = 8
+
+// denialFlood denies every other command by the first look, and the rest in the
+// flush of its COMMIT: their charge is one that the function adds.
+func denialFlood(ctx context.Context, b *bench) (samples, error) {
+	k, err := b.kit(ctx, options{conns: floodPool}, oneOf(1000))
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	none := []budget.Limit{{Max: 0, Window: time.Hour}}
+	var n atomic.Int64
+	began := k.Stat().NewConnsCount()
+	op := func(ctx context.Context, _ int) error {
+		charge := budget.Charge{Scope: k.scope(), Amount: 1, Limits: none}
+		cmd := metered.Command{ID: metered.NewID()}
+		late := n.Add(1)%2 == 0
+		if !late {
+			cmd.Charges = []budget.Charge{charge}
+		}
+		_, err := metered.Do(ctx, k.client, cmd, func(ctx context.Context, tx *metered.Tx) (int, error) {
+			if late {
+				return 0, tx.Charge(charge)
+			}
+			return 0, nil
+		})
+		if !errors.Is(err, budget.ErrExceeded) {
+			return fmt.Errorf("not denied: %w", err)
+		}
+		return nil
+	}
+	denials := b.pick(10_000, 2_000)
+	count, seconds, err := drive(ctx, op, 32, time.Hour, denials)
+	if err != nil {
+		return samples{}, err
+	}
+	return samples{
+		values: []float64{float64(k.Stat().NewConnsCount() - began)},
+		note:   fmt.Sprintf("%d denials in %.1f s, half of them in the flush of COMMIT", count, seconds),
+	}, nil
+}

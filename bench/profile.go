@@ -1,0 +1,240 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// profile is where a contender's time went, per op, over all its slices.
+type profile struct {
+	Contender     string             `json:"contender"`
+	Rate          float64            `json:"rate"`                     // ops per second
+	BackendMicros *float64           `json:"backend_cpu_us,omitempty"` // of its Postgres backends
+	ClientMicros  float64            `json:"client_cpu_us"`            // of this program, its proxy included
+	WALBytes      float64            `json:"wal_bytes"`                // of the server, whoever wrote it
+	Waits         map[string]float64 `json:"waits,omitempty"`          // shares of the time of all backends
+}
+
+// watch measures a contender's profile on a connection of its own, past any proxy.
+type watch struct {
+	conn    *pgx.Conn
+	name    string
+	withCPU bool
+
+	ops     int
+	seconds float64
+	sum     reading
+	waits   map[string]int
+}
+
+// reading is what counters stand at.
+type reading struct{ backend, client, wal float64 }
+
+// watchName tells a watch's session from those that are watched.
+const watchName = "metered bench watch"
+
+func newWatch(ctx context.Context, name string, s *site) (*watch, error) {
+	cfg := s.direct()
+	cfg.RuntimeParams["application_name"] = watchName
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	w := &watch{conn: conn, name: name, withCPU: true, waits: map[string]int{}}
+	_, err = w.read(ctx)
+	w.withCPU = err == nil // not on every platform, and not for every role
+	return w, nil
+}
+
+func (w *watch) close() {
+	if w != nil {
+		_ = w.conn.Close(context.Background())
+	}
+}
+
+const walSQL = `select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8`
+
+// The first number of schedstat is the nanoseconds that a process spent on a CPU.
+const backendsSQL = `
+select coalesce(sum(split_part(pg_read_file('/proc/' || pid || '/schedstat', 0, 200, true), ' ', 1)::float8), 0)
+from pg_stat_activity
+where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()`
+
+func (w *watch) read(ctx context.Context) (r reading, err error) {
+	if w.withCPU {
+		if err := w.conn.QueryRow(ctx, backendsSQL).Scan(&r.backend); err != nil {
+			return r, err
+		}
+	}
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		return r, err
+	}
+	r.client = float64(usage.Utime.Nano() + usage.Stime.Nano())
+	return r, w.conn.QueryRow(ctx, walSQL).Scan(&r.wal)
+}
+
+const waitsSQL = `
+select case when state = 'active' then coalesce(wait_event_type || ':' || wait_event, 'on CPU')
+            when state like 'idle in transaction%' then 'idle in transaction' else 'idle' end, count(*)
+from pg_stat_activity
+where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
+group by 1`
+
+// start begins a slice; what it returns ends it. A slice that does not count is not
+// watched, nor is any by a nil watch.
+func (w *watch) start(ctx context.Context, counts bool) func(ops int, seconds float64) error {
+	if w == nil || !counts {
+		return func(int, float64) error { return nil }
+	}
+	before, err := w.read(ctx)
+	if err != nil {
+		return func(int, float64) error { return err }
+	}
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() { stopped <- w.sample(ctx, stop) }()
+	return func(ops int, seconds float64) error {
+		close(stop)
+		if err := <-stopped; err != nil {
+			return err
+		}
+		after, err := w.read(ctx)
+		if err != nil {
+			return err
+		}
+		w.ops += ops
+		w.seconds += seconds
+		w.sum.backend += after.backend - before.backend
+		w.sum.client += after.client - before.client
+		w.sum.wal += after.wal - before.wal
+		return nil
+	}
+}
+
+// sample looks at what the backends wait for, 50 times a second.
+func (w *watch) sample(ctx context.Context, stop <-chan struct{}) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return nil
+		case <-tick.C:
+		}
+		rows, err := w.conn.Query(ctx, waitsSQL)
+		if err != nil {
+			return err
+		}
+		var event string
+		var n int
+		_, err = pgx.ForEachRow(rows, []any{&event, &n}, func() error {
+			w.waits[event] += n
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (w *watch) profile() profile {
+	n := float64(max(w.ops, 1))
+	p := profile{
+		Contender: w.name, Rate: float64(w.ops) / w.seconds,
+		ClientMicros: w.sum.client / n / 1000, WALBytes: w.sum.wal / n, Waits: map[string]float64{},
+	}
+	if w.withCPU {
+		micros := w.sum.backend / n / 1000
+		p.BackendMicros = &micros
+	}
+	total := 0
+	for _, n := range w.waits {
+		total += n
+	}
+	for event, n := range w.waits {
+		p.Waits[event] = float64(n) / float64(total)
+	}
+	return p
+}
+
+func (p profile) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s/s; per op", p.Contender, number(p.Rate))
+	if p.BackendMicros != nil {
+		fmt.Fprintf(&b, " %.0f µs CPU in its backends,", *p.BackendMicros)
+	}
+	fmt.Fprintf(&b, " %.0f µs CPU in this program, %.0f bytes of WAL", p.ClientMicros, p.WALBytes)
+	if events := p.topWaits(5); len(events) > 0 {
+		fmt.Fprintf(&b, "; its backends were %s", strings.Join(events, ", "))
+	}
+	return b.String()
+}
+
+// topWaits names the most frequent states, from 2 % on.
+func (p profile) topWaits(most int) []string {
+	events := slices.SortedFunc(maps.Keys(p.Waits), func(a, b string) int {
+		return cmp.Or(cmp.Compare(p.Waits[b], p.Waits[a]), cmp.Compare(a, b))
+	})
+	var out []string
+	for _, e := range events[:min(most, len(events))] {
+		if p.Waits[e] >= 0.02 {
+			out = append(out, fmt.Sprintf("%s %.0f %%", e, 100*p.Waits[e]))
+		}
+	}
+	return out
+}
+
+// cause says where the time of a missed goal went, from what its run measured.
+// The first contender is what was to be fast, the second what it was compared with.
+func cause(s samples) string {
+	var b strings.Builder
+	for _, p := range s.where {
+		fmt.Fprintln(&b, p)
+	}
+	if len(s.where) > 1 {
+		b.WriteString(difference(s.where[0], s.where[1]))
+	}
+	if len(s.parts) > 0 {
+		fmt.Fprintf(&b, "inside %s, one client, apart from the comparison (functions by track_functions, without what they call; "+
+			"statements that call none of these by auto_explain):\n", s.where[0].Contender)
+		for _, p := range s.parts {
+			fmt.Fprintln(&b, "  "+p.String())
+		}
+	}
+	return b.String()
+}
+
+// difference weighs CPU against time: on so many cores, CPU that both sides of the
+// connection use more bounds the rate.
+func difference(a, b profile) string {
+	slower := 1e6/a.Rate - 1e6/b.Rate
+	text := fmt.Sprintf("%s takes %+.0f µs an op more than %s (all clients together)", a.Contender, slower, b.Contender)
+	cpu := a.ClientMicros - b.ClientMicros
+	text += fmt.Sprintf(": %+.0f µs CPU in this program", cpu)
+	if a.BackendMicros != nil && b.BackendMicros != nil {
+		backend := *a.BackendMicros - *b.BackendMicros
+		cpu += backend
+		text += fmt.Sprintf(", %+.0f µs CPU in the backends", backend)
+	}
+	text += fmt.Sprintf(" (on %d cores), %+.0f bytes of WAL", runtime.NumCPU(), a.WALBytes-b.WALBytes)
+	event, share := "", 0.02
+	for e := range a.Waits {
+		if d := a.Waits[e] - b.Waits[e]; math.Abs(d) > math.Abs(share) {
+			event, share = e, d
+		}
+	}
+	if event != "" {
+		text += fmt.Sprintf("; the share of \"%s\" differs most, by %+.0f points", event, 100*share)
+	}
+	return text + "\n"
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"crypto/rand"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// echo is a server that answers what it was told.
+func echo(t *testing.T) net.Listener {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	return l
+}
+
+func through(t *testing.T, l net.Listener, roundTrip time.Duration) net.Conn {
+	p, err := proxyTo("tcp", l.Addr().String(), roundTrip)
+	require.NoError(t, err)
+	t.Cleanup(p.close)
+	c, err := p.dial(t.Context(), "", "")
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestProxy_RelaysEveryByteInOrder(t *testing.T) {
+	t.Parallel()
+	c := through(t, echo(t), time.Millisecond)
+	sent := make([]byte, 1<<20)
+	_, _ = rand.Read(sent)
+	go func() { _, _ = c.Write(sent) }()
+	got := make([]byte, len(sent))
+	_, err := io.ReadFull(c, got)
+	require.NoError(t, err)
+	require.Equal(t, sent, got)
+}
+
+func TestProxy_DelaysARoundTripByWhatIsSet(t *testing.T) {
+	t.Parallel()
+	l := echo(t)
+	slow, fast := through(t, l, 40*time.Millisecond), through(t, l, 0)
+	ping := func(c net.Conn) float64 {
+		seconds, err := timed(1, func() error {
+			_, err := c.Write([]byte{1})
+			if err == nil {
+				_, err = io.ReadFull(c, make([]byte, 1))
+			}
+			return err
+		})
+		require.NoError(t, err)
+		return seconds
+	}
+	var ratios []float64
+	for range 9 {
+		ratios = append(ratios, ping(slow)/ping(fast))
+	}
+	require.Greater(t, median(ratios), 2.0)
+}
+
+func TestProxy_PassesOnTheEndOfAConnection(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	p, err := proxyTo("tcp", l.Addr().String(), time.Millisecond)
+	require.NoError(t, err)
+	defer p.close()
+	client, err := p.dial(t.Context(), "", "")
+	require.NoError(t, err)
+	server, err := l.Accept()
+	require.NoError(t, err)
+	_, err = client.Write([]byte("last words"))
+	require.NoError(t, err)
+	require.NoError(t, client.Close())
+	got, err := io.ReadAll(server)
+	require.NoError(t, err)
+	require.Equal(t, "last words", string(got))
+}
+
+func TestProxy_ListensOnTheLoopbackAndEndsWhatItHolds(t *testing.T) {
+	t.Parallel()
+	p, err := proxyTo("tcp", echo(t).Addr().String(), 0)
+	require.NoError(t, err)
+	require.True(t, p.listener.Addr().(*net.TCPAddr).IP.IsLoopback())
+	c, err := p.dial(t.Context(), "", "")
+	require.NoError(t, err)
+	_, err = c.Write([]byte{1})
+	require.NoError(t, err)
+	_, err = io.ReadFull(c, make([]byte, 1))
+	require.NoError(t, err)
+	p.close()
+	p.close()
+	_, err = c.Read(make([]byte, 1))
+	require.Error(t, err)
+	_, err = p.dial(t.Context(), "", "")
+	require.Error(t, err)
+}
+
+func TestProxy_RefusesADelayOutOfBounds(t *testing.T) {
+	t.Parallel()
+	for _, d := range []time.Duration{-1, maxDelay + 1} {
+		_, err := proxyTo("tcp", "127.0.0.1:1", d)
+		require.ErrorContains(t, err, "is not from 0 to")
+	}
+}

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+var windowFigures = []figure{
+	{
+		name: "charge_window_1e6_vs_1e2", unit: "times the cost", goal: atMost(1.15),
+		meaning: "a charge with a million entries and 10,000 refunds in its window, against one with a hundred",
+		measure: chargeByWindow,
+	},
+	{
+		name: "denial_vs_charge", unit: "times the cost", goal: atMost(1.0),
+		meaning: "a denied charge, retry-after included, against an allowed one, with a million entries in the window",
+		measure: denialCost,
+	},
+	{
+		name: "charge_scopes_1e6_vs_1e3", unit: "times the cost", goal: atMost(1.3),
+		meaning: "a charge with a million scopes in the table, against one with a thousand",
+		measure: chargeByScopes,
+	},
+	{
+		name: "charge_cold_start", unit: "times the cost", goal: atMost(1.3),
+		meaning: "the last 1,000 of 100,000 charges on a database that was never analysed, against the first 1,000",
+		measure: chargeColdStart,
+	},
+}
+
+// loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of
+// them $3 ago: what charging them one by one would have left.
+const loadChainSQL = `
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
+select g, 1, clock_timestamp() - $3::interval - ($2 - g) * interval '1 s', g, 0, 0, 0, 0, 'c', $1
+from generate_series(1, $2::bigint) g`
+
+// refundChainSQL refunds every hundredth of the charges.
+const refundChainSQL = `
+select count(metered.refund($1, 1, g, 1, 1000, '', null, null))
+from generate_series(1, $2::bigint, 100) g`
+
+// chains is a kit with a chain in a scope for each power of ten from a hundred on.
+type chains struct {
+	*kit
+	sizes []int
+}
+
+func chainName(size int) string { return fmt.Sprintf("chain/%018d", size) }
+
+func (c *chains) largest() int { return c.sizes[len(c.sizes)-1] }
+
+// chains are shared by the figures and the chart of what a window costs.
+func (b *bench) chains(ctx context.Context) (*chains, error) {
+	return share(b, "chains", func() (*chains, error) {
+		k, err := b.kit(ctx, options{}, nil)
+		if err != nil {
+			return nil, err
+		}
+		b.closers = append(b.closers, k.drop)
+		c := &chains{kit: k}
+		for size := 100; size <= b.pick(1_000_000, 100_000); size *= 10 {
+			b.logf("  loading a chain of %d entries", size)
+			if _, err := k.Exec(ctx, loadChainSQL, chainName(size), size, time.Minute); err != nil {
+				return nil, err
+			}
+			if _, err := k.Exec(ctx, refundChainSQL, chainName(size), size); err != nil {
+				return nil, err
+			}
+			c.sizes = append(c.sizes, size)
+		}
+		_, err = k.Exec(ctx, "vacuum analyze metered.ledger, metered.refund_sum")
+		return c, err
+	})
+}
+
+// on is a contender that charges one chain.
+func (c *chains) on(size int, dissect bool) contender {
+	return contender{
+		name: fmt.Sprintf("%d entries", size), site: c.site, dissect: dissect,
+		op: func(ctx context.Context, _ int) error {
+			return c.charge(ctx, budget.Charge{Scope: chainName(size), Amount: 1, Limits: roomy})
+		},
+	}
+}
+
+func chargeByWindow(ctx context.Context, b *bench) (samples, error) {
+	c, err := b.chains(ctx)
+	if err != nil {
+		return samples{}, err
+	}
+	big, small := c.on(c.largest(), true), c.on(100, false)
+	out, err := comparison{contenders: []contender{big, small}, clients: 1, count: b.pick(200, 50), rounds: b.pick(41, 9)}.run(ctx, b)
+	if err != nil {
+		return samples{}, err
+	}
+	report, err := c.client.Budget.Verify(ctx, c.Pool, budget.VerifyOptions{Scope: chainName(c.largest())})
+	if err == nil && !report.OK() {
+		err = fmt.Errorf("the ledger does not verify: %v", report.Differences[0])
+	}
+	return out.cost(big.name, small.name), err
+}
+
+// denialCost needs in turn one entry, a thousand, and half of all to leave.
+func denialCost(ctx context.Context, b *bench) (samples, error) {
+	c, err := b.chains(ctx)
+	if err != nil {
+		return samples{}, err
+	}
+	scope := chainName(c.largest())
+	usage, err := c.client.Budget.Check(ctx, c.Pool, budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
+	if err != nil {
+		return samples{}, err
+	}
+	used := usage.Entries[0].Standings[0].Used - 1
+	leave := []int64{1, 1000, used / 2}
+	n := 0
+	denied := contender{name: "denied", site: c.site, dissect: true, op: func(ctx context.Context, _ int) error {
+		n++
+		limit := budget.Limit{Max: used + 1 - leave[n%len(leave)], Window: window}
+		err := c.charge(ctx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
+		var exceeded *budget.ExceededError
+		if !errors.As(err, &exceeded) {
+			return fmt.Errorf("not denied: %w", err)
+		}
+		if after := exceeded.Refusals[0].RetryAfter; after <= 0 || after == budget.Never {
+			return fmt.Errorf("retry after %v", after)
+		}
+		return nil
+	}}
+	allowed := c.on(c.largest(), false)
+	allowed.name = "allowed"
+	out, err := comparison{contenders: []contender{denied, allowed}, clients: 1, count: b.pick(200, 50), rounds: b.pick(41, 9)}.run(ctx, b)
+	s := out.cost("denied", "allowed")
+	s.note += fmt.Sprintf("; %d entries; 1, 1000 or %d of them have to leave", c.largest(), used/2)
+	return s, err
+}
+
+// loadScopesSQL writes one entry for each scope, in no order, as they would come.
+const loadScopesSQL = `
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
+select 1, 1, clock_timestamp() - interval '1 minute', 1, 0, 0, 0, 0, 'c', 'scope/' || lpad(g::text, 18, '0')
+from generate_series(0, $1::int - 1) g order by hashint8(g)`
+
+// chargeByScopes charges scopes at random. It begins after a checkpoint, so that the
+// first touch of each page puts the page into the WAL, as after any other.
+func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
+	sizes := []int{b.pick(1_000_000, 100_000), 1000}
+	c := comparison{clients: 1, count: b.pick(200, 50), rounds: b.pick(41, 9)}
+	for _, size := range sizes {
+		k, err := b.kit(ctx, options{}, oneOf(size))
+		if err != nil {
+			return samples{}, err
+		}
+		defer k.drop()
+		b.logf("  loading %d scopes", size)
+		for _, sql := range []string{loadScopesSQL, "vacuum analyze metered.ledger", "checkpoint"} {
+			var args []any
+			if sql == loadScopesSQL {
+				args = []any{size}
+			}
+			if _, err := k.Exec(ctx, sql, args...); err != nil {
+				return samples{}, err
+			}
+		}
+		con := chargeMetered(k)
+		con.name, con.site, con.dissect = fmt.Sprintf("%d scopes", size), k.site, size > 1000
+		c.contenders = append(c.contenders, con)
+	}
+	out, err := c.run(ctx, b)
+	if err != nil {
+		return samples{}, err
+	}
+	s := out.cost(c.contenders[0].name, c.contenders[1].name)
+	s.note += fmt.Sprintf("; WAL a charge: %.0f and %.0f bytes, pages touched first after a checkpoint included",
+		out.where[0].WALBytes, out.where[1].WALBytes)
+	return s, nil
+}
+
+// chargeColdStart charges one scope of a fresh database that nothing ever
+// analyses, and compares the last thousand charges with the first.
+func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
+	charges := b.pick(100_000, 5_000)
+	var s samples
+	began := time.Now()
+	for range b.pick(2, 1) {
+		if time.Since(began) > b.patience() {
+			break // one is what a slow machine has time for
+		}
+		k, err := b.kit(ctx, options{conns: 1, setUp: []string{
+			"alter table metered.ledger set (autovacuum_enabled = off)",
+			"alter table metered.refund_sum set (autovacuum_enabled = off)",
+		}}, hotScope)
+		if err != nil {
+			return s, err
+		}
+		ratio, where, err := firstAndLast(ctx, k, charges)
+		k.drop()
+		if err != nil {
+			return s, err
+		}
+		s.values, s.where = append(s.values, ratio), where
+	}
+	s.note = fmt.Sprintf("%d charges", charges)
+	return s, nil
+}
+
+func firstAndLast(ctx context.Context, k *kit, charges int) (float64, []profile, error) {
+	var where []profile
+	thousand := func(name string) (float64, error) {
+		w, err := newWatch(ctx, name, k.site)
+		if err != nil {
+			return 0, err
+		}
+		defer w.close()
+		stop := w.start(ctx, true)
+		_, seconds, err := drive(ctx, chargeMetered(k).op, 1, time.Hour, 1000)
+		if err2 := stop(1000, seconds); err == nil {
+			err = err2
+		}
+		where = append(where, w.profile())
+		return seconds, err
+	}
+	if err := k.Ping(ctx); err != nil { // connecting is not part of the first charge
+		return 0, nil, err
+	}
+	first, err := thousand("the first thousand")
+	if err != nil {
+		return 0, nil, err
+	}
+	if _, _, err := drive(ctx, chargeMetered(k).op, 1, time.Hour, charges-2000); err != nil {
+		return 0, nil, err
+	}
+	last, err := thousand("the last thousand")
+	slices.Reverse(where)
+	return last / first, where, err
+}
+
+// seedOn is the obvious charge of a chain. Its entry goes to another scope, so that
+// the chain stays one.
+func (c *chains) seedOn(size int) contender {
+	return contender{name: "seed", site: c.site, op: func(ctx context.Context, _ int) error {
+		return pgx.BeginFunc(ctx, c.Pool, func(tx pgx.Tx) error {
+			if err := seedCheck(ctx, tx, chainName(size)); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, floorChargeSQL, "seed/"+chainName(size), nil, nil)
+			return err
+		})
+	}}
+}

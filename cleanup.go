@@ -1,0 +1,61 @@
+package metered
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// CleanupArgs are the args of a job that ends one hold when its time is over. Tx.Place
+// and Tx.Claim enqueue it; who places holds without a command can enqueue it, too.
+type CleanupArgs struct {
+	Tenant string `json:"tenant,omitempty"`
+	ID     string `json:"id"`
+	// DelayMS is how long after the hold is due the job is to run.
+	DelayMS int64 `json:"delay_ms"`
+}
+
+// Kind is the job's kind.
+func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
+
+// CleanupWorker works CleanupArgs: register it with river.AddWorker. It ends the hold
+// and tells subscribers and listeners, once, however often the job runs. If the hold
+// was captured or released, or is gone, it does nothing; and if it was extended, or is
+// not due by the database's clock, it does nothing until it is.
+func (c *Client) CleanupWorker() river.Worker[CleanupArgs] { return &cleanupWorker{client: c} }
+
+type cleanupWorker struct {
+	river.WorkerDefaults[CleanupArgs]
+	client *Client
+}
+
+// Work runs a job.
+func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) error {
+	book := w.client.Holds
+	h, err := book.Get(ctx, w.client.pool, job.Args.Tenant, job.Args.ID, "")
+	if errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if h.State == holds.Held {
+		delay := time.Duration(job.Args.DelayMS) * time.Millisecond
+		return river.JobSnooze(h.Due.Sub(h.Now) + delay)
+	}
+	if h.State != holds.Expired {
+		return nil
+	}
+	return pgx.BeginTxFunc(ctx, w.client.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		_, _, err := book.Expire(ctx, tx, holds.Expire{
+			Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline, Note: budget.Note{Actor: holds.Job(job.Kind)},
+		})
+		return err
+	})
+}

@@ -1,0 +1,134 @@
+package metered_test
+
+import (
+	"bytes"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+)
+
+const (
+	commitTag      = "C\x00\x00\x00\x0bCOMMIT\x00"
+	readyForQuery  = "Z\x00\x00\x00\x05"
+	readyAndIdle   = readyForQuery + "I"
+	otherErrorCode = "XX000"
+)
+
+// stopBehind lets the server deal with a flush, and the client see its answer up to
+// and including that, then more, and then the end of the connection or not.
+func stopBehind(f *flush, that, more string, keep bool) {
+	f.deliver = func() {
+		_ = f.pass()
+		all := f.answers()
+		f.conn.answer = append(all[:bytes.Index(all, []byte(that))+len(that):len(all)], more...)
+		if !keep {
+			f.close()
+		}
+	}
+}
+
+// Early release: as TestDo_AnUnknownOutcomeIsResolved, but COMMIT's tag alone says
+// nothing yet.
+func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
+	t.Parallel()
+	failed := string(errorResponse("ERROR", otherErrorCode, "no"))
+	for what, test := range map[string]struct {
+		fault    func(f *flush)
+		runs     int64 // of the function
+		replayed bool
+	}{
+		"the answer is lost":                    {(*flush).loseAnswer, 1, true},
+		"the flush is lost":                     {(*flush).lose, 2, false},
+		"FATAL instead of an answer":            {func(f *flush) { f.answerWith(errorResponse("FATAL", "57P01", "terminating")) }, 1, true},
+		"the answer stops behind COMMIT's tag":  {func(f *flush) { stopBehind(f, commitTag, "", false) }, 1, true},
+		"an ERROR behind COMMIT's tag":          {func(f *flush) { stopBehind(f, commitTag, failed+readyAndIdle, true) }, 1, true},
+		"an ERROR behind COMMIT's, and no more": {func(f *flush) { stopBehind(f, commitTag, failed, false) }, 1, true},
+		"it stops just before it is ready": {func(f *flush) {
+			f.deliver = func() {
+				_ = f.pass()
+				all := f.answers()
+				f.conn.answer = all[:bytes.LastIndex(all, []byte(readyForQuery))]
+				f.close()
+			}
+		}, 1, true},
+		"nothing is wrong": {func(*flush) {}, 1, false},
+	} {
+		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+			t.Run(what+", "+mode.String(), func(t *testing.T) {
+				t.Parallel()
+				owner, w, c, cmd := onWire(t, metered.Config{}, func(config *pgxpool.Config) {
+					config.ConnConfig.DefaultQueryExecMode = mode
+				})
+				cmd.EarlyRelease = true
+				last := false
+				w.once((*flush).last, func(f *flush) { last = true; test.fault(f) })
+				var runs atomic.Int64
+				out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
+				require.NoError(t, err)
+				require.True(t, last)
+				require.Equal(t, "op", out.Result.Name)
+				require.Equal(t, test.replayed, out.Replayed)
+				require.Len(t, out.Receipt.Entries, 3)
+				require.Equal(t, test.runs, runs.Load())
+				require.Equal(t, everything, footprintOf(t, owner, cmd))
+			})
+		}
+	}
+}
+
+// A crash after COMMIT's tag took the command back: it runs again.
+func TestDo_EarlyReleaseTakenBackByACrashRunsAgain(t *testing.T) {
+	t.Parallel()
+	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
+	cmd.EarlyRelease, cmd.Token = true, nil
+	w.once((*flush).last, func(f *flush) {
+		stopBehind(f, commitTag, "", false)
+		deliver := f.deliver
+		f.deliver = func() {
+			deliver()
+			_, err := owner.Exec(t.Context(), `truncate metered.operations, metered.ledger, metered.job_keys, uploads, river_job`)
+			require.NoError(t, err)
+		}
+	})
+	var runs atomic.Int64
+	out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
+	require.NoError(t, err)
+	require.False(t, out.Replayed)
+	require.Equal(t, int64(2), runs.Load())
+	require.Equal(t, 1, count(t, owner, "uploads"))
+	require.Equal(t, 3, count(t, owner, "metered.ledger"))
+}
+
+// The end of a replay meets something: it is answered by another replay.
+func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
+	t.Parallel()
+	for what, fault := range map[string]func(f *flush){
+		"the flush is lost":  (*flush).lose,
+		"the answer is lost": (*flush).loseAnswer,
+		"an ERROR": func(f *flush) {
+			stopBehind(f, "ROLLBACK\x00", string(errorResponse("ERROR", otherErrorCode, "no"))+readyAndIdle, true)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			_, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, nil)
+			_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+			require.NoError(t, err)
+			settling := func(f *flush) bool { return f.has("rollback") && f.has("pg_logical_emit_message") }
+			w.once(settling, fault)
+			out, err := metered.Do(t.Context(), c, cmd, mustNotRun(t))
+			require.NoError(t, err)
+			require.True(t, out.Replayed)
+
+			w.once(settling, func(f *flush) { w.refuse(true); f.loseAnswer() })
+			_, err = metered.Do(t.Context(), c, cmd, mustNotRun(t))
+			require.ErrorIs(t, err, metered.ErrIndefinite)
+		})
+	}
+}

@@ -1,0 +1,98 @@
+// Command ratelimit is a public HTTP command, limited per client and for all clients together over several windows.
+//
+//	go run ./examples/ratelimit                           # shows what it does, and ends
+//	go run ./examples/ratelimit -listen 127.0.0.1:8080    # serves until Ctrl-C
+//	curl -i 127.0.0.1:8080/redeem -d '{"code": "WELCOME"}'
+//
+// An attempt at a voucher is charged before it is looked at, and stays charged when it fails: guessing is what the limits
+// are against. Answers say what is left (RateLimit), refusals when to come back (Retry-After) and why, and the number
+// admitted in any window is exact, whatever the number of clients and processes. With -shadow the limits count and report
+// what they would refuse, and let it pass.
+//
+// What to read: service.go, the command and its HTTP side. It needs no preparation: see package pgserver for where its
+// Postgres comes from. If DATABASE_URL is set it uses that server, in a database of its own that it drops at the end.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// usual limits. A sliding window has no beginning: no second hour's attempts can be put right behind those of a first.
+var usual = limits{
+	Client: []budget.Limit{
+		{Name: "hourly", Max: 10, Window: time.Hour},
+		{Name: "daily", Max: 30, Window: 24 * time.Hour},
+	},
+	All: []budget.Limit{
+		{Name: "all-hourly", Max: 25, Window: time.Hour},
+		{Name: "all-daily", Max: 400, Window: 24 * time.Hour},
+	},
+}
+
+func main() {
+	listen := flag.String("listen", "", "serve at this address instead of showing what it does")
+	shadow := flag.Bool("shadow", false, "with -listen: refuse nothing, report what would be refused")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	if err := run(ctx, *listen, *shadow); err != nil {
+		fmt.Fprintln(os.Stderr, "ratelimit:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, listen string, shadow bool) (err error) {
+	pool, remove, err := openDatabase(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	if _, err := pool.Exec(ctx, `insert into vouchers values ('WELCOME', 500), ('SUMMER', 1000)`); err != nil {
+		return err
+	}
+	if listen == "" {
+		return show(ctx, os.Stdout, pool)
+	}
+	s, err := newService(pool, usual, shadow)
+	if err != nil {
+		return err
+	}
+	base, closed, err := serve(ctx, listen, s)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("redeem WELCOME or SUMMER:\ncurl -i %s/redeem -d '{\"code\": \"WELCOME\"}'\n", base)
+	return <-closed
+}
+
+// serve serves until ctx is done, and then finishes what it has begun.
+func serve(ctx context.Context, address string, s *service) (base string, closed <-chan error, err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", nil, err
+	}
+	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
+	done := make(chan error, 2)
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			done <- err
+		}
+	}()
+	context.AfterFunc(ctx, func() {
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		done <- server.Shutdown(stopping)
+	})
+	return "http://" + listener.Addr().String(), done, nil
+}

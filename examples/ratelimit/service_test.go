@@ -1,0 +1,330 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+type running struct {
+	*testing.T
+	pool  *pgxpool.Pool
+	clock *pgtest.Clock
+	s     *service
+	base  string
+	bases []string // of all processes
+}
+
+// start serves over HTTP, with its limits' clock standing still.
+func start(t *testing.T, l limits, shadow bool) running {
+	t.Helper()
+	pool := pgtest.Open(t)
+	_, err := pool.Exec(t.Context(), vouchersSQL)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), `insert into vouchers values ('WELCOME', 500)`)
+	require.NoError(t, err)
+	s, err := newService(pool, l, shadow)
+	require.NoError(t, err)
+	server := httptest.NewServer(s.handler())
+	t.Cleanup(server.Close)
+	clock := pgtest.SetClock(t, pool, time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC))
+	return running{t, pool, clock, s, server.URL, []string{server.URL}}
+}
+
+// another process of the service, with connections of its own.
+func (r *running) another() {
+	pool, err := pgxpool.New(r.Context(), pgtest.ConnString(r.pool))
+	require.NoError(r, err)
+	r.Cleanup(pool.Close)
+	s, err := newService(pool, r.s.limits, false)
+	require.NoError(r, err)
+	server := httptest.NewServer(s.handler())
+	r.Cleanup(server.Close)
+	r.bases = append(r.bases, server.URL)
+}
+
+func (r running) ask(client, code, key string) answer {
+	r.Helper()
+	a, err := ask(r.Context(), r.base, client, code, key)
+	require.NoError(r, err)
+	return a
+}
+
+// atOnce sends one guess for each client named, all at the same time.
+func (r running) atOnce(clients []string) []answer {
+	r.Helper()
+	answers, errs := make([]answer, len(clients)), make([]error, len(clients))
+	var wg sync.WaitGroup
+	for i, client := range clients {
+		wg.Go(func() { answers[i], errs[i] = ask(context.Background(), r.bases[i%len(r.bases)], client, "GUESS", "") })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		require.NoError(r, err)
+	}
+	return answers
+}
+
+func (r running) verify() {
+	r.Helper()
+	report, err := r.s.metered.Budget.Verify(r.Context(), r.pool, budget.VerifyOptions{})
+	require.NoError(r, err)
+	require.True(r, report.OK(), "%v", report.Differences)
+}
+
+func limit(name string, n int64, window time.Duration) budget.Limit {
+	return budget.Limit{Name: name, Max: n, Window: window}
+}
+
+// admitted is the model: the attempts that were let in, and a count over any window.
+type admitted []struct {
+	client string
+	at     time.Time
+}
+
+// room is how many more fit, for one client or for all ("").
+func (a admitted) room(now time.Time, client string, limits []budget.Limit) int64 {
+	var rooms []int64
+	for _, l := range limits {
+		n := l.Max
+		for _, attempt := range a {
+			if (client == "" || client == attempt.client) && now.Sub(attempt.at) < l.Window {
+				n--
+			}
+		}
+		rooms = append(rooms, n)
+	}
+	return slices.Min(rooms)
+}
+
+func TestService_AdmitsExactlyWhatFitsInEveryWindow(t *testing.T) {
+	t.Parallel()
+	l := limits{
+		Client: []budget.Limit{limit("minute", 5, time.Minute), limit("ten", 8, 10*time.Minute)},
+		All:    []budget.Limit{limit("all-minute", 14, time.Minute), limit("all-ten", 26, 10*time.Minute)},
+	}
+	r := start(t, l, false)
+	r.another()
+	clients := []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8::1"}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	var model admitted
+	refusals := 0
+	for range 60 {
+		r.clock.Advance(time.Duration(random.Int64N(int64(50 * time.Second))))
+		asking, asked := []string{}, map[string]int64{}
+		for range 1 + random.IntN(16) {
+			client := clients[random.IntN(len(clients))]
+			asking, asked[client] = append(asking, client), asked[client]+1
+		}
+		now := r.clock.Now()
+		var want int64
+		for client, n := range asked {
+			want += min(n, model.room(now, client, l.Client))
+		}
+		want = min(want, model.room(now, "", l.All))
+
+		before := model
+		shown := map[string][]int64{} // what the answers say is left of "minute"
+		for i, a := range r.atOnce(asking) {
+			switch a.status {
+			case http.StatusNotFound:
+				model = append(model, struct {
+					client string
+					at     time.Time
+				}{asking[i], now})
+				shown[asking[i]] = append(shown[asking[i]], remaining(t, a, "minute"))
+			case http.StatusTooManyRequests:
+				refusals++
+				require.NotEmpty(t, a.header.Get("Retry-After"))
+			default:
+				t.Fatal(a)
+			}
+		}
+		require.Equal(t, want, int64(len(model)-len(before)))
+		for client, left := range shown {
+			room := before.room(now, client, l.Client[:1])
+			slices.Sort(left)
+			slices.Reverse(left)
+			for i, n := range left {
+				require.Equal(t, room-int64(i)-1, n, "what is left after each")
+			}
+		}
+	}
+	require.NotZero(t, refusals)
+	require.Greater(t, len(model), 26, "the windows moved")
+	r.verify()
+}
+
+func remaining(t *testing.T, a answer, policy string) int64 {
+	t.Helper()
+	parts := regexp.MustCompile(`"` + policy + `";r=(\d+);t=\d+`).FindStringSubmatch(a.header.Get("RateLimit"))
+	require.NotNil(t, parts, a)
+	n, err := strconv.ParseInt(parts[1], 10, 64)
+	require.NoError(t, err)
+	return n
+}
+
+func TestService_LetsInAtTheStatedSecond(t *testing.T) {
+	t.Parallel()
+	r := start(t, limits{Client: []budget.Limit{limit("ten", 2, 10*time.Second), limit("minute", 3, time.Minute)}}, false)
+	refused := func(retryAfter, left, violated string) {
+		t.Helper()
+		a := r.ask("192.0.2.1", "GUESS", "")
+		require.Equal(t, http.StatusTooManyRequests, a.status)
+		require.Equal(t, "application/problem+json", a.header.Get("Content-Type"))
+		require.Equal(t, retryAfter, a.header.Get("Retry-After"))
+		require.Equal(t, `"ten";q=2;w=10, "minute";q=3;w=60`, a.header.Get("RateLimit-Policy"))
+		require.Equal(t, left, a.header.Get("RateLimit"))
+		require.Contains(t, a.body, `#quota-exceeded","title"`)
+		require.Contains(t, a.body, `"violated-policies":`+violated)
+	}
+	let := func(left string) {
+		t.Helper()
+		a := r.ask("192.0.2.1", "GUESS", "")
+		require.Equal(t, http.StatusNotFound, a.status)
+		require.Equal(t, left, a.header.Get("RateLimit"))
+		require.Empty(t, a.header.Get("Retry-After"))
+	}
+	let(`"ten";r=1;t=10, "minute";r=2;t=60`) // at 0s
+	r.clock.Advance(2500 * time.Millisecond)
+	let(`"ten";r=0;t=10, "minute";r=1;t=60`) // at 2.5s
+	refused("8", `"ten";r=0;t=8`, `["ten"]`)
+	r.clock.Advance(7 * time.Second)
+	refused("1", `"ten";r=0;t=1`, `["ten"]`)
+	r.clock.Advance(time.Second)
+	let(`"ten";r=0;t=10, "minute";r=0;t=60`) // at 10.5s
+	refused("50", `"ten";r=0;t=2, "minute";r=0;t=50`, `["ten","minute"]`)
+	r.clock.Advance(49500*time.Millisecond - time.Microsecond)
+	refused("1", `"minute";r=0;t=1`, `["minute"]`)
+	r.clock.Advance(time.Microsecond)
+	let(`"ten";r=1;t=10, "minute";r=0;t=60`) // at 60s
+}
+
+func TestService_RepetitionIsAnsweredAndNotCharged(t *testing.T) {
+	t.Parallel()
+	r := start(t, limits{Client: []budget.Limit{limit("hourly", 3, time.Hour)}}, false)
+	answers := make([]answer, 20)
+	var wg sync.WaitGroup
+	for i := range answers {
+		wg.Go(func() { answers[i], _ = ask(context.Background(), r.base, "192.0.2.1", "WELCOME", "key") })
+	}
+	wg.Wait()
+	charged := 0
+	for _, a := range answers {
+		require.Equal(t, http.StatusOK, a.status, a)
+		require.Equal(t, `{"cents":500}`, a.body)
+		if a.header.Get("RateLimit") != "" {
+			charged++
+		}
+	}
+	require.Equal(t, 1, charged)
+	require.Equal(t, int64(1), remaining(t, r.ask("192.0.2.1", "WELCOME", "other key"), "hourly"), "redeemed before: a failed attempt")
+	require.Equal(t, http.StatusConflict, r.ask("192.0.2.1", "GUESS", "key").status)
+	require.Equal(t, int64(2), remaining(t, r.ask("192.0.2.2", "WELCOME", "key"), "hourly"), "keys are each client's own")
+}
+
+func TestService_TellsNoClientAboutAnother(t *testing.T) {
+	t.Parallel()
+	r := start(t, limits{
+		Client: []budget.Limit{limit("hourly", 9, time.Hour)},
+		All:    []budget.Limit{limit("everybody", 8, time.Hour)},
+	}, false)
+	for i := range 6 {
+		r.ask("192.0.2.77", fmt.Sprintf("GUESS-%d", i), "")
+	}
+	mine := r.ask("198.51.100.1", "GUESS", "")
+	require.Equal(t, `"hourly";r=8;t=3600`, mine.header.Get("RateLimit"), "as if it were alone")
+	require.Equal(t, `"hourly";q=9;w=3600`, mine.header.Get("RateLimit-Policy"))
+	r.ask("192.0.2.78", "GUESS", "")
+	r.clock.Advance(time.Minute)
+	refused := r.ask("198.51.100.1", "GUESS", "")
+	require.Equal(t, http.StatusTooManyRequests, refused.status)
+	require.Empty(t, refused.header.Get("RateLimit"), "its own limit did not refuse")
+	require.Equal(t, "3540", refused.header.Get("Retry-After"))
+	require.Contains(t, refused.body, `"violated-policies":["everybody"]`)
+	require.NotContains(t, fmt.Sprint(refused.header, refused.body, mine.header, mine.body), "192.0.2")
+}
+
+func TestService_ALimitOfNothingHasNoRetryAfter(t *testing.T) {
+	t.Parallel()
+	r := start(t, limits{Client: []budget.Limit{limit("closed", 0, time.Hour)}}, false)
+	a := r.ask("192.0.2.1", "WELCOME", "")
+	require.Equal(t, http.StatusTooManyRequests, a.status)
+	require.Empty(t, a.header.Values("Retry-After"))
+	require.Equal(t, `"closed";r=0`, a.header.Get("RateLimit"))
+}
+
+func TestService_ShadowModeCountsAndRefusesNothing(t *testing.T) {
+	t.Parallel()
+	r := start(t, limits{
+		Client: []budget.Limit{limit("hourly", 4, time.Hour)},
+		All:    []budget.Limit{limit("everybody", 10, time.Hour)},
+	}, true)
+	clients := slices.Repeat([]string{"192.0.2.1", "192.0.2.2"}, 10)
+	for _, a := range r.atOnce(clients) {
+		require.Equal(t, http.StatusNotFound, a.status)
+		require.Empty(t, a.header.Values("RateLimit"))
+		require.Empty(t, a.header.Values("RateLimit-Policy"), "a limit that is not enforced slows nobody down")
+	}
+	require.Equal(t, http.StatusOK, r.ask("192.0.2.3", "WELCOME", "").status)
+	require.Equal(t, map[string]int{"hourly": 2 * (10 - 4), "everybody": 21 - 10}, r.s.over)
+
+	enforcing, err := newService(r.pool, r.s.limits, false)
+	require.NoError(t, err)
+	_, _, err = enforcing.redeem(t.Context(), "new", "192.0.2.1/32", "GUESS")
+	require.ErrorIs(t, err, budget.ErrExceeded, "on what shadow mode has charged")
+	r.verify()
+}
+
+func TestService_RefusesWhatIsNoRequest(t *testing.T) {
+	t.Parallel()
+	r := start(t, usual, false)
+	for _, code := range []string{"", "\x00", "ä", "a b", string(make([]byte, 2000))} {
+		require.Equal(t, http.StatusBadRequest, r.ask("192.0.2.1", code, "").status, "%q", code)
+	}
+	require.Equal(t, http.StatusBadRequest, r.ask("192.0.2.1", "GUESS", "\xff\xfe").status)
+	require.Equal(t, http.StatusBadRequest, r.ask("192.0.2.1", "GUESS", string(slices.Repeat([]byte("k"), 256))).status)
+	response, err := http.Get(r.base + "/redeem")
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusMethodNotAllowed, response.StatusCode)
+	require.Equal(t, int64(9), remaining(t, r.ask("192.0.2.1", "GUESS", ""), "hourly"), "none of them was an attempt")
+}
+
+func TestClientOf_IsNotWhatTheClientSays(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ remote, forwarded, want string }{
+		{"192.0.2.1:1234", "", "192.0.2.1/32"},
+		{"192.0.2.1:1234", "198.51.100.1", "192.0.2.1/32"}, // no proxy of ours
+		{"127.0.0.1:1234", "198.51.100.1", "198.51.100.1/32"},
+		{"127.0.0.1:1234", "203.0.113.9, 198.51.100.1", "198.51.100.1/32"}, // the proxy added the last
+		{"127.0.0.1:1234", "198.51.100.1, nonsense", "127.0.0.1/32"},
+		{"[2001:db8:1:2:3::4]:1234", "", "2001:db8:1:2::/64"},
+		{"[::1]:1234", "2001:db8:1:2:ffff::", "2001:db8:1:2::/64"},
+		{"[::ffff:192.0.2.1]:1234", "", "192.0.2.1/32"},
+		{"@", "", "unknown"},
+	} {
+		r := httptest.NewRequest(http.MethodPost, "/redeem", nil)
+		r.RemoteAddr = test.remote
+		if test.forwarded != "" {
+			r.Header.Set("X-Forwarded-For", test.forwarded)
+		}
+		require.Equal(t, test.want, clientOf(r), "%+v", test)
+	}
+}

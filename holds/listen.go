@@ -1,0 +1,265 @@
+package holds
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Notice is what Listen hears: that a transition has been committed, or that some
+// may have gone unheard.
+type Notice struct {
+	// Missed: what happened before this notice may not have been heard. What happens
+	// from here on will be. The other fields are empty.
+	Missed bool
+
+	Tenant  string
+	ID      string
+	Version int // the hold's, after the transition
+	Kind    EventKind
+}
+
+// ListenOptions says how Listen keeps its connection. The zero value is for most.
+type ListenOptions struct {
+	// Idle is how long nothing is heard before the server is asked whether it is still
+	// there, and how long it then has for its answer, 10ms to 1h. A connection that
+	// died without a word is noticed after twice that. Defaults to 15s.
+	Idle time.Duration
+
+	// OnError is told why there is no connection, each time before the next attempt,
+	// in another goroutine than Listen's. Defaults to none.
+	OnError func(error)
+}
+
+const (
+	// DefaultIdle is the default of ListenOptions.Idle.
+	DefaultIdle = 15 * time.Second
+
+	minIdle, maxIdle   = 10 * time.Millisecond, time.Hour
+	connectTimeout     = 30 * time.Second
+	closeTimeout       = time.Second
+	minRetry, maxRetry = 100 * time.Millisecond, 10 * time.Second
+	maxQueued          = 10_000
+)
+
+// Listen calls handle with every transition that Books of this schema commit with
+// Config.Notify (this Book need not have it), one after the other and in the order in
+// which they were committed, until ctx ends or handle returns an error, which is
+// Listen's own then. What was rolled back is not heard. What ended by time is heard when
+// a Sweep or an Expire says so.
+//
+// A notice is a hint, not a record: Postgres keeps none for who is not there. Whenever
+// Listen is connected, the first time and after each loss of its connection, handle
+// first gets a notice with Missed, once the server is listening. Who then reads what it
+// wants to know (List, Get, Usage) and goes on from there can miss nothing, but may
+// hear of what it has read: Version tells. Missed comes also in the place of what could
+// not be read, and of more notices than 10,000 that handle has not taken yet.
+//
+// A handle that blocks delays this listener and nobody else: its connection is read all
+// the same, for otherwise Postgres would have to keep the notifications, and would in
+// the end refuse the commits that send some.
+//
+// It makes a connection of its own, as pool would make one and not out of it: a
+// connection that waits is of no use to others. It must lead to the server that is
+// written to, since a standby cannot listen, and not through a pooler in transaction mode,
+// which gives the session that listens to somebody else: nothing would be heard, and
+// nothing would say so. Give it a pool with such a configuration; it need never be
+// used otherwise. After a lost connection it tries again, at first within 0.1s and
+// then less and less often, every 5s to 10s.
+//
+// Errors: *ArgumentError; ctx.Err(); that of handle.
+func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
+	if opts.Idle == 0 {
+		opts.Idle = DefaultIdle
+	}
+	switch {
+	case pool == nil:
+		return invalid("pool", "is nil")
+	case handle == nil:
+		return invalid("handle", "is nil")
+	case len(b.Channel()) > 63: // LISTEN would cut it, and no Book can notify on it
+		return invalid("ledger", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
+	case opts.Idle < minIdle || opts.Idle > maxIdle:
+		return invalid("ListenOptions.Idle", "%v is not from %v to %v", opts.Idle, minIdle, maxIdle)
+	}
+	l := &listener{channel: b.Channel(), config: pool.Config(), opts: opts, wake: make(chan struct{}, 1)}
+	reading, stop := context.WithCancel(ctx)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		l.read(reading)
+	}()
+	defer func() {
+		stop()
+		<-stopped
+	}()
+	for {
+		n, err := l.next(ctx)
+		if err == nil {
+			err = handle(ctx, n)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// listener is one call of Listen: a goroutine reads, another handles.
+type listener struct {
+	channel string
+	config  *pgxpool.Config
+	opts    ListenOptions
+
+	mu     sync.Mutex
+	queued []Notice
+	wake   chan struct{} // has an element if something may be queued
+}
+
+// next returns the oldest notice, once there is one.
+func (l *listener) next(ctx context.Context) (Notice, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return Notice{}, err
+		}
+		if n, ok := l.take(); ok {
+			return n, nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-l.wake:
+		}
+	}
+}
+
+func (l *listener) take() (n Notice, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.queued) == 0 {
+		return Notice{}, false
+	}
+	n, l.queued = l.queued[0], l.queued[1:]
+	return n, true
+}
+
+// add queues a notice. Too many make way for one that says so: whoever gets that reads
+// anew what they were about.
+func (l *listener) add(n Notice) {
+	l.mu.Lock()
+	last := len(l.queued) - 1
+	switch {
+	case n.Missed && last >= 0 && l.queued[last].Missed:
+	case len(l.queued) == maxQueued:
+		l.queued = []Notice{{Missed: true}}
+	default:
+		l.queued = append(l.queued, n)
+	}
+	l.mu.Unlock()
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// read listens on one connection after the other until ctx ends.
+func (l *listener) read(ctx context.Context) {
+	for wait := minRetry; ; wait = min(2*wait, maxRetry) {
+		began := time.Now()
+		err := l.session(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if l.opts.OnError != nil {
+			l.opts.OnError(fmt.Errorf("holds: listen: %w", err))
+		}
+		if time.Since(began) > maxRetry { // it was a good connection, if it was one
+			wait = minRetry
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait/2 + rand.N(wait/2)): // not all listeners at once
+		}
+	}
+}
+
+// session listens on one connection until that fails.
+func (l *listener) session(ctx context.Context) error {
+	conn, err := l.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		_ = conn.Close(ctx)
+	}()
+	l.add(Notice{Missed: true})
+	for {
+		waiting, cancel := context.WithTimeout(ctx, l.opts.Idle)
+		n, err := conn.WaitForNotification(waiting)
+		idle := waiting.Err() != nil && ctx.Err() == nil
+		cancel()
+		switch {
+		case n != nil:
+			l.add(parseNotice(n.Payload))
+		case err != nil && (!idle || conn.IsClosed()):
+			return err
+		default: // a connection that nobody answers on does not end by itself
+			asking, cancel := context.WithTimeout(ctx, l.opts.Idle)
+			err := conn.Ping(asking)
+			cancel()
+			if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// connect returns a connection on which LISTEN is in effect.
+func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	config := l.config.ConnConfig.Copy()
+	config.OnNotification = nil // with another's, WaitForNotification would return none
+	if l.config.BeforeConnect != nil {
+		if err := l.config.BeforeConnect(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.Exec(ctx, `listen `+pgx.Identifier{l.channel}.Sanitize()); err != nil {
+		_ = conn.Close(ctx)
+		return nil, err
+	}
+	return conn, nil
+}
+
+// announced are the kinds as schema.sql's function announce is given them.
+var announced = map[string]EventKind{
+	"placed": EventPlaced, "captured_part": EventCapturedPart, "captured": EventCaptured, "extended": EventExtended,
+	"released": EventReleased, "expired": EventExpired, "returned": EventReturned,
+}
+
+// parseNotice reads a payload. Anybody can notify on a channel, and a later schema
+// may say what this build does not know: that is something missed.
+func parseNotice(payload string) Notice {
+	var p struct {
+		Tenant, ID, Kind string
+		Version          int
+	}
+	err := json.Unmarshal([]byte(payload), &p)
+	kind, known := announced[p.Kind]
+	if err != nil || !known || p.ID == "" || p.Version < 1 {
+		return Notice{Missed: true}
+	}
+	return Notice{Tenant: p.Tenant, ID: p.ID, Version: p.Version, Kind: kind}
+}

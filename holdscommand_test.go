@@ -1,0 +1,166 @@
+package metered_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+func room(scope string, amount, limit int64) holds.Line {
+	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: limit}}}
+}
+
+// placing is a command that places one hold.
+func placing(r holds.Request) metered.Func[string] {
+	return func(ctx context.Context, tx *metered.Tx) (string, error) {
+		id, err := tx.Place(ctx, r, nil)
+		return id, err
+	}
+}
+
+func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	r := holds.Request{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
+	cmd := metered.Command{ID: "op1", Namespace: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{{Max: 1}}}}}
+	out, err := metered.Do(ctx, c, cmd, placing(r))
+	require.NoError(t, err)
+	require.Equal(t, "h1", out.Result)
+	require.Len(t, out.Holds, 1)
+	require.True(t, out.Holds[0].Created)
+
+	again, err := metered.Do(ctx, c, cmd, placing(r))
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	want := out.Holds[0]
+	want.Created = false
+	require.Equal(t, []holds.Hold{want}, again.Holds, "the hold as it was, in a replay too")
+	op, err := c.Lookup(ctx, pool, "acme", "op1")
+	require.NoError(t, err)
+	require.Equal(t, again.Holds, op.Holds)
+
+	history, err := c.Holds.History(ctx, pool, "", "h1", "")
+	require.NoError(t, err)
+	require.Equal(t, "op1", history[0].Operation)
+	require.Equal(t, "acme", history[0].Namespace)
+
+	// A refusal of the charge takes the hold back, and one of the hold the charge.
+	other := r
+	other.ID, other.Lines = "h2", []holds.Line{room("seat 2", 1, 1)}
+	cmd.ID = "op2"
+	_, err = metered.Do(ctx, c, cmd, placing(other))
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	_, err = c.Holds.Get(ctx, pool, "", "h2", "")
+	require.ErrorIs(t, err, holds.ErrUnknown)
+	r.ID = "h3"
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op3", Charges: []budget.Charge{{Scope: "user/ben", Amount: 1}}}, placing(r))
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, "seat", exceeded.Refusals[0].Scope)
+	usage, err := c.Budget.Usage(ctx, pool, budget.Query{Scope: "user/ben"})
+	require.NoError(t, err)
+	require.Zero(t, usage[0].Seq)
+	_, err = c.Lookup(ctx, pool, "", "op3")
+	require.ErrorIs(t, err, metered.ErrUnknownOperation)
+
+	// In one command: capture one, release another, place a third.
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op4"}, placing(other))
+	require.NoError(t, err)
+	third := r
+	third.ID, third.Lines = "h4", []holds.Line{room("seat 2", 1, 1)}
+	out4, err := metered.Do(ctx, c, metered.Command{ID: "op5"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		if err := tx.Capture(holds.Capture{IDs: []string{"h1"}, Entity: "ticket/1"}); err != nil {
+			return nil, err
+		}
+		if err := tx.Release(holds.Release{IDs: []string{"h2"}}); err != nil {
+			return nil, err
+		}
+		_, err := tx.Place(ctx, third, nil)
+		return nil, err
+	})
+	require.NoError(t, err)
+	require.Equal(t, []holds.State{holds.Captured, holds.Released, holds.Held},
+		[]holds.State{out4.Holds[0].State, out4.Holds[1].State, out4.Holds[2].State})
+
+	// A refusal of the second takes the first back.
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op6"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		if err := tx.Capture(holds.Capture{IDs: []string{"h4"}}); err != nil {
+			return nil, err
+		}
+		return nil, tx.Release(holds.Release{IDs: []string{"h1"}})
+	})
+	require.ErrorIs(t, err, holds.ErrCaptured)
+	h, err := c.Holds.Get(ctx, pool, "", "h4", "")
+	require.NoError(t, err)
+	require.Equal(t, holds.Held, h.State)
+
+	// A place that repeats the id of a hold that has ended.
+	r.ID = "h1"
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op7"}, placing(r))
+	require.ErrorIs(t, err, holds.ErrCaptured)
+	require.NotErrorIs(t, err, metered.ErrIndefinite)
+}
+
+func TestDoTx_PlacesAndRefusesWithoutATrace(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	r := holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		out, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op1"}, placing(r))
+		require.NoError(t, err)
+		require.Equal(t, holds.Held, out.Holds[0].State)
+		r.ID = "h2"
+		_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "op2"}, placing(r))
+		require.ErrorIs(t, err, budget.ErrExceeded)
+		return nil
+	}))
+	list, err := c.Holds.List(ctx, pool, holds.Filter{})
+	require.NoError(t, err)
+	require.Len(t, list.Holds, 1)
+}
+
+func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
+	t.Parallel()
+	var told []holds.Transition
+	refuse := errors.New("not this one")
+	subscriber := func(ctx context.Context, tx pgx.Tx, tr holds.Transition) error {
+		told = append(told, tr)
+		require.ErrorIs(t, tx.Commit(ctx), metered.ErrTxControl)
+		_, err := tx.Exec(ctx, "commit")
+		require.ErrorIs(t, err, metered.ErrTxControl)
+		if tr.Hold.ID == "h2" {
+			return refuse
+		}
+		return nil
+	}
+	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}})
+	ctx := t.Context()
+	r := holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op1"}, placing(r))
+	require.NoError(t, err)
+	require.Len(t, told, 1)
+	require.Equal(t, holds.EventPlaced, told[0].Kind)
+	r.ID = "h2"
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op2"}, placing(r))
+	require.ErrorIs(t, err, refuse)
+	require.NotErrorIs(t, err, metered.ErrIndefinite)
+	_, err = c.Holds.Get(ctx, pool, "", "h2", "")
+	require.ErrorIs(t, err, holds.ErrUnknown)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op3"}, placing(r))
+		require.ErrorIs(t, err, refuse)
+		return nil
+	}))
+	_, err = c.Holds.Get(ctx, pool, "", "h2", "")
+	require.ErrorIs(t, err, holds.ErrUnknown)
+}

@@ -1,0 +1,252 @@
+package httplimit_test
+
+import (
+	"encoding/json"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/httplimit"
+)
+
+var (
+	burst    = budget.Limit{Name: "burst", Max: 10, Window: time.Second}
+	daily    = budget.Limit{Name: "daily", Max: 1000, Window: 24 * time.Hour}
+	credit   = budget.Limit{Name: "credit", Max: 50}
+	everyone = budget.Limit{Name: "everyone", Max: 77_777, Window: time.Minute}
+)
+
+func policies(t testing.TB, cfg httplimit.Config) *httplimit.Policies {
+	t.Helper()
+	p, err := httplimit.New(cfg)
+	require.NoError(t, err)
+	return p
+}
+
+func standing(l budget.Limit, available int64) budget.Standing {
+	return budget.Standing{Limit: l, Used: l.Max - available, Available: available}
+}
+
+func TestShow_SetsBothFieldsInTheOrderOfThePolicies(t *testing.T) {
+	t.Parallel()
+	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, credit}})
+	h := http.Header{}
+	p.Show(h, budget.Receipt{Entries: []budget.Posted{
+		{Scope: "a", Standings: []budget.Standing{standing(credit, 4), standing(daily, 420)}},
+		{Scope: "b", Standings: []budget.Standing{standing(burst, 9)}},
+	}})
+	require.Equal(t, http.Header{
+		"Ratelimit-Policy": {`"burst";q=10;w=1, "daily";q=1000;w=86400, "credit";q=50`},
+		"Ratelimit":        {`"burst";r=9;t=1, "daily";r=420;t=86400, "credit";r=4`},
+	}, h)
+
+	p.Show(h, budget.Receipt{}) // a replay: what was set before is not left to stand
+	require.Empty(t, h.Values("RateLimit"))
+	require.Len(t, h.Values("RateLimit-Policy"), 1)
+}
+
+func TestShow_LeastOfAPolicyThatIsThereTwice(t *testing.T) {
+	t.Parallel()
+	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst}})
+	h := http.Header{}
+	p.Show(h, budget.Receipt{Entries: []budget.Posted{
+		{Standings: []budget.Standing{standing(burst, 5)}}, {Standings: []budget.Standing{standing(burst, 3)}}, {Standings: []budget.Standing{standing(burst, 8)}},
+	}})
+	require.Equal(t, `"burst";r=3;t=1`, h.Get("RateLimit"))
+}
+
+func TestPolicies_UnitsKeysAndNamesAreWrittenAsStructuredFields(t *testing.T) {
+	t.Parallel()
+	odd := budget.Limit{Name: `a"b\c;q=9, d`, Max: math.MaxInt64 / 4, Window: 1500 * time.Millisecond}
+	p := policies(t, httplimit.Config{
+		Limits: []budget.Limit{odd, burst},
+		Units:  map[string]string{odd.Name: httplimit.ContentBytes, "burst": httplimit.Requests},
+	})
+	p, err := p.Partition([]byte("trial121323"))
+	require.NoError(t, err)
+	h := http.Header{}
+	p.Show(h, budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(odd, math.MaxInt64)}}}})
+	require.Equal(t, `"a\"b\\c;q=9, d";q=999999999999999;qu="content-bytes";w=2;pk=:dHJpYWwxMjEzMjM=:, `+
+		`"burst";q=10;w=1;pk=:dHJpYWwxMjEzMjM=:`, h.Get("RateLimit-Policy"))
+	require.Equal(t, `"a\"b\\c;q=9, d";r=999999999999999;t=2;pk=:dHJpYWwxMjEzMjM=:`, h.Get("RateLimit"))
+}
+
+func TestRefuse_SaysWhatRefusedAndWhenToComeBack(t *testing.T) {
+	t.Parallel()
+	refused := func(l budget.Limit, available int64, after time.Duration) budget.Refusal {
+		return budget.Refusal{Scope: "scope/zed", Limit: l, Used: 333, Held: 444, Requested: 555, Available: available, RetryAfter: after}
+	}
+	other := budget.Limit{Name: "unheard of", Max: 1, Window: time.Hour}
+	for name, test := range map[string]struct {
+		refusals   []budget.Refusal
+		retryAfter []string
+		limit      []string
+		violated   string
+	}{
+		"rounded up":       {[]budget.Refusal{refused(burst, 3, time.Microsecond)}, []string{"1"}, []string{`"burst";r=3;t=1`}, `["burst"]`},
+		"due now, still 1": {[]budget.Refusal{refused(burst, 0, 0)}, []string{"1"}, []string{`"burst";r=0;t=1`}, `["burst"]`},
+		"whole seconds":    {[]budget.Refusal{refused(burst, 0, 2*time.Second)}, []string{"2"}, []string{`"burst";r=0;t=2`}, `["burst"]`},
+		"the longest": {
+			[]budget.Refusal{refused(daily, 7, 90*time.Minute), refused(burst, 0, 1100*time.Millisecond)},
+			[]string{"5400"}, []string{`"burst";r=0;t=2, "daily";r=7;t=5400`}, `["burst","daily"]`,
+		},
+		"never": {
+			[]budget.Refusal{refused(credit, 2, budget.Never), refused(burst, 0, time.Second)},
+			nil, []string{`"burst";r=0;t=1, "credit";r=2`}, `["burst","credit"]`,
+		},
+		"shared, by name":    {[]budget.Refusal{refused(everyone, 888, 61*time.Second)}, []string{"61"}, nil, `["everyone"]`},
+		"no policy, no name": {[]budget.Refusal{refused(other, 999, 5*time.Second)}, []string{"5"}, nil, `[]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, credit}, Shared: []budget.Limit{everyone}})
+			w := httptest.NewRecorder()
+			w.Header().Set("Retry-After", "77") // what was there before is not left to stand
+			p.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(daily, 1)}}}})
+			p.Refuse(w, &budget.ExceededError{Refusals: test.refusals})
+			answer := w.Result()
+			body, err := io.ReadAll(answer.Body)
+			require.NoError(t, err)
+			require.Equal(t, 429, answer.StatusCode)
+			require.JSONEq(t, `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded",
+				"title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,
+				"violated-policies":`+test.violated+`}`, string(body))
+			require.Equal(t, "application/problem+json", answer.Header.Get("Content-Type"))
+			require.Equal(t, "no-store", answer.Header.Get("Cache-Control"))
+			require.Equal(t, test.retryAfter, answer.Header.Values("Retry-After"))
+			require.Equal(t, test.limit, answer.Header.Values("RateLimit"))
+			require.Equal(t, `"burst";q=10;w=1, "daily";q=1000;w=86400, "credit";q=50`, answer.Header.Get("RateLimit-Policy"))
+			for _, secret := range []string{"zed", "333", "444", "555", "888", "999", "77777", "unheard"} {
+				require.NotContains(t, string(body), secret)
+				for _, values := range answer.Header {
+					require.NotContains(t, strings.Join(values, " "), secret)
+				}
+			}
+		})
+	}
+}
+
+func TestShow_NumbersOfSharedLimitsStayOut(t *testing.T) {
+	t.Parallel()
+	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst}, Shared: []budget.Limit{everyone}})
+	h := http.Header{}
+	p.Show(h, budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(everyone, 12), standing(burst, 1)}}}})
+	require.Equal(t, http.Header{"Ratelimit-Policy": {`"burst";q=10;w=1`}, "Ratelimit": {`"burst";r=1;t=1`}}, h)
+
+	none := policies(t, httplimit.Config{Shared: []budget.Limit{everyone}})
+	none.Show(h, budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(everyone, 12)}}}})
+	require.Empty(t, h, "an empty list is no field")
+}
+
+func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
+	t.Parallel()
+	named := func(names ...string) (limits []budget.Limit) {
+		for _, name := range names {
+			limits = append(limits, budget.Limit{Name: name, Max: 1, Window: time.Second})
+		}
+		return limits
+	}
+	many := named(strings.Split(strings.Repeat("x,", httplimit.MaxPolicies)+"x", ",")...)
+	for _, cfg := range []httplimit.Config{
+		{Limits: named("")},
+		{Limits: named("two", "two")},
+		{Limits: named("both"), Shared: named("both")},
+		{Limits: named("line\r\nSet-Cookie: a=b")},
+		{Shared: named("täglich")},
+		{Limits: named("del\x7f")},
+		{Limits: named(strings.Repeat("n", httplimit.MaxNameBytes+1))},
+		{Limits: many},
+		{Limits: []budget.Limit{{Name: "n", Max: -1}}},
+		{Limits: []budget.Limit{{Name: "n", Max: 1, Window: -1}}},
+		{Limits: named("a"), Units: map[string]string{"b": "requests"}},
+		{Limits: named("a"), Shared: named("b"), Units: map[string]string{"b": "requests"}},
+		{Limits: named("a"), Units: map[string]string{"a": "by\ntes"}},
+	} {
+		_, err := httplimit.New(cfg)
+		require.ErrorIs(t, err, httplimit.ErrArgument, "%+v", cfg)
+		var argument *budget.ArgumentError
+		require.ErrorAs(t, err, &argument)
+	}
+	p := policies(t, httplimit.Config{})
+	for _, size := range []int{0, httplimit.MaxKeyBytes + 1} {
+		_, err := p.Partition(make([]byte, size))
+		require.ErrorIs(t, err, httplimit.ErrArgument)
+	}
+}
+
+func TestFields_StayBelowFourKilobytes(t *testing.T) {
+	t.Parallel()
+	cfg := httplimit.Config{Units: map[string]string{}}
+	receipt := budget.Receipt{Entries: []budget.Posted{{}}}
+	for i := range httplimit.MaxPolicies {
+		l := budget.Limit{
+			Name: strings.Repeat(`"`, httplimit.MaxNameBytes-1) + string(rune('a'+i)), Max: budget.MaxLimit, Window: budget.MaxWindow,
+		}
+		cfg.Limits = append(cfg.Limits, l)
+		cfg.Units[l.Name] = httplimit.ConcurrentRequests
+		receipt.Entries[0].Standings = append(receipt.Entries[0].Standings, standing(l, math.MaxInt64))
+	}
+	p, err := policies(t, cfg).Partition(make([]byte, httplimit.MaxKeyBytes))
+	require.NoError(t, err)
+	h := http.Header{}
+	p.Show(h, receipt)
+	for _, field := range []string{"RateLimit", "RateLimit-Policy"} {
+		require.Less(t, len(h.Get(field)), 4<<10)
+	}
+}
+
+func TestProblem_WritesOnlyWhatItHas(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	httplimit.Problem{Title: "Not Found", Status: 404, Detail: `no <such> "code"`}.Write(w)
+	require.Equal(t, 404, w.Code)
+	require.JSONEq(t, `{"title":"Not Found","status":404,"detail":"no <such> \"code\""}`, w.Body.String())
+	w = httptest.NewRecorder()
+	httplimit.Problem{}.Write(w)
+	require.Equal(t, 500, w.Code)
+	require.JSONEq(t, `{"status":500}`, w.Body.String())
+}
+
+// Whatever name New accepts, the field is one list of one String and its parameters, and the name comes back from it.
+func FuzzName(f *testing.F) {
+	for _, name := range []string{"burst", `a"b\`, `\\`, "a, b;c=:d:", "\r\n", "ä"} {
+		f.Add(name)
+	}
+	item := regexp.MustCompile(`^"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)";q=1;w=1$`) // RFC 9651, 3.3.3
+	f.Fuzz(func(t *testing.T, name string) {
+		p, err := httplimit.New(httplimit.Config{Limits: []budget.Limit{{Name: name, Max: 1, Window: time.Second}}})
+		if err != nil {
+			return
+		}
+		h := http.Header{}
+		p.Show(h, budget.Receipt{})
+		parts := item.FindStringSubmatch(h.Get("RateLimit-Policy"))
+		require.NotNil(t, parts, h.Get("RateLimit-Policy"))
+		require.Equal(t, name, regexp.MustCompile(`\\(.)`).ReplaceAllString(parts[1], "$1"))
+		body, err := json.Marshal(p.Problem(&budget.ExceededError{Refusals: []budget.Refusal{{Limit: budget.Limit{Name: name}}}}))
+		require.NoError(t, err)
+		var back httplimit.Problem
+		require.NoError(t, json.Unmarshal(body, &back))
+		require.Equal(t, []string{name}, back.ViolatedPolicies)
+	})
+}
+
+func TestImports_AreBudgetItsOwnAndTheStandardLibrary(t *testing.T) {
+	t.Parallel()
+	const own = "github.com/pgmetered/metered/"
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", own+"httplimit").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Regexp(t, `(?m)^`+own+`httplimit$`, string(out))
+	for _, p := range strings.Fields(string(out)) {
+		require.Regexp(t, `^(`+own+`(httplimit|budget|internal/.*)|github\.com/jackc/.*|golang\.org/x/.*)$`, p)
+	}
+}

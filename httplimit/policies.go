@@ -1,0 +1,181 @@
+package httplimit
+
+import (
+	"encoding/base64"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+)
+
+// Bounds. With all of them reached a field is about 4 kB long; servers and proxies
+// usually stop at 8 kB for all fields together.
+const (
+	MaxPolicies  = 16 // of Config.Limits, and of Config.Shared
+	MaxNameBytes = 64 // of a name or a unit
+	MaxKeyBytes  = 32 // of a partition key: a SHA-256 fits
+)
+
+// The quota units that the draft defines. "requests" is its default and need not
+// be said.
+const (
+	Requests           = "requests"
+	ContentBytes       = "content-bytes"
+	ConcurrentRequests = "concurrent-requests"
+)
+
+// ErrArgument is the identity of every refused argument. The error itself is a
+// *budget.ArgumentError.
+var ErrArgument error = errArgument
+
+var errArgument = fault.New("invalid_argument", "httplimit: invalid argument")
+
+// Config says what clients get to see.
+type Config struct {
+	// Limits are those of a client's own budget, as they are given to budget.Charge.
+	// Their names are shown, so they must have one each: 1 to MaxNameBytes printable
+	// ASCII characters. A window that is no whole number of seconds is shown rounded
+	// up, and a lifetime without a window.
+	Limits []budget.Limit
+
+	// Shared are limits that several clients use up together. Their names are shown
+	// when they refuse, and must be as those of Limits; their numbers never.
+	Shared []budget.Limit
+
+	// Units are the quota units of Limits, by name, as the draft's registry has them:
+	// ContentBytes, for example. Defaults to Requests for all.
+	Units map[string]string
+}
+
+// Policies are limits as clients get to see them. It may be used by any number of
+// goroutines.
+type Policies struct {
+	shown  []policy
+	shared []string // names
+	header string   // RateLimit-Policy
+	key    string   // the parameter pk, or ""
+}
+
+type policy struct {
+	name   string
+	item   string // the name as a String of structured fields
+	params string
+}
+
+// New returns Policies, or a *budget.ArgumentError.
+func New(cfg Config) (*Policies, error) {
+	p := &Policies{}
+	seen := map[string]bool{}
+	for _, part := range []struct {
+		field  string
+		limits []budget.Limit
+	}{{"Config.Limits", cfg.Limits}, {"Config.Shared", cfg.Shared}} {
+		if len(part.limits) > MaxPolicies {
+			return nil, fault.Invalid(errArgument, part.field, "are %d, want at most %d", len(part.limits), MaxPolicies)
+		}
+		for i, limit := range part.limits {
+			field := part.field + "[" + strconv.Itoa(i) + "]"
+			if err := check(field, limit); err != nil {
+				return nil, err
+			}
+			if seen[limit.Name] {
+				return nil, fault.Invalid(errArgument, field+".Name", "%q is the name of another limit", limit.Name)
+			}
+			seen[limit.Name] = true
+		}
+	}
+	for _, limit := range cfg.Shared {
+		p.shared = append(p.shared, limit.Name)
+	}
+	for name, unit := range cfg.Units {
+		if !seen[name] || slices.Contains(p.shared, name) {
+			return nil, fault.Invalid(errArgument, "Config.Units", "name %q, which is none of Config.Limits", name)
+		}
+		if err := checkText("Config.Units", unit); err != nil {
+			return nil, err
+		}
+	}
+	for _, limit := range cfg.Limits {
+		p.shown = append(p.shown, newPolicy(limit, cfg.Units[limit.Name]))
+	}
+	p.header = p.policyField()
+	return p, nil
+}
+
+func newPolicy(limit budget.Limit, unit string) policy {
+	params := ";q=" + integer(limit.Max)
+	if unit != "" && unit != Requests {
+		params += ";qu=" + quoted(unit)
+	}
+	if limit.Window > 0 {
+		params += ";w=" + seconds(limit.Window)
+	}
+	return policy{limit.Name, quoted(limit.Name), params}
+}
+
+// Partition returns the same policies with a partition key, the parameter pk of
+// both fields: it tells a client that uses several budgets which of them an answer
+// is about. 1 to MaxKeyBytes bytes, or a *budget.ArgumentError. Make it of what the
+// request itself says, and of nothing that is secret.
+func (p *Policies) Partition(key []byte) (*Policies, error) {
+	if len(key) < 1 || len(key) > MaxKeyBytes {
+		return nil, fault.Invalid(errArgument, "key", "is %d bytes long, want 1 to %d", len(key), MaxKeyBytes)
+	}
+	with := *p
+	with.key = ";pk=:" + base64.StdEncoding.EncodeToString(key) + ":"
+	with.header = with.policyField()
+	return &with, nil
+}
+
+func (p *Policies) policyField() string {
+	items := make([]string, len(p.shown))
+	for i, policy := range p.shown {
+		items[i] = policy.item + policy.params + p.key
+	}
+	return strings.Join(items, ", ")
+}
+
+func check(field string, limit budget.Limit) error {
+	switch {
+	case limit.Max < 0 || limit.Max > budget.MaxLimit:
+		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max, int64(budget.MaxLimit))
+	case limit.Window < 0 || limit.Window > budget.MaxWindow:
+		return fault.Invalid(errArgument, field+".Window", "%v is not from 0 to %v", limit.Window, budget.MaxWindow)
+	}
+	return checkText(field+".Name", limit.Name)
+}
+
+// checkText accepts what a String of structured fields can hold (RFC 9651, 3.3.3),
+// and so nothing that could end a field.
+func checkText(field, text string) error {
+	if len(text) < 1 || len(text) > MaxNameBytes {
+		return fault.Invalid(errArgument, field, "%q is %d bytes long, want 1 to %d", text, len(text), MaxNameBytes)
+	}
+	for i := range len(text) {
+		if text[i] < 0x20 || text[i] > 0x7e {
+			return fault.Invalid(errArgument, field, "%q is not all printable ASCII", text)
+		}
+	}
+	return nil
+}
+
+var escaper = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
+func quoted(text string) string { return `"` + escaper.Replace(text) + `"` }
+
+// maxInteger is the largest Integer of structured fields.
+const maxInteger = 999_999_999_999_999
+
+func integer(n int64) string { return strconv.FormatInt(min(max(n, 0), maxInteger), 10) }
+
+// seconds rounds up: whoever waits as long as it says has waited long enough.
+func seconds(d time.Duration) string {
+	n := int64(d / time.Second)
+	if d%time.Second > 0 {
+		n++
+	}
+	return integer(n)
+}

@@ -1,0 +1,95 @@
+package httplimit
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// The fields, in the spelling of net/http.
+const (
+	fieldPolicy = "Ratelimit-Policy"
+	fieldLimit  = "Ratelimit"
+)
+
+// Show sets RateLimit-Policy, and RateLimit to what is left after a charge:
+//
+//	RateLimit-Policy: "burst";q=10;w=1, "daily";q=1000;w=86400
+//	RateLimit: "burst";r=9;t=1, "daily";r=420;t=86400
+//
+// t is the whole window. That is the one time for which it is certain, in a sliding
+// window, that a client which uses no more than r is admitted by this limit, and
+// that all of q is back if it uses none.
+//
+// A policy that the receipt does not mention is left out of RateLimit, and RateLimit
+// is left out if nothing remains: after a replay, for example, which charged nothing.
+// Of a policy that it mentions more than once the smallest remainder is shown.
+func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
+	left := map[string]service{}
+	for _, entry := range receipt.Entries {
+		for _, s := range entry.Standings {
+			keepLeast(left, s.Limit.Name, service{s.Available, s.Limit.Window})
+		}
+	}
+	p.show(h, left)
+}
+
+// ShowRefusal sets RateLimit-Policy and RateLimit for a denial, and Retry-After.
+//
+// RateLimit has the limits that refused, since the denial knows no others: what
+// would still have fitted, and as t when the amount asked for fits again. Retry-After
+// is when it fits under all of them, in whole seconds, rounded up, at least 1: never
+// earlier than any t. There is none if waiting does not help (budget.Never).
+func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
+	left := map[string]service{}
+	for _, r := range e.Refusals {
+		wait := max(r.RetryAfter, 1)
+		if r.RetryAfter == budget.Never {
+			wait = 0
+		}
+		keepLeast(left, r.Limit.Name, service{r.Available, wait})
+	}
+	p.show(h, left)
+	h.Del("Retry-After")
+	if after, ok := e.RetryAfterSeconds(); ok {
+		h.Set("Retry-After", strconv.FormatInt(max(after, 1), 10))
+	}
+}
+
+// service is a policy's service limit: so much within a time, or for ever.
+type service struct {
+	available int64
+	within    time.Duration // 0 for none
+}
+
+func keepLeast(left map[string]service, name string, s service) {
+	if before, ok := left[name]; !ok || s.available < before.available {
+		left[name] = s
+	}
+}
+
+func (p *Policies) show(h http.Header, left map[string]service) {
+	h.Del(fieldPolicy)
+	h.Del(fieldLimit)
+	if p.header != "" { // an empty list is no field
+		h.Set(fieldPolicy, p.header)
+	}
+	var items []string
+	for _, policy := range p.shown {
+		s, ok := left[policy.name]
+		if !ok {
+			continue
+		}
+		item := policy.item + ";r=" + integer(s.available)
+		if s.within > 0 {
+			item += ";t=" + seconds(s.within)
+		}
+		items = append(items, item+p.key)
+	}
+	if len(items) > 0 {
+		h.Set(fieldLimit, strings.Join(items, ", "))
+	}
+}

@@ -1,0 +1,130 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"math/rand/v2"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgserver"
+)
+
+var crashes = flag.Int("crashes", 10, "how often TestEarlyRelease_… kills the server")
+
+// stall stops a process of a server, for good: of those, SIGKILL ends it.
+func stall(t *testing.T, s *system, pidSQL string) {
+	t.Helper()
+	var pid int
+	require.Eventually(t, func() bool {
+		return s.pool.QueryRow(context.Background(), pidSQL).Scan(&pid) == nil
+	}, 20*time.Second, 5*time.Millisecond, pidSQL)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+}
+
+// begin starts the load of a round; end returns when it has ended, which it does when
+// the server is gone.
+func (s *system) begin(round int, mixed bool) (l *earlyLoad, end func()) {
+	l = &earlyLoad{system: s, round: round, mixed: mixed, answered: map[string][]error{}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l.run()
+	}()
+	return l, func() { l.stop.Store(true); <-done }
+}
+
+// kill -9 of every process of the server, many times, while the disk is slow: all that
+// was acknowledged is there, and what is there hangs together.
+//
+// What such a kill loses is what the server had in memory and not yet given to the
+// system. The log writer, which would empty that in the background, is stopped, so
+// that only those who wait for the log write it.
+func TestEarlyRelease_WhatIsAcknowledgedSurvivesKills(t *testing.T) {
+	t.Parallel()
+	settings := map[string]string{
+		"commit_delay": "2000", "commit_siblings": "0", "wal_buffers": "16MB", "wal_writer_delay": "10s",
+		"wal_level": "minimal", "max_wal_senders": "0", // the message is logged all the same
+	}
+	if runtime.GOOS == "linux" {
+		settings["recovery_init_sync_method"] = "syncfs" // recovery is most of the test's time
+	}
+	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, Settings: settings})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = server.Stop() })
+	s := openChained(t, server.ConnString())
+	acked, replays, unknown := 0, 0, 0
+	for round := range *crashes {
+		stall(t, s, `select pid from pg_stat_activity where backend_type = 'walwriter'`)
+		l, end := s.begin(round, round%2 == 0)
+		l.waitForAnswers(50 + rand.IntN(100))
+		err := server.Kill()
+		end()
+		require.NoError(t, err)
+		require.NoError(t, server.Restart(t.Context()))
+		lost, open := l.judge(s)
+		require.Empty(t, lost, "round %d: acknowledged and not there", round)
+		s.whole()
+		acked, replays, unknown = acked+l.acked, replays+l.replays, unknown+open
+	}
+	t.Logf("%d kills, %d acknowledged, %d of them replays, %d unknown", *crashes, acked, replays, unknown)
+	require.NotZero(t, replays)
+	require.NotZero(t, unknown)
+	_, err = metered.Do[any](t.Context(), s.c, metered.Command{ID: "after", EarlyRelease: true}, nil)
+	require.NoError(t, err)
+}
+
+// With a synchronous standby, acknowledged means there after the primary is lost and
+// the standby promoted. The process that sends to it is stopped a while before, so
+// that there is something to lose.
+func TestEarlyRelease_WhatIsAcknowledgedIsOnTheStandby(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	unknown := 0
+	for round := range max(1, *crashes/5) {
+		primary, err := pgserver.Start(ctx, pgserver.Options{Private: true, Durable: true})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = primary.Stop() })
+		s := openChained(t, primary.ConnString())
+		standby, err := pgserver.StartStandby(ctx, primary, pgserver.Options{Durable: true})
+		if errors.Is(err, pgserver.ErrNoBasebackup) {
+			t.Skip(err)
+		}
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = standby.Stop() })
+		for _, sql := range []string{`alter system set synchronous_standby_names = '` + pgserver.StandbyName + `'`, `select pg_reload_conf()`} {
+			_, err := s.pool.Exec(ctx, sql)
+			require.NoError(t, err)
+		}
+		const sync = `select pid from pg_stat_replication where sync_state = 'sync'`
+		require.Eventually(t, func() bool {
+			var pid int
+			return s.pool.QueryRow(ctx, sync).Scan(&pid) == nil
+		}, 20*time.Second, 5*time.Millisecond)
+
+		l, end := s.begin(round, false) // a plain one would wait with the scope's lock, and all others for it
+		l.waitForAnswers(100)
+		stall(t, s, sync)
+		time.Sleep(100 * time.Millisecond) // for answers that should not come
+		err = primary.Kill()
+		end()
+		require.NoError(t, err)
+		promoted := s.on(t, standby.ConnString())
+		_, err = promoted.pool.Exec(ctx, `select pg_promote()`)
+		require.NoError(t, err)
+		lost, open := l.judge(promoted)
+		require.Empty(t, lost, "round %d: acknowledged and not there", round)
+		promoted.whole()
+		t.Logf("round %d: %d acknowledged, %d of them replays, %d unknown", round, l.acked, l.replays, open)
+		unknown += open
+		require.NoError(t, standby.Stop())
+		require.NoError(t, primary.Stop())
+	}
+	require.NotZero(t, unknown)
+}

@@ -1,0 +1,231 @@
+package metered
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+)
+
+// Position is a place in the write-ahead log of a primary: what was committed is
+// before it. Greater is later. As text it has the form of pg_lsn, such as
+// "16/B374D848", which is also how it is put into JSON, for a cookie or a header.
+//
+// It belongs to one cluster and one timeline: after a failover, positions of before
+// say nothing of what the new primary has.
+type Position uint64
+
+// ParsePosition reads the text form of a Position.
+func ParsePosition(text string) (Position, error) {
+	high, low, ok := strings.Cut(text, "/")
+	h, errHigh := strconv.ParseUint(high, 16, 32)
+	l, errLow := strconv.ParseUint(low, 16, 32)
+	if !ok || errHigh != nil || errLow != nil {
+		return 0, invalid("position", "%q is not of the form 16/B374D848", text)
+	}
+	return Position(h<<32 | l), nil
+}
+
+// String returns the text form.
+func (p Position) String() string { return fmt.Sprintf("%X/%X", uint32(p>>32), uint32(p)) }
+
+// MarshalText returns the text form.
+func (p Position) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads the text form.
+func (p *Position) UnmarshalText(text []byte) (err error) {
+	*p, err = ParsePosition(string(text))
+	return err
+}
+
+// The insert position is where the next record will begin. If the last one filled its
+// page to the end, that is behind the header of the next page, where no record ends:
+// no standby would come to it before something else is written. So it is put back to
+// the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
+const positionSQL = `
+select case when (l.lsn - '0/0') % pg_size_bytes(current_setting('wal_segment_size')) = 40 then l.lsn - 40::numeric
+            when (l.lsn - '0/0') % current_setting('wal_block_size')::int = 24 then l.lsn - 24::numeric
+            else l.lsn end::text
+from pg_current_wal_insert_lsn() l(lsn)`
+
+// CommitPosition returns a position that everything is before which was committed on
+// the primary when it was called: call it after a commit, on the same server, and
+// ReadAt reads what was committed from a replica. It costs a round trip.
+//
+// COMMIT is answered when its record is in the log, and where the log ends is never
+// before a record that is in it: also with synchronous_commit off, where the record may
+// not have been written to disk yet.
+//
+// db is a pool or a connection of the primary. A transaction's end is not known inside of
+// it, so a pgx.Tx is an *ArgumentError.
+func CommitPosition(ctx context.Context, db budget.Querier) (Position, error) {
+	if _, ok := db.(pgx.Tx); ok {
+		return 0, invalid("db", "is a transaction, whose commit is yet to come")
+	}
+	var text string
+	if err := db.QueryRow(ctx, positionSQL).Scan(&text); err != nil {
+		return 0, failed("ask for the position", err)
+	}
+	return ParsePosition(text)
+}
+
+// Reads that a replica could not answer.
+var (
+	// ErrStale: the replica had not come to the position when the time was over, or had
+	// not said so. The error is a *StaleError, and context.DeadlineExceeded too.
+	ErrStale error = errStale
+
+	// ErrPosition: the position is ahead of a server that is a primary, so it came
+	// from another cluster, or what was committed there was lost in a failover.
+	ErrPosition error = fault.New("position_unknown", "metered: the position is not one of this server")
+
+	errStale = fault.New("stale_read", "metered: the replica is behind the position that was asked for")
+)
+
+// StaleError says how far a replica had come.
+type StaleError struct {
+	Wanted  Position
+	Reached Position      // 0 if it did not say
+	Waited  time.Duration // for it
+}
+
+func (e *StaleError) Error() string {
+	return fmt.Sprintf("%v: wanted %v, reached %v, waited %v", errStale, e.Wanted, e.Reached, e.Waited.Round(time.Millisecond))
+}
+
+// Unwrap returns ErrStale.
+func (e *StaleError) Unwrap() error { return errStale }
+
+// Code returns the stable code "stale_read".
+func (e *StaleError) Code() string { return errStale.Code() }
+
+// ReadOptions says how ReadAt waits.
+type ReadOptions struct {
+	// Timeout is for how long a replica that is behind is waited for, from 1ms to 1h,
+	// and one that does not answer, or gives no connection, a second longer. The
+	// context's deadline bounds it too. Defaults to DefaultReadTimeout.
+	Timeout time.Duration
+}
+
+// DefaultReadTimeout is the default of ReadOptions.Timeout.
+const DefaultReadTimeout = 5 * time.Second
+
+const (
+	minPoll, maxPoll = time.Millisecond, 100 * time.Millisecond
+	answerTimeout    = time.Second // of a replica, beyond the timeout
+)
+
+// ReadAt calls fn with a connection of the replica on which everything is visible that
+// was committed before the position, so that a read after a write never shows the time
+// before it, as a replica by itself may. fn can use the connection for any reads, such as
+// those of this library (budget.Ledger.Usage and Check, holds.Book.Get and List,
+// Client.Lookup), until it returns; its error is returned as it is.
+//
+//	pos, err := metered.CommitPosition(ctx, primary) // after the write
+//	err = metered.ReadAt(ctx, replica, pos, metered.ReadOptions{}, func(ctx context.Context, conn *pgx.Conn) error {
+//		hold, err = book.Get(ctx, conn, "", id, "")
+//		return err
+//	})
+//
+// The wait and fn are on one connection, since the servers behind a pool, or an address,
+// may have come to different places; no transaction is open, so that fn's first
+// statement has a snapshot of after the wait. The replica must be one of physical
+// replication, and not behind a pooler that hands statements to several servers. It may
+// also be the primary, which is not waited for.
+//
+// A position can be behind records of transactions that have not ended. An idle
+// primary sends those when the next transaction commits, at the latest by the next
+// checkpoint or after some 15 seconds, and until then a replica does not come to the position.
+//
+// Errors: *ArgumentError before any SQL; *StaleError when the time is over, and
+// ErrPosition: fn was not called. After a *StaleError the primary can be asked.
+func ReadAt(ctx context.Context, replica *pgxpool.Pool, pos Position, opts ReadOptions, fn func(context.Context, *pgx.Conn) error) error {
+	if opts.Timeout == 0 {
+		opts.Timeout = DefaultReadTimeout
+	}
+	switch {
+	case replica == nil:
+		return invalid("replica", "is nil")
+	case fn == nil:
+		return invalid("fn", "is nil")
+	case opts.Timeout < time.Millisecond || opts.Timeout > time.Hour:
+		return invalid("ReadOptions.Timeout", "%v is not from 1ms to 1h", opts.Timeout)
+	}
+	w := wait{began: time.Now(), timeout: opts.Timeout, stale: &StaleError{Wanted: pos}}
+	asking, cancel := context.WithTimeout(ctx, opts.Timeout+answerTimeout)
+	defer cancel()
+	conn, err := replica.Acquire(asking)
+	if err != nil {
+		return w.failed(ctx, err)
+	}
+	defer conn.Release()
+	if err := w.await(asking, conn.Conn()); err != nil {
+		return w.failed(ctx, err)
+	}
+	return fn(ctx, conn.Conn())
+}
+
+// wait is a call of ReadAt before fn.
+type wait struct {
+	began   time.Time
+	timeout time.Duration
+	stale   *StaleError
+}
+
+const replayedSQL = `
+select r.replica, case when r.replica then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end::text
+from pg_is_in_recovery() r(replica)`
+
+// await returns when the server has come to the position.
+func (w *wait) await(ctx context.Context, conn *pgx.Conn) error {
+	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
+		var replica bool
+		var text *string // null until something was replayed
+		if err := conn.QueryRow(ctx, replayedSQL).Scan(&replica, &text); err != nil {
+			return err
+		}
+		if text != nil {
+			reached, err := ParsePosition(*text)
+			if err != nil {
+				return err
+			}
+			w.stale.Reached = reached
+		}
+		left := w.timeout - time.Since(w.began)
+		switch {
+		case w.stale.Reached >= w.stale.Wanted:
+			return nil
+		case !replica:
+			return fmt.Errorf("%w: %v, and it has come to %v", ErrPosition, w.stale.Wanted, w.stale.Reached)
+		case left <= 0:
+			return context.DeadlineExceeded
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(min(pause, left)):
+		}
+	}
+}
+
+// failed returns the error of ReadAt. Whose time was over, its own or ctx's, makes no
+// difference, nor does it whether there was an answer or none.
+func (w *wait) failed(ctx context.Context, err error) error {
+	w.stale.Waited = time.Since(w.began)
+	switch {
+	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", w.stale, err)
+	case errors.Is(err, ErrPosition):
+		return err
+	}
+	return failed("read at "+w.stale.Wanted.String(), err)
+}

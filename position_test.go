@@ -1,0 +1,302 @@
+package metered_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+func TestPosition_HasTheTextFormOfPostgres(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	for text, want := range map[string]metered.Position{
+		"0/0": 0, "0/1": 1, "1/0": 1 << 32, "16/B374D848": 0x16_B374D848, "FFFFFFFF/FFFFFFFF": math.MaxUint64,
+	} {
+		got, err := metered.ParsePosition(text)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		require.Equal(t, text, got.String())
+		require.Equal(t, text, queryRow[string](t, pool, `select $1::text::pg_lsn::text`, text))
+		encoded, err := json.Marshal(map[string]metered.Position{"at": got})
+		require.NoError(t, err)
+		require.JSONEq(t, `{"at": "`+text+`"}`, string(encoded))
+		var decoded map[string]metered.Position
+		require.NoError(t, json.Unmarshal(encoded, &decoded))
+		require.Equal(t, want, decoded["at"])
+	}
+	for _, text := range []string{"", "/", "1", "1/", "/1", "1/G", "100000000/0", "0/100000000", "-1/0", "0/+1", "0x1/0", " 1/0", "1/0/0", "1_0/0"} {
+		_, err := metered.ParsePosition(text)
+		require.ErrorIs(t, err, metered.ErrArgument, text)
+	}
+}
+
+// replication is a primary with the schema and a replica that streams from it.
+type replication struct {
+	*testing.T
+	primary, replica *pgxpool.Pool
+	book             *holds.Book
+}
+
+func replicate(t *testing.T, opts pgserver.Options) *replication {
+	t.Helper()
+	opts.Private = true
+	primary, err := pgserver.Start(t.Context(), opts)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, primary.Stop()) })
+	r := &replication{T: t, primary: connect(t, primary)}
+	require.NoError(t, metered.Migrate(t.Context(), r.primary, metered.MigrateOptions{}))
+	standby, err := pgserver.StartStandby(t.Context(), primary, opts)
+	if errors.Is(err, pgserver.ErrNoBasebackup) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
+	r.replica = connect(t, standby)
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	r.book, err = holds.New(ledger, holds.Config{})
+	require.NoError(t, err)
+	return r
+}
+
+func connect(t *testing.T, server *pgserver.Server) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), server.ConnString())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// place places a hold and returns the position after that.
+func (r *replication) place(id string) metered.Position {
+	r.Helper()
+	require.NoError(r, pgx.BeginFunc(r.Context(), r.primary, func(tx pgx.Tx) error {
+		_, err := r.book.Place(r.Context(), tx, holds.Request{
+			ID: id, Holder: "ann", TTL: time.Hour, Lines: []holds.Line{{Scope: "room", Amount: 1}},
+			Charges: []budget.Charge{{Scope: "user/ann", Amount: 1}},
+		})
+		return err
+	}))
+	pos, err := metered.CommitPosition(r.Context(), r.primary)
+	require.NoError(r, err)
+	return pos
+}
+
+func (r *replication) replay(function string) {
+	r.Helper()
+	_, err := r.replica.Exec(r.Context(), `select `+function+`()`)
+	require.NoError(r, err)
+}
+
+func (r *replication) readAt(pos metered.Position, timeout time.Duration, fn func(context.Context, *pgx.Conn) error) error {
+	return metered.ReadAt(r.Context(), r.replica, pos, metered.ReadOptions{Timeout: timeout}, fn)
+}
+
+func noRead(context.Context, *pgx.Conn) error { return nil }
+
+func TestReadAt_AReplicaIsNeverSilentlyBehind(t *testing.T) {
+	t.Parallel()
+	r := replicate(t, pgserver.Options{})
+	before := r.place("h1")
+	require.NoError(t, r.readAt(before, time.Minute, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := r.book.Get(ctx, conn, "", "h1", "ann")
+		return err
+	}))
+
+	r.replay("pg_wal_replay_pause")
+	pos := r.place("h2")
+	require.Greater(t, pos, before)
+	_, err := r.book.Get(t.Context(), r.replica, "", "h2", "ann")
+	require.ErrorIs(t, err, holds.ErrUnknown, "what a replica says by itself")
+
+	called := false
+	err = r.readAt(pos, 300*time.Millisecond, func(context.Context, *pgx.Conn) error {
+		called = true
+		return nil
+	})
+	require.False(t, called)
+	require.ErrorIs(t, err, metered.ErrStale)
+	require.Equal(t, "stale_read", metered.Code(err))
+	var stale *metered.StaleError
+	require.ErrorAs(t, err, &stale)
+	require.Equal(t, pos, stale.Wanted)
+	require.GreaterOrEqual(t, stale.Reached, before)
+	require.Less(t, stale.Reached, pos)
+	require.GreaterOrEqual(t, stale.Waited, 300*time.Millisecond)
+	require.NoError(t, r.readAt(before, time.Millisecond, noRead), "what it has can be read at once")
+
+	resumed := make(chan error, 1)
+	time.AfterFunc(200*time.Millisecond, func() {
+		_, err := r.replica.Exec(t.Context(), `select pg_wal_replay_resume()`)
+		resumed <- err
+	})
+	require.NoError(t, r.readAt(pos, time.Minute, r.everyRead))
+	require.NoError(t, <-resumed)
+	require.Zero(t, r.replica.Stat().AcquiredConns())
+}
+
+// everyRead makes every read of the library after h2 was placed.
+func (r *replication) everyRead(ctx context.Context, conn *pgx.Conn) error {
+	require.True(r, queryRow[bool](r.T, conn, `select pg_is_in_recovery()`))
+	h, err := r.book.Get(ctx, conn, "", "h2", "ann")
+	require.NoError(r, err)
+	require.Equal(r, holds.Held, h.State)
+	list, err := r.book.List(ctx, conn, holds.Filter{Holder: "ann"})
+	require.NoError(r, err)
+	require.Len(r, list.Holds, 2)
+	history, err := r.book.History(ctx, conn, "", "h2", "ann")
+	require.NoError(r, err)
+	require.Len(r, history, 1)
+	_, err = r.book.Claimed(ctx, conn, "", holds.Key{Type: "name", Value: "ann"})
+	require.ErrorIs(r, err, holds.ErrUnknown)
+
+	client, err := metered.New(r.primary, metered.Config{})
+	require.NoError(r, err)
+	usage, err := client.Budget.Usage(ctx, conn, budget.Query{Scope: "room"}, budget.Query{Scope: "user/ann", Window: time.Hour})
+	require.NoError(r, err)
+	require.EqualValues(r, 2, usage[0].Held)
+	require.EqualValues(r, 2, usage[1].Used)
+	_, err = client.Budget.Check(ctx, conn, budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{{Max: 2}}})
+	require.ErrorIs(r, err, budget.ErrExceeded)
+	entries := 0
+	for _, err := range client.Budget.Entries(ctx, conn, "room", budget.EntriesOptions{}) {
+		require.NoError(r, err)
+		entries++
+	}
+	require.Equal(r, 2, entries)
+	_, err = client.Lookup(ctx, conn, "", "op")
+	require.ErrorIs(r, err, metered.ErrUnknownOperation)
+	return nil
+}
+
+// A position is where the log ends, not where it would go on: a replica whose primary
+// has nothing more to say comes to it all the same.
+func TestCommitPosition_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
+	t.Parallel()
+	r := replicate(t, pgserver.Options{Settings: map[string]string{"autovacuum": "off"}})
+	conn, err := r.primary.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	const page, header = 8192, 24
+	lsn := func(db budget.Querier, function string) metered.Position {
+		pos, err := metered.ParsePosition(queryRow[string](t, db, `select `+function+`()::text`))
+		require.NoError(t, err)
+		return pos
+	}
+	insert := func() metered.Position { return lsn(conn, "pg_current_wal_insert_lsn") }
+	log := func(bytes metered.Position) {
+		_, err := conn.Exec(t.Context(), `select pg_logical_emit_message(false, '', $1)`, strings.Repeat("x", int(bytes)))
+		require.NoError(t, err)
+	}
+	proven := false
+	for tries := 0; tries < 200 && !proven; tries++ {
+		begin := insert()
+		log(1000)
+		end := insert()
+		overhead, left := end-begin-1000, page-end%page
+		if begin/page != end/page || left < overhead+500 {
+			continue
+		}
+		log(left - overhead)
+		next := insert()
+		pos, err := metered.CommitPosition(t.Context(), conn)
+		require.NoError(t, err)
+		if next%page != header || insert() != next {
+			continue // the server wrote something of its own
+		}
+		require.Equal(t, next-header, pos)
+		require.NoError(t, r.readAt(pos, time.Minute, noRead))
+		reached := lsn(r.replica, "pg_last_wal_replay_lsn")
+		if proven = insert() == next; proven {
+			require.Equal(t, pos, reached, "no further, as long as nothing else is written")
+		}
+	}
+	require.True(t, proven, "the log never ended with a page")
+}
+
+func TestReadAt_APrimaryIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	pos, err := metered.CommitPosition(t.Context(), pool)
+	require.NoError(t, err)
+	require.NoError(t, metered.ReadAt(t.Context(), pool, pos, metered.ReadOptions{}, noRead))
+	own := errors.New("fn's own")
+	require.Equal(t, own, metered.ReadAt(t.Context(), pool, pos, metered.ReadOptions{}, func(context.Context, *pgx.Conn) error { return own }))
+	err = metered.ReadAt(t.Context(), pool, pos+1<<40, metered.ReadOptions{Timeout: time.Hour}, noRead)
+	require.ErrorIs(t, err, metered.ErrPosition)
+	require.Equal(t, "position_unknown", metered.Code(err))
+	require.Zero(t, pool.Stat().AcquiredConns())
+}
+
+func TestReadAt_ItsTimeIsOverInWhateverWay(t *testing.T) {
+	t.Parallel()
+	r := replicate(t, pgserver.Options{})
+	pos := r.place("h1")
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	err := metered.ReadAt(ctx, r.replica, pos+1<<40, metered.ReadOptions{Timeout: time.Hour}, noRead)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, metered.ErrStale)
+	_, err = metered.CommitPosition(t.Context(), r.replica)
+	require.Error(t, err, "a replica commits nothing")
+
+	stale := func(err error, reached bool) {
+		t.Helper()
+		var e *metered.StaleError
+		require.ErrorAs(t, err, &e)
+		require.ErrorIs(t, err, metered.ErrStale)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, reached, e.Reached > 0)
+		require.Positive(t, e.Waited)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	stale(metered.ReadAt(ctx, r.replica, pos+1<<40, metered.ReadOptions{Timeout: time.Hour}, noRead), true)
+	stale(r.readAt(pos+1<<40, 10*time.Millisecond, noRead), true)
+
+	// A pool whose only connection is taken, and then one that does not answer.
+	config := r.replica.Config()
+	config.MaxConns = 1
+	single, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer single.Close()
+	conn, err := single.Acquire(t.Context())
+	require.NoError(t, err)
+	backend := queryRow[int](t, conn, `select pg_backend_pid()`)
+	stale(metered.ReadAt(t.Context(), single, pos, metered.ReadOptions{Timeout: time.Millisecond}, noRead), false)
+	require.NoError(t, syscall.Kill(backend, syscall.SIGSTOP))
+	defer func() { require.NoError(t, syscall.Kill(backend, syscall.SIGCONT)) }()
+	conn.Release()
+	stale(metered.ReadAt(t.Context(), single, pos, metered.ReadOptions{Timeout: time.Millisecond}, noRead), false)
+}
+
+func TestReadAt_RefusesBadArguments(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	ctx := t.Context()
+	require.ErrorIs(t, metered.ReadAt(ctx, nil, 0, metered.ReadOptions{}, noRead), metered.ErrArgument)
+	require.ErrorIs(t, metered.ReadAt(ctx, pool, 0, metered.ReadOptions{}, nil), metered.ErrArgument)
+	for _, timeout := range []time.Duration{-1, time.Microsecond, time.Hour + 1} {
+		require.ErrorIs(t, metered.ReadAt(ctx, pool, 0, metered.ReadOptions{Timeout: timeout}, noRead), metered.ErrArgument)
+	}
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := metered.CommitPosition(ctx, tx)
+		require.ErrorIs(t, err, metered.ErrArgument)
+		return nil
+	}))
+}

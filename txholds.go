@@ -1,0 +1,183 @@
+package metered
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/jobs"
+)
+
+// Cleanup asks for a job that ends a hold when its time is over, and so tells
+// subscribers and listeners at about that time. What the hold keeps is free when it is
+// due, with or without. The zero value is ready for use.
+type Cleanup struct {
+	// Delay is how long after the hold is due the job runs, up to 24h. Defaults to 10s.
+	Delay time.Duration
+	// Queue is the job's queue. Defaults to River's default queue.
+	Queue string
+}
+
+// DefaultCleanupDelay is Cleanup.Delay's default.
+const DefaultCleanupDelay = 10 * time.Second
+
+// Place is holds.Book.Place as part of the command: made last, with the charges, all
+// or none. Nothing is reserved now; a refusal is the error of Do, after the function
+// has returned. The hold is in Outcome.Holds, where the calls of Place, Claim, Capture
+// and Release stand in the order in which they were made. It returns the id that the
+// hold will have.
+//
+// cleanup, if not nil, enqueues the hold's cleanup job now (see Cleanup), whose worker
+// is CleanupWorker. The other errors are an *ArgumentError of package holds or budget.
+//
+// What is placed is not part of the command's fingerprint.
+func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *Cleanup) (id string, err error) {
+	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holds.Prepared, error) { return t.client.Holds.PreparePlace(r) })
+}
+
+// Claim is holds.Book.Claim as part of the command. Otherwise as Place. The id is that
+// of a new claim: Outcome.Holds has another one if the holder has the claim already.
+func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *Cleanup) (id string, err error) {
+	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holds.Prepared, error) { return t.client.Holds.PrepareClaim(c) })
+}
+
+func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl time.Duration, prepare func() (*holds.Prepared, error)) (string, error) {
+	if t.done.Load() {
+		return "", ErrTxDone
+	}
+	p, err := prepare()
+	if err != nil {
+		return "", err
+	}
+	if cleanup != nil {
+		delay := orDefault(cleanup.Delay, DefaultCleanupDelay)
+		if delay < 0 || delay > 24*time.Hour {
+			return "", invalid("Cleanup.Delay", "%v is not from 0 to 24h", cleanup.Delay)
+		}
+		opts := &jobs.Options{Tenant: tenant, InsertOpts: river.InsertOpts{Queue: cleanup.Queue, ScheduledAt: time.Now().Add(ttl + delay)}}
+		args := CleanupArgs{Tenant: tenant, ID: p.ID(), DelayMS: delay.Milliseconds()}
+		if _, err := t.Enqueue(ctx, args, opts); err != nil {
+			return "", err
+		}
+	}
+	t.holds = append(t.holds, p)
+	return p.ID(), nil
+}
+
+// Capture is holds.Book.Capture as part of the command, as Place is: made last, all or
+// none, with a refusal as the error of Do.
+func (t *Tx) Capture(c holds.Capture) error {
+	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareCapture(c) })
+}
+
+// Release is holds.Book.Release as part of the command, as Capture is.
+func (t *Tx) Release(r holds.Release) error {
+	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareRelease(r) })
+}
+
+func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {
+	if t.done.Load() {
+		return ErrTxDone
+	}
+	p, err := prepare()
+	if err != nil {
+		return err
+	}
+	t.holds = append(t.holds, p)
+	return nil
+}
+
+const lockAllSQL = `select metered.lock_all($1::bigint[], $2::text[], $3::text[], $4::int)`
+
+// queueHolds queues what the command does to holds. If that is more than one thing, or
+// it charges too, all locks come first, in the one order.
+func (c *Client) queueHolds(ctx context.Context, batch *pgx.Batch, t *Tx) (locked bool) {
+	if len(t.holds) == 0 {
+		return false
+	}
+	if len(t.holds) > 1 || t.call != nil {
+		locked = true
+		wait, _ := c.timeouts(ctx)
+		var keys []int64
+		var tenants, ids []string
+		if t.call != nil {
+			keys = slices.Clone(t.call.Keys())
+		}
+		for _, p := range t.holds {
+			k, tenant, named := p.Locks()
+			keys = append(keys, k...)
+			ids = append(ids, named...)
+			for range named {
+				tenants = append(tenants, tenant)
+			}
+		}
+		slices.Sort(keys)
+		batch.Queue(c.sql.lockAll, slices.Compact(keys), tenants, ids, wait)
+	}
+	op := t.op.command
+	for _, p := range t.holds {
+		batch.Queue(p.SQL(), p.Args(op.Namespace, op.ID, true)...)
+	}
+	return locked
+}
+
+// readHolds reads what became of it. cause is the error as it came from the server,
+// which tells what became of the transaction.
+func readHolds(results pgx.BatchResults, t *Tx, locked bool) (done [][]holds.Hold, err, cause error) {
+	if locked {
+		if _, err := results.Exec(); err != nil {
+			return nil, err, err
+		}
+	}
+	for _, p := range t.holds {
+		row := &keptRow{Row: results.QueryRow()}
+		h, err := p.Scan(row)
+		if err != nil {
+			return nil, err, row.err
+		}
+		done = append(done, h)
+	}
+	return done, nil, nil
+}
+
+// keptRow keeps the error of its row.
+type keptRow struct {
+	pgx.Row
+	err error
+}
+
+func (r *keptRow) Scan(dest ...any) error {
+	r.err = r.Row.Scan(dest...)
+	return r.err
+}
+
+// subscribed reports whether subscribers are to hear of what the command did to holds.
+func (t *Tx) subscribed() bool {
+	return slices.ContainsFunc(t.holds, (*holds.Prepared).Subscribed)
+}
+
+// tell tells them, in the command's transaction, which they cannot end.
+func (t *Tx) tell(ctx context.Context, done [][]holds.Hold) error {
+	tx := guarded{bareTx: t.bareTx, done: new(atomic.Bool)}
+	defer tx.done.Store(true)
+	for i, p := range t.holds {
+		if err := p.Tell(ctx, untouchable{tx}, done[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// untouchable is a transaction that its user cannot end.
+type untouchable struct{ guarded }
+
+// Commit is ErrTxControl.
+func (untouchable) Commit(context.Context) error { return ErrTxControl }
+
+// Rollback is ErrTxControl.
+func (untouchable) Rollback(context.Context) error { return ErrTxControl }
