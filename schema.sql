@@ -1071,7 +1071,8 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    nos bigint[];
+    nos    bigint[];
+    before text;
 begin
     select array_agg(h.no) into nos
     from unnest(tenants, ids) n(tenant, id),
@@ -1081,7 +1082,11 @@ begin
         from (select l.key from metered.hold_lines l where l.hold = any (nos) union select unnest(keys)) k(key);
     end if;
     perform metered.lock_keys(keys, wait_ms);
-    perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    if nos is not null then
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+        perform metered.unbound_lock_wait(before);
+    end if;
 end
 $$;
 

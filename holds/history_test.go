@@ -121,12 +121,25 @@ func (h *history) act(name string) {
 	map[string]func(){
 		"place": h.place, "claim": h.claim, "charge": h.charge, "capture": h.capture, "release": h.release, "extend": h.extend,
 		"refund": h.refund, "expire": h.expire, "sweep": h.sweep, "savepoint": h.savepoint,
-		"advance":   func() { h.set(h.now.Add(h.duration("advance", 1, 5, 10, 15, 60))) },
+		"advance":   h.advance,
 		"step back": func() { h.set(h.now.Add(-h.duration("step back", 1, 5, 30, 90))) },
 	}[name]()
 	if !h.aborted {
 		h.compareUsage()
 	}
+}
+
+// advance moves the clock on: by some seconds, or to when a hold is due, and sometimes
+// a microsecond beside.
+func (h *history) advance() {
+	if len(h.m.holds) > 0 && h.once("to a hold's due", 2) {
+		hold := h.m.holds[h.int("hold", 0, len(h.m.holds)-1)]
+		if due := hold.due.Add(time.Duration(h.int("edge", -1, 1)) * time.Microsecond); due.After(h.now) {
+			h.set(due)
+			return
+		}
+	}
+	h.set(h.now.Add(h.duration("advance", 1, 5, 10, 15, 60)))
 }
 
 // savepoint makes some calls in a transaction, or a savepoint of one, that is kept or

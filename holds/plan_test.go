@@ -42,7 +42,7 @@ func (f *fixture) crowd(scope string, n int, due time.Duration, open bool) {
 		execute(f, f.pool, `update metered.hold_lines l set open = 0 from metered.holds h where h.no = l.hold and h.tenant = 'crowd'`)
 		execute(f, f.pool, `update metered.holds set state = 'r', pending = false, ended_at = $1, version = 2 where tenant = 'crowd'`, f.clock.Now())
 		execute(f, f.pool, `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
-			select seq + 1, $2, at, spent, refunded, credited, held - $2, epoch, 'l', scope, next_due
+			select seq + 1, $2::bigint, at, spent, refunded, credited, held - $2::bigint, epoch, 'l', scope, next_due
 			from metered.ledger where scope = $1 order by seq desc limit 1`, scope, n)
 	}
 }

@@ -97,6 +97,10 @@ func TestPlace_EndingManyHoldsInStepsDoesNotDeadlock(t *testing.T) {
 	require.NoError(t, wait.Commit(t.Context()))
 	require.NoError(t, <-all)
 	require.NoError(t, <-other)
+	// Let in for good: all that stood in the way has ended, whatever the clock says later.
+	f.clock.Set(noon)
+	_, held := f.usage("s")
+	require.Equal(t, int64(more), held)
 	f.verify()
 }
 
