@@ -79,8 +79,8 @@ func CommitPosition(ctx context.Context, db budget.Querier) (Position, error) {
 
 // Reads that a replica could not answer.
 var (
-	// ErrStale: the replica had not come to the position when the time was over. The
-	// error is a *StaleError.
+	// ErrStale: the replica had not come to the position when the time was over, or had
+	// not said so. The error is a *StaleError, and context.DeadlineExceeded too.
 	ErrStale error = errStale
 
 	// ErrPosition: the position is ahead of a server that is a primary, so it came
@@ -109,8 +109,9 @@ func (e *StaleError) Code() string { return errStale.Code() }
 
 // ReadOptions says how ReadAt waits.
 type ReadOptions struct {
-	// Timeout is for how long a replica that is behind is waited for, from 1ms to 1h.
-	// Defaults to DefaultReadTimeout.
+	// Timeout is for how long a replica that is behind is waited for, from 1ms to 1h,
+	// and one that does not answer, or gives no connection, a second longer. The
+	// context's deadline bounds it too. Defaults to DefaultReadTimeout.
 	Timeout time.Duration
 }
 
@@ -144,8 +145,8 @@ const (
 // primary sends those when the next transaction commits, at the latest by the next
 // checkpoint or after some 15 seconds, and until then a replica does not come to the position.
 //
-// Errors: *ArgumentError before any SQL; *StaleError when the timeout is over, and
-// ErrPosition: fn was not called. After either, the primary can be asked.
+// Errors: *ArgumentError before any SQL; *StaleError when the time is over, and
+// ErrPosition: fn was not called. After a *StaleError the primary can be asked.
 func ReadAt(ctx context.Context, replica *pgxpool.Pool, pos Position, opts ReadOptions, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultReadTimeout
@@ -158,15 +159,25 @@ func ReadAt(ctx context.Context, replica *pgxpool.Pool, pos Position, opts ReadO
 	case opts.Timeout < time.Millisecond || opts.Timeout > time.Hour:
 		return invalid("ReadOptions.Timeout", "%v is not from 1ms to 1h", opts.Timeout)
 	}
-	conn, err := replica.Acquire(ctx)
+	w := wait{began: time.Now(), timeout: opts.Timeout, stale: &StaleError{Wanted: pos}}
+	asking, cancel := context.WithTimeout(ctx, opts.Timeout+answerTimeout)
+	defer cancel()
+	conn, err := replica.Acquire(asking)
 	if err != nil {
-		return fmt.Errorf("metered: read at %v: %w", pos, err)
+		return w.failed(ctx, err)
 	}
 	defer conn.Release()
-	if err := await(ctx, conn.Conn(), pos, opts.Timeout); err != nil {
-		return err
+	if err := w.await(asking, conn.Conn()); err != nil {
+		return w.failed(ctx, err)
 	}
 	return fn(ctx, conn.Conn())
+}
+
+// wait is a call of ReadAt before fn.
+type wait struct {
+	began   time.Time
+	timeout time.Duration
+	stale   *StaleError
 }
 
 const replayedSQL = `
@@ -174,41 +185,47 @@ select r.replica, case when r.replica then pg_last_wal_replay_lsn() else pg_curr
 from pg_is_in_recovery() r(replica)`
 
 // await returns when the server has come to the position.
-func await(ctx context.Context, conn *pgx.Conn, pos Position, timeout time.Duration) error {
-	began := time.Now()
-	asking, cancel := context.WithTimeout(ctx, timeout+answerTimeout)
-	defer cancel()
-	stale := &StaleError{Wanted: pos}
-	for wait := minPoll; ; wait = min(2*wait, maxPoll) {
+func (w *wait) await(ctx context.Context, conn *pgx.Conn) error {
+	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
 		var replica bool
 		var text *string // null until something was replayed
-		err := conn.QueryRow(asking, replayedSQL).Scan(&replica, &text)
-		stale.Waited = time.Since(began)
-		if err != nil {
-			if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-				return fmt.Errorf("%w: %w", stale, err)
-			}
-			return failed("wait for the replica", err)
+		if err := conn.QueryRow(ctx, replayedSQL).Scan(&replica, &text); err != nil {
+			return err
 		}
 		if text != nil {
-			if stale.Reached, err = ParsePosition(*text); err != nil {
+			reached, err := ParsePosition(*text)
+			if err != nil {
 				return err
 			}
+			w.stale.Reached = reached
 		}
-		switch left := timeout - stale.Waited; {
-		case stale.Reached >= pos:
+		left := w.timeout - time.Since(w.began)
+		switch {
+		case w.stale.Reached >= w.stale.Wanted:
 			return nil
 		case !replica:
-			return fmt.Errorf("%w: %v, and it has come to %v", ErrPosition, pos, stale.Reached)
+			return fmt.Errorf("%w: %v, and it has come to %v", ErrPosition, w.stale.Wanted, w.stale.Reached)
 		case left <= 0:
-			return stale
-		default:
-			wait = min(wait, left)
+			return context.DeadlineExceeded
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("metered: read at %v: %w", pos, ctx.Err())
-		case <-time.After(wait):
+			return ctx.Err()
+		case <-time.After(min(pause, left)):
 		}
 	}
+}
+
+// failed returns the error of ReadAt. Whose time was over, its own or ctx's, makes no
+// difference, nor does it whether there was an answer or none.
+func (w *wait) failed(ctx context.Context, err error) error {
+	w.stale.Waited = time.Since(w.began)
+	switch {
+	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", w.stale, err)
+	case errors.Is(err, ErrPosition):
+		return err
+	}
+	return failed("read at "+w.stale.Wanted.String(), err)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -187,38 +188,45 @@ func (r *replication) everyRead(ctx context.Context, conn *pgx.Conn) error {
 // has nothing more to say comes to it all the same.
 func TestCommitPosition_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 	t.Parallel()
-	r := replicate(t, pgserver.Options{Settings: map[string]string{"autovacuum": "off", "bgwriter_lru_maxpages": "0"}})
+	r := replicate(t, pgserver.Options{Settings: map[string]string{"autovacuum": "off"}})
 	conn, err := r.primary.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
 	const page, header = 8192, 24
-	where := func() uint64 {
-		pos, err := metered.ParsePosition(queryRow[string](t, conn, `select pg_current_wal_insert_lsn()::text`))
+	lsn := func(db budget.Querier, function string) metered.Position {
+		pos, err := metered.ParsePosition(queryRow[string](t, db, `select `+function+`()::text`))
 		require.NoError(t, err)
-		return uint64(pos)
+		return pos
 	}
-	log := func(bytes uint64) {
+	insert := func() metered.Position { return lsn(conn, "pg_current_wal_insert_lsn") }
+	log := func(bytes metered.Position) {
 		_, err := conn.Exec(t.Context(), `select pg_logical_emit_message(false, '', $1)`, strings.Repeat("x", int(bytes)))
 		require.NoError(t, err)
 	}
-	full := false
-	for tries := 0; tries < 100 && !full; tries++ {
-		begin := where()
+	proven := false
+	for tries := 0; tries < 200 && !proven; tries++ {
+		begin := insert()
 		log(1000)
-		end := where()
-		if begin/page != end/page {
+		end := insert()
+		overhead, left := end-begin-1000, page-end%page
+		if begin/page != end/page || left < overhead+500 {
 			continue
 		}
-		overhead := end - begin - 1000
-		if left := page - end%page; left > overhead+500 {
-			log(left - overhead)
+		log(left - overhead)
+		next := insert()
+		pos, err := metered.CommitPosition(t.Context(), conn)
+		require.NoError(t, err)
+		if next%page != header || insert() != next {
+			continue // the server wrote something of its own
 		}
-		full = where()%page == header
+		require.Equal(t, next-header, pos)
+		require.NoError(t, r.readAt(pos, time.Minute, noRead))
+		reached := lsn(r.replica, "pg_last_wal_replay_lsn")
+		if proven = insert() == next; proven {
+			require.Equal(t, pos, reached, "no further, as long as nothing else is written")
+		}
 	}
-	require.True(t, full, "the log never ended with a page")
-	pos, err := metered.CommitPosition(t.Context(), conn)
-	require.NoError(t, err)
-	require.NoError(t, r.readAt(pos, 10*time.Second, noRead))
+	require.True(t, proven, "the log never ended with a page")
 }
 
 func TestReadAt_APrimaryIsNotWaitedFor(t *testing.T) {
@@ -235,7 +243,7 @@ func TestReadAt_APrimaryIsNotWaitedFor(t *testing.T) {
 	require.Zero(t, pool.Stat().AcquiredConns())
 }
 
-func TestReadAt_EndsWithItsContext(t *testing.T) {
+func TestReadAt_ItsTimeIsOverInWhateverWay(t *testing.T) {
 	t.Parallel()
 	r := replicate(t, pgserver.Options{})
 	pos := r.place("h1")
@@ -246,6 +254,35 @@ func TestReadAt_EndsWithItsContext(t *testing.T) {
 	require.NotErrorIs(t, err, metered.ErrStale)
 	_, err = metered.CommitPosition(t.Context(), r.replica)
 	require.Error(t, err, "a replica commits nothing")
+
+	stale := func(err error, reached bool) {
+		t.Helper()
+		var e *metered.StaleError
+		require.ErrorAs(t, err, &e)
+		require.ErrorIs(t, err, metered.ErrStale)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, reached, e.Reached > 0)
+		require.Positive(t, e.Waited)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	stale(metered.ReadAt(ctx, r.replica, pos+1<<40, metered.ReadOptions{Timeout: time.Hour}, noRead), true)
+	stale(r.readAt(pos+1<<40, 10*time.Millisecond, noRead), true)
+
+	// A pool whose only connection is taken, and then one that does not answer.
+	config := r.replica.Config()
+	config.MaxConns = 1
+	single, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer single.Close()
+	conn, err := single.Acquire(t.Context())
+	require.NoError(t, err)
+	backend := queryRow[int](t, conn, `select pg_backend_pid()`)
+	stale(metered.ReadAt(t.Context(), single, pos, metered.ReadOptions{Timeout: time.Millisecond}, noRead), false)
+	require.NoError(t, syscall.Kill(backend, syscall.SIGSTOP))
+	defer func() { require.NoError(t, syscall.Kill(backend, syscall.SIGCONT)) }()
+	conn.Release()
+	stale(metered.ReadAt(t.Context(), single, pos, metered.ReadOptions{Timeout: time.Millisecond}, noRead), false)
 }
 
 func TestReadAt_RefusesBadArguments(t *testing.T) {

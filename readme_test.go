@@ -11,11 +11,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestReadme_ExampleIsTheOneThatRuns(t *testing.T) {
+func TestReadme_ExamplesAreThoseThatRun(t *testing.T) {
 	t.Parallel()
-	example, err := os.ReadFile("example_test.go")
-	require.NoError(t, err)
-	require.Contains(t, unindented(string(example)), unindented(goBlock(t)))
+	blocks := goBlocks(t)
+	for i, file := range []string{"example_test.go", "holds/example_test.go"} {
+		example, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Contains(t, unindented(string(example)), unindented(blocks[i]))
+	}
+	require.Len(t, blocks, 2)
 }
 
 func TestReadme_NamesTestsThatExist(t *testing.T) {
@@ -40,16 +44,17 @@ func TestReadme_NamesTestsThatExist(t *testing.T) {
 	}
 }
 
-// goBlock is the first block of Go in the README.
-func goBlock(t *testing.T) string {
+// goBlocks are the blocks of Go in the README.
+func goBlocks(t *testing.T) (blocks []string) {
 	t.Helper()
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	_, rest, ok := strings.Cut(string(readme), "```go\n")
-	require.True(t, ok)
-	block, _, ok := strings.Cut(rest, "```")
-	require.True(t, ok)
-	return block
+	for _, part := range strings.Split(string(readme), "```go\n")[1:] {
+		block, _, ok := strings.Cut(part, "```")
+		require.True(t, ok)
+		blocks = append(blocks, block)
+	}
+	return blocks
 }
 
 func unindented(text string) string {

@@ -58,9 +58,36 @@ begin
 end
 $$;
 
+-- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
+-- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
+-- which must follow; an error undoes it without.
+create function metered.bound_lock_wait(wait_ms int) returns text
+language plpgsql volatile
+as $$
+declare
+    before text := current_setting('lock_timeout');
+begin
+    if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
+        return null;
+    end if;
+    perform set_config('lock_timeout', wait_ms::text, true);
+    return before;
+end
+$$;
+
+create function metered.unbound_lock_wait(before text) returns void
+language plpgsql volatile
+as $$
+begin
+    if before is not null then
+        perform set_config('lock_timeout', before, true);
+    end if;
+end
+$$;
+
 -- For who wants the locks of scopes before anything is read.
 create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
-language plpgsql volatile
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -70,13 +97,18 @@ $$;
 
 -- ===== budget =============================================================
 
+-- An amount of an entry. Nobody with EXECUTE alone can make an entry that takes
+-- spending back. A domain, since a table's check is parsed anew for each statement
+-- that inserts: 6 microseconds.
+create domain metered.units as bigint check (value >= 0);
+
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
 -- last entry, and the spending inside a window is a difference of two entries
 -- instead of a sum over many. Wide columns first: no padding between them.
 create table metered.ledger (
     seq       bigint      not null,
-    amount    bigint      not null,   -- units, >= 1; 0 for a clock repair
+    amount    metered.units not null, -- 0 for a clock repair only
     at        timestamptz not null,   -- never decreases along seq within an epoch
     spent     bigint      not null,   -- sum of charges so far, never decreases
     refunded  bigint      not null,   -- sum of refunds so far, never decreases
@@ -92,8 +124,6 @@ create table metered.ledger (
     namespace text,                   -- of the operation
     operation text,
     note      jsonb,                  -- actor, tenant, correlation, reason
-    -- Nobody with EXECUTE alone can make an entry that takes spending back.
-    constraint ledger_amount check (amount >= 1 and kind <> 'k' or amount = 0 and kind = 'k'),
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -176,9 +206,18 @@ declare
 begin
     select * into tip from metered.ledger l
     where l.scope = of_scope order by l.seq desc limit 1 for key share;
-    if found then
-        return tip;
+    if not found then
+        return metered.first_for_write(of_scope);
     end if;
+    return tip;
+end
+$$;
+
+-- What a scope stands at in which a writer found no last entry.
+create function metered.first_for_write(of_scope text) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
     if exists (select from metered.ledger l where l.scope = of_scope) then
         perform metered.collided();
     end if;
@@ -267,22 +306,35 @@ $$;
 -- room remains, if nothing else changes. Spending only leaves, entry by entry, so
 -- it is the leaving of the first entry that is enough. Searched in growing steps
 -- from the window's start, since most refusals are close.
+--
+-- What was refunded of the charges after an entry is dear to sum, and lies between
+-- the sums at both ends of where the answer is: most probes are decided by these.
 create function metered.leaves_at(of_scope text, tip_seq bigint, tip_epoch int, spent bigint, refunded bigint, since timestamptz, win interval, room bigint) returns timestamptz
 language plpgsql stable
 as $$
 declare
-    too_few bigint := (metered.base(of_scope, tip_seq, tip_epoch, since)).seq;
-    enough  bigint := tip_seq;
-    probe   bigint;
-    step    bigint := 1;
-    p       record;
+    too_few  bigint := (metered.base(of_scope, tip_seq, tip_epoch, since)).seq;
+    enough   bigint := tip_seq;
+    most     bigint := case when refunded = 0 then 0 else metered.refunds_after(of_scope, tip_seq, too_few) end;
+    fewest   bigint := 0;       -- refunds after too_few, and after enough
+    probe    bigint;
+    step     bigint := 1;
+    excess   bigint;
+    given    bigint;
 begin
     while enough - too_few > 1 loop
         probe := least(too_few + step, (too_few + enough) / 2);
-        select l.spent, l.refunded into strict p from metered.ledger l where l.scope = of_scope and l.seq = probe;
-        if spent - p.spent
-           - (case when p.refunded = refunded then 0
-                   else metered.refunds_after(of_scope, tip_seq, probe) end) <= room then
+        select leaves_at.spent - l.spent - room, l.refunded into strict excess, given
+        from metered.ledger l where l.scope = of_scope and l.seq = probe;
+        if excess > fewest and excess <= most then
+            given := case when given = refunded then 0 else metered.refunds_after(of_scope, tip_seq, probe) end;
+            if excess <= given then
+                fewest := given;
+            else
+                most := given;
+            end if;
+        end if;
+        if excess <= fewest then
             enough := probe;
         else
             too_few := probe;
@@ -312,12 +364,15 @@ create function metered.judge(scopes text[], seqs bigint[], ats timestamptz[], e
 language plpgsql stable
 as $$
 declare
-    s     int;
-    u     bigint;
-    room  bigint;
-    since timestamptz;
-    retry timestamptz;
-    falls timestamptz;
+    s      int;
+    u      bigint;
+    room   bigint;
+    since  timestamptz;
+    before bigint;
+    gone   bigint;
+    given  bigint;
+    retry  timestamptz;
+    falls  timestamptz;
 begin
     for i in 1..cardinality(limit_scopes) loop
         s := limit_scopes[i];
@@ -333,7 +388,25 @@ begin
             if ats[s] <= since then
                 u := 0;
             else
-                u := metered.spent_since(scopes[s], seqs[s], epochs[s], spent[s], refunded[s], since);
+                -- spent_since for the usual cases, without calls: the base is in the newest
+                -- epoch, and no refund came after it; or all that was ever spent is inside.
+                select b.seq, b.spent, b.refunded into before, gone, given
+                from (select l.seq from metered.ledger l
+                      where l.scope = scopes[s] and l.epoch = epochs[s] and l.at <= since
+                        and (l.seq & 15 = 1 or l.kind = 'k')
+                      order by l.at desc, l.seq desc limit 1) i,
+                     lateral (select l.seq, l.spent, l.refunded from metered.ledger l
+                      where l.scope = scopes[s] and l.seq between i.seq and i.seq + 15
+                        and l.epoch = epochs[s] and l.at <= since
+                      order by l.seq desc limit 1) b;
+                if before > 1 and given = refunded[s] then
+                    u := spent[s] - gone;
+                elsif before is null and epochs[s] = 0 and refunded[s] = 0
+                      and (seqs[s] <= 16 or exists (select from metered.ledger l where l.scope = scopes[s] and l.seq = 2)) then
+                    u := spent[s];
+                else
+                    u := metered.spent_since(scopes[s], seqs[s], epochs[s], spent[s], refunded[s], since);
+                end if;
             end if;
         end if;
         used[i] := u;
@@ -361,32 +434,44 @@ $$;
 -- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
 --
 -- Of amounts, hold_amounts are not spent but held, by the hold of that id until
--- ttl from now: an entry of their own. at is what counts as now.
+-- ttl from now: an entry of their own. at is what counts as now: what the caller read
+-- under the locks (as_of), which it judged holds by, or else the clock.
 create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
-    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null,
+    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null, as_of timestamptz default null,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    tip      record;
+    k        bigint;
+    tip      metered.ledger;
     epochs   int[];
     spent    bigint[];
     refunded bigint[];
     credited bigint[];
     due      timestamptz[];
     kept     bigint[];          -- what the last entries say is held, lines that are due among it
+    remain   bigint[];          -- of that, once lines are ended
     overdue  boolean := false;
+    max_lines int;
     units    bigint;
     verdict  record;
 begin
-    perform metered.lock_keys(keys, wait_ms);
-    at := metered.clock();      -- after the lock: a wait must not date the entry back
+    foreach k in array keys loop
+        continue when pg_try_advisory_xact_lock(k);
+        perform metered.lock_keys(keys, wait_ms);
+        exit;
+    end loop;
+    at := coalesce(as_of, metered.clock());     -- after the lock: a wait must not date the entry back
     for i in 1..cardinality(scopes) loop
-        tip := metered.tip_for_write(scopes[i]);
+        -- tip_for_write, without the call where there is an entry.
+        select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1 for key share;
+        if not found then
+            tip := metered.first_for_write(scopes[i]);
+        end if;
         seqs[i] := tip.seq;
         ats[i] := tip.at;
         epochs[i] := tip.epoch;
@@ -420,18 +505,31 @@ begin
     if kept <> held then
         -- What is let in for lines that are due is let in for good, so their holds
         -- are ended for good, as many as it takes: a clock that is set back must not
-        -- bring them to life. The rest is left to those who come after.
+        -- bring them to life. The rest is left to those who come after. How many it
+        -- takes is found first, since rows of holds must be locked all at once, in order.
+        max_lines := 500;
         loop
-            perform metered.expire_due(scopes, keys, due, at, 500);
             for i in 1..cardinality(scopes) loop
-                tip := metered.tip_for_write(scopes[i]);
-                seqs[i] := tip.seq;
-                ats[i] := tip.at;
-                kept[i] := tip.held;
-                due[i] := tip.next_due;
+                if due[i] <= at then
+                    remain[i] := kept[i] - metered.overdue(scopes[i], due[i], at, max_lines);
+                else
+                    remain[i] := kept[i];
+                end if;
             end loop;
-            exit when kept = held or (metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, kept, due, amounts,
+            exit when remain = held or (metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, remain, due, amounts,
                 at, limit_scopes, maxima, windows, max_ahead)).denied is null;
+            max_lines := 2 * max_lines;
+        end loop;
+        perform metered.expire_due(scopes, keys, due, at, max_lines, wait_ms);
+        for i in 1..cardinality(scopes) loop
+            tip := metered.tip_for_write(scopes[i]);
+            seqs[i] := tip.seq;
+            ats[i] := tip.at;
+            kept[i] := tip.held;
+            due[i] := tip.next_due;
+            if kept[i] > remain[i] then
+                perform metered.collided();
+            end if;
         end loop;
     end if;
     for i in 1..cardinality(scopes) loop
@@ -444,20 +542,15 @@ begin
         if hold_amounts[i] > 0 then
             kept[i] := kept[i] + hold_amounts[i];
             due[i] := least(due[i], at + ttl);
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note)
-            values (seqs[i], hold_amounts[i], ats[i], spent[i], refunded[i], credited[i], kept[i],
-                epochs[i], 'h', scopes[i], due[i], of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
-            on conflict do nothing;
-            if not found then
-                perform metered.collided();
-            end if;
+            perform metered.append(row(seqs[i], hold_amounts[i], ats[i], spent[i], refunded[i], credited[i], kept[i],
+                epochs[i], 'h', scopes[i], due[i], null, of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)::metered.ledger);
             units := units - hold_amounts[i];
             continue when units = 0;
             seqs[i] := seqs[i] + 1;
         end if;
-        -- ON CONFLICT, because a plain unique violation is one that callers' retry
-        -- loops do not retry.
+        if units < 1 then
+            perform metered.no_amount();
+        end if;
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, hold, namespace, operation, note)
         values (seqs[i], units, ats[i], spent[i] + units, refunded[i], credited[i], kept[i],
@@ -570,10 +663,24 @@ begin
 end
 $$;
 
+-- Refuses an amount that makes no entry.
+create function metered.no_amount() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the amount of an entry is at least 1' using errcode = '23514';
+end
+$$;
+
+-- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
+-- retry loops do not retry.
 create function metered.append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
+    if e.amount < 1 and e.kind <> 'k' then
+        perform metered.no_amount();
+    end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered.collided();
@@ -778,7 +885,8 @@ create table metered.hold_lines (
 );
 
 -- Which lines of a scope fall due first. Read from next_due on, so that entries of
--- lines that ended, which a long snapshot keeps alive, are not waded through.
+-- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
+-- of a hold are asked for with open <> 0, which keeps the planner from this index.
 create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 
 -- Every transition, written with it.
@@ -805,14 +913,16 @@ create table metered.holds_horizon (
 
 insert into metered.holds_horizon (at) values ('-infinity');
 
--- What lines of a scope that are due, and not freed yet, keep of it. since is a
--- time before which none is due.
-create function metered.overdue(of_scope text, since timestamptz, clk timestamptz) returns bigint
+-- What lines of a scope that are due, and not freed yet, keep of it: all of them, or
+-- the first so many. since is a time before which none is due.
+create function metered.overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(l.open), 0) from metered.hold_lines l
-            where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk);
+    return (select coalesce(sum(d.open), 0) from (
+        select l.open from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk
+        order by l.due limit max_lines) d);
 end
 $$;
 
@@ -857,20 +967,20 @@ declare
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
-          where l.hold = any (nos) and l.open > 0 and l.key = any (keys)
+          where l.hold = any (nos) and l.open <> 0 and l.key = any (keys)
           group by l.scope order by l.scope) f;
     if scopes is null then
         return;
     end if;
     update metered.hold_lines l set open = 0
-    where l.hold = any (nos) and l.open > 0 and l.key = any (keys);
+    where l.hold = any (nos) and l.open <> 0 and l.key = any (keys);
     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.later_due(f.scope, t.held - f.units, t.next_due, clk),
         of_hold, of_namespace, of_operation, nullif(free_lines.note, '')::jsonb
     from unnest(scopes, sums) f(scope, units),
-         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1) t
+         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
     get diagnostics made = row_count;
     if made < cardinality(scopes) then
@@ -896,11 +1006,12 @@ $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, which are locked
 -- and none of whose lines is due before "since".
-create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int) returns void
+create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
-    nos bigint[];
+    nos    bigint[];
+    before text;
 begin
     select array_agg(distinct d.hold) into nos
     from unnest(scopes, since) s(scope, since),
@@ -910,7 +1021,9 @@ begin
     if nos is null then
         perform metered.collided(); -- the caller saw some: not with this snapshot
     end if;
+    before := metered.bound_lock_wait(wait_ms);
     perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    perform metered.unbound_lock_wait(before);
     perform metered.expire_rows(nos, clk, null);
     perform metered.free_lines(nos, keys, 'x', clk, null, null, null, null);
 end
@@ -958,7 +1071,8 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    nos bigint[];
+    nos    bigint[];
+    before text;
 begin
     select array_agg(h.no) into nos
     from unnest(tenants, ids) n(tenant, id),
@@ -968,7 +1082,11 @@ begin
         from (select l.key from metered.hold_lines l where l.hold = any (nos) union select unnest(keys)) k(key);
     end if;
     perform metered.lock_keys(keys, wait_ms);
-    perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    if nos is not null then
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+        perform metered.unbound_lock_wait(before);
+    end if;
 end
 $$;
 
@@ -999,9 +1117,11 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
+    c      record;
     was    record;
     clk    timestamptz;
     new_no bigint;
+    before text;
 begin
     perform metered.lock_keys(keys, wait_ms);
     clk := metered.clock();
@@ -1030,6 +1150,11 @@ begin
         end if;
     end if;
     if status = 'same' then
+        -- A snapshot that is too old for what the hold is by now fails here.
+        perform from metered.holds h where h.no = was.no for share;
+        if not found then
+            perform metered.collided();
+        end if;
         hold := metered.hold_json(was.no, clk);
         if raising and (was.state <> 'h' or was.due <= clk) then
             perform metered.refuse_hold(true, jsonb_build_object('status', 'state', 'id', hold_id,
@@ -1044,14 +1169,18 @@ begin
         end if;
         return;
     end if;
-    select c.seqs, c.ats, c.denied, c.at into seqs, ats, denied, placed_at
-    from metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
-        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace) c;
+    c := metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
+        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk);
+    seqs := c.seqs;
+    ats := c.ats;
+    denied := c.denied;
+    placed_at := c.at;
     if denied is not null then
         status := 'denied';
         return;
     end if;
     deadline := placed_at + ttl;
+    before := metered.bound_lock_wait(wait_ms);     -- for one of the same id that is being placed on other scopes
     insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, metadata)
     values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
         of_tenant, hold_id, of_holder, of_claim, print, of_metadata::json)
@@ -1061,6 +1190,7 @@ begin
         -- Placed meanwhile, on other scopes: trying again will tell that.
         perform metered.collided();
     end if;
+    perform metered.unbound_lock_wait(before);
     for i in 1..cardinality(scopes) loop
         continue when hold_amounts[i] = 0;
         insert into metered.hold_lines (hold, key, amount, open, due, scope)
@@ -1086,31 +1216,38 @@ create function metered.lock_holds(of_tenant text, ids text[], issued timestampt
 language plpgsql volatile
 as $$
 declare
-    h record;
+    h      record;
+    seen   bigint[];
+    before text;
 begin
-    select array_agg(x.no) into nos from (
+    select array_agg(x.no) into seen from (
         select y.no from metered.holds y where y.tenant = of_tenant and y.id = any (ids)) x;
-    if nos is not null then
+    if seen is not null then
         select array_agg(k.key order by k.key) into keys
-        from (select distinct l.key from metered.hold_lines l where l.hold = any (nos)) k;
+        from (select distinct l.key from metered.hold_lines l where l.hold = any (seen)) k;
         perform metered.lock_keys(keys, wait_ms);
-        perform from metered.holds y where y.no = any (nos) order by y.no for no key update;
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds y where y.no = any (seen) order by y.no for no key update;
+        perform metered.unbound_lock_wait(before);
     end if;
     clk := metered.clock();
     nos := '{}';
     for i in 1..cardinality(ids) loop
-        select y.no, y.state, y.due, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        -- One that was placed while this waited is not locked: it comes too late.
+        select y.no, y.state, y.due, y.holder into h from metered.holds y
+        where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
         if h.no is null then
             status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         elsif of_holder <> '' and h.holder <> of_holder then
-            status := 'holder';
-        elsif h.state <> needs then
-            status := 'state';
-            stands := h.state;
-            failed_no := h.no;
+            -- What does not exist would be retired with such an id.
+            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'holder' end;
         elsif h.state = 'h' and h.due <= clk then
             status := 'state';
             stands := 'x';
+            failed_no := h.no;
+        elsif h.state <> needs then
+            status := 'state';
+            stands := h.state;
             failed_no := h.no;
         end if;
         if status is not null then
@@ -1196,7 +1333,7 @@ begin
     -- The excess first: what is kept and what is spent of it count the same.
     if excess_scopes is not null then
         c := metered.charge(excess_scopes, k.keys, excess_units, excess_limits, excess_maxima, excess_windows,
-            max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1]);
+            max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
         if c.denied is not null then
             refused := metered.refuse_hold(raising, jsonb_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', excess_scopes, 'units', excess_units));
@@ -1402,10 +1539,11 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    of_no bigint;
-    keys  bigint[];
-    clk   timestamptz;
-    h     record;
+    of_no  bigint;
+    keys   bigint[];
+    clk    timestamptz;
+    h      record;
+    before text;
 begin
     select y.no into of_no from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
@@ -1415,7 +1553,13 @@ begin
     select array_agg(k.key order by k.key) into keys
     from (select distinct l.key from metered.hold_lines l where l.hold = of_no) k;
     perform metered.lock_keys(keys, wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
     select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    perform metered.unbound_lock_wait(before);
+    if h.state is null then     -- purged while this waited
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
     clk := metered.clock();
     status := case
         when h.state = 'c' then 'captured'
@@ -1460,20 +1604,21 @@ begin
     end if;
     last_no := due_nos[seen];
     keys := '{}';
-    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open > 0 order by l.key loop
+    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
         if pg_try_advisory_xact_lock(k) then
             keys := keys || k;
         end if;
     end loop;
     select array_agg(r.no) into due_nos from (
-        select y.no from metered.holds y where y.no = any (due_nos) and y.pending and y.due <= clk
+        -- "is true" keeps the planner from the index of all that is due.
+        select y.no from metered.holds y where y.no = any (due_nos) and (y.pending and y.due <= clk) is true
         order by y.no for no key update skip locked) r;
     if due_nos is null then
         return;
     end if;
     select array_agg(y.no) into due_nos from metered.holds y
     where y.no = any (due_nos) and not exists (
-        select from metered.hold_lines l where l.hold = y.no and l.open > 0 and l.key <> all (keys));
+        select from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (keys));
     if due_nos is null then
         return;
     end if;
@@ -1553,33 +1698,6 @@ create unique index tokens_sole on metered.tokens (purpose, subject) where sole 
 
 -- What purge_tokens takes first.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
-
--- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
--- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
--- which must follow; an error undoes it without.
-create function metered.bound_lock_wait(wait_ms int) returns text
-language plpgsql volatile
-as $$
-declare
-    before text := current_setting('lock_timeout');
-begin
-    if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
-        return null;
-    end if;
-    perform set_config('lock_timeout', wait_ms::text, true);
-    return before;
-end
-$$;
-
-create function metered.unbound_lock_wait(before text) returns void
-language plpgsql volatile
-as $$
-begin
-    if before is not null then
-        perform set_config('lock_timeout', before, true);
-    end if;
-end
-$$;
 
 -- Mints tokens, all or none, in the order of their digests, so that two calls
 -- that mint the same ones do not deadlock. Status 'exists': one of the digests
@@ -1666,8 +1784,13 @@ set enable_seqscan = off
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := current_setting('lock_timeout');
+    bounds  boolean := wait_ms is not null and (before = '0' or before::interval > wait_ms * interval '1 ms');
+    unused  text;
 begin
+    if bounds then  -- bound_lock_wait, without the call
+        unused := set_config('lock_timeout', wait_ms::text, true);
+    end if;
     for attempt in 1..3 loop
         update metered.tokens t
         set used = t.used + 1,
@@ -1680,7 +1803,9 @@ begin
             status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
             continue when status = 'ok';
         end if;
-        perform metered.unbound_lock_wait(before);
+        if bounds then
+            unused := set_config('lock_timeout', before, true);
+        end if;
         return;
     end loop;
     raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
@@ -1966,6 +2091,8 @@ as $$
 declare
     setting text;
     before  text;
+    unused  text;   -- set_config in an assignment is cheaper than in perform, by far
+    t       record; -- and so is a function than as a table
 begin
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
@@ -2007,7 +2134,7 @@ begin
             foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
                 before := current_setting(setting);
                 if before = '0' or before::interval > timeout_ms * interval '1 ms' then
-                    perform set_config(setting, timeout_ms::text, true);
+                    unused := set_config(setting, timeout_ms::text, true);
                 end if;
             end loop;
         end if;
@@ -2015,12 +2142,12 @@ begin
             -- COMMIT is sent before the charges are made: if the client is gone by the
             -- time a scope is free, let that be noticed. Not every platform can.
             begin
-                perform set_config('client_connection_check_interval', '100', true);
+                unused := set_config('client_connection_check_interval', '100', true);
             exception when invalid_parameter_value then
                 null;
             end;
         end if;
-        perform set_config('metered_tx.command', marker, true);
+        unused := set_config('metered_tx.command', marker, true);
         execute 'declare metered_command cursor with hold for select metered.unfinished()';
     end if;
     status := 'new';
@@ -2028,9 +2155,13 @@ begin
         return;
     end if;
     if token_digest is not null then
-        select t.status, t.payload, t.uses_left, t.minted_at, t.expires_at, t.consumed_at
-        into token_status, payload, uses_left, minted_at, expires_at, consumed_at
-        from metered.consume_token(token_digest, token_purpose, token_subject, wait_ms) t;
+        t := metered.consume_token(token_digest, token_purpose, token_subject, wait_ms);
+        token_status := t.status;
+        payload := t.payload;
+        uses_left := t.uses_left;
+        minted_at := t.minted_at;
+        expires_at := t.expires_at;
+        consumed_at := t.consumed_at;
         if token_status <> 'ok' then
             return;
         end if;
@@ -2052,14 +2183,20 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
+declare
+    c      record;
+    unused text;
 begin
     if coalesce(current_setting('metered_tx.command', true), '') <> marker then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charge_scopes) > 0 then
-        select c.seqs, c.ats, c.used, c.held into seqs, ats, used, held
-        from metered.charge(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
-            max_ahead, wait_ms, notes, of_namespace, of_id, true) c;
+        c := metered.charge(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
+            max_ahead, wait_ms, notes, of_namespace, of_id, true);
+        seqs := c.seqs;
+        ats := c.ats;
+        used := c.used;
+        held := c.held;
     end if;
     at := metered.clock();
     insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
@@ -2070,8 +2207,8 @@ begin
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
     end if;
-    perform set_config('metered_tx.command', '', true);
-    perform set_config('metered_tx.holds', '', true);
+    unused := set_config('metered_tx.command', '', true);
+    unused := set_config('metered_tx.holds', '', true);
     execute 'close metered_command';
 end
 $$;

@@ -2,6 +2,8 @@ package holds
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,8 +30,8 @@ type Config struct {
 	Subscribers []Subscriber
 
 	// Notify sends every transition to the channel Book.Channel, for Listen, when
-	// it commits. Postgres takes one lock in all of a database's commits with a
-	// notification, so a busy database pays for it. Defaults to false.
+	// it commits. Postgres takes one lock in all of a server's commits with a
+	// notification, so a busy server pays for it. Defaults to false.
 	Notify bool
 }
 
@@ -104,26 +106,14 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 		return nil, invalid("ledger", "%s", err)
 	}
 	b := &Book{ledger: ledger, cfg: cfg, schema: name, sql: render(name)}
-	if cfg.Notify {
-		if err := b.checkChannel(); err != nil {
-			return nil, err
-		}
+	if cfg.Notify && len(b.Channel()) > 63 {
+		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	}
 	return b, nil
 }
 
-// Channel is the channel of Config.Notify: the schema's name and "_holds".
+// Channel is the channel of Config.Notify.
 func (b *Book) Channel() string { return b.schema.String() + "_holds" }
-
-// checkChannel refuses a channel that Postgres would cut in LISTEN, and refuse in
-// pg_notify.
-func (b *Book) checkChannel() error {
-	const maxBytes = 63
-	if n := len(b.Channel()); n > maxBytes {
-		return invalid("Config.Notify", "makes a channel of %d bytes from the schema's name, want at most %d", n, maxBytes)
-	}
-	return nil
-}
 
 // channel is the argument of functions that notify: null for no notification.
 func (b *Book) channel() any {
@@ -147,6 +137,10 @@ func (b *Book) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 		probe[i] = budget.Charge{Scope: scope, Amount: 1}
 	}
 	call, err := b.ledger.Prepare(probe...)
+	var argument *ArgumentError
+	if errors.As(err, &argument) {
+		return invalid(strings.TrimSuffix(strings.Replace(argument.Field, "charges", "scopes", 1), ".Scope"), "%s", argument.Reason)
+	}
 	if err != nil {
 		return err
 	}

@@ -167,7 +167,7 @@ func (b *Book) used(lines []Line) (used, error) {
 		// The budget's own checks; 0 is an amount of a capture, and not of a charge.
 		call, err := b.ledger.Prepare(budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits})
 		if err != nil {
-			return used{}, err
+			return used{}, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
 		}
 		args := call.Args()
 		u.scopes = append(u.scopes, line.Scope)

@@ -2,6 +2,8 @@ package holds
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -60,6 +62,21 @@ func checkNote(field string, note budget.Note) error {
 		}
 	}
 	return nil
+}
+
+// renamed names an argument as the caller wrote it that the ledger calls charges, or
+// charges[i].
+func renamed(err error, all string, each func(i int) string) error {
+	var a *ArgumentError
+	if !errors.As(err, &a) {
+		return err
+	}
+	var i int
+	if _, scanErr := fmt.Sscanf(a.Field, "charges[%d]", &i); scanErr != nil {
+		return invalid(all, "%s", a.Reason)
+	}
+	_, field, _ := strings.Cut(a.Field, "]")
+	return invalid(each(i)+field, "%s", a.Reason)
 }
 
 // checkText refuses what Postgres cannot store as text, or is too long.

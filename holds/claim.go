@@ -2,14 +2,14 @@ package holds
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"crypto/sha256"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/uuidv7"
@@ -147,9 +147,20 @@ func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) 
 	if err != nil {
 		return Hold{}, err
 	}
-	h, err := b.one(db.QueryRow(ctx, b.sql.claimed, scope))
-	if err == nil && h.State == Expired {
-		return Hold{}, unknown()
+	var raw []byte
+	err = db.QueryRow(ctx, b.sql.claimed, scope).Scan(&raw)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Hold{}, unknown(ReasonUnknown)
 	}
-	return h, err
+	if err != nil {
+		return Hold{}, failed("claimed", err)
+	}
+	var h Hold
+	if err := h.decode(raw); err != nil {
+		return Hold{}, err
+	}
+	if h.State == Expired {
+		return Hold{}, unknown(ReasonUnknown)
+	}
+	return h, nil
 }

@@ -273,9 +273,9 @@ func refused(answer []byte) error {
 	}
 	switch a.Status {
 	case "unknown":
-		return &UnknownError{func() Reason { return ReasonUnknown }}
+		return unknown(ReasonUnknown)
 	case "holder":
-		return &UnknownError{func() Reason { return ReasonHolder }}
+		return unknown(ReasonHolder)
 	case "retired":
 		return ErrRetired
 	case "conflict":

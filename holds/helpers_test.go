@@ -135,42 +135,45 @@ func (f *fixture) verify() {
 
 func (f *fixture) sums() {
 	f.Helper()
-	rows, err := f.pool.Query(f.Context(), `
-		select coalesce(s.scope, l.scope), coalesce(s.held, 0), coalesce(l.open, 0)
-		from (select distinct on (scope) scope, held, next_due from metered.ledger order by scope, seq desc) s
-		full join (select scope, sum(open) as open from metered.hold_lines group by scope) l using (scope)
+	checkSums(f, f.Context(), f.pool, "%")
+}
+
+func checkSums(t require.TestingT, ctx context.Context, db holds.Querier, like string) {
+	rows, err := db.Query(ctx, `
+		select coalesce(s.scope, l.scope)
+		from (select distinct on (scope) scope, held, next_due from metered.ledger where scope like $1 order by scope, seq desc) s
+		full join (select scope, sum(open) as open from metered.hold_lines where scope like $1 group by scope) l using (scope)
 		where coalesce(s.held, 0) <> coalesce(l.open, 0)
 		   or exists (select from metered.hold_lines x where x.scope = s.scope and x.open > 0 and x.due < s.next_due)
-		   or (s.held > 0) <> (s.next_due is not null)`)
-	require.NoError(f, err)
-	wrong, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
-		var scope string
-		var held, open int64
-		err := row.Scan(&scope, &held, &open)
-		return scope, err
-	})
-	require.NoError(f, err)
-	require.Empty(f, wrong, "scopes whose held is not the sum of their open lines, or that have one due before next_due")
+		   or (s.held > 0) <> (s.next_due is not null)`, like)
+	require.NoError(t, err)
+	wrong, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Empty(t, wrong, "scopes whose held is not the sum of their open lines, or that have one due before next_due")
+}
+
+func (f *fixture) rebuilds(h holds.Hold) {
+	f.Helper()
+	rebuilds(f, f.Context(), f.book, f.pool, h)
 }
 
 // rebuilds checks a hold against its history. That its time is over may not have been
 // recorded yet.
-func (f *fixture) rebuilds(h holds.Hold) {
-	f.Helper()
-	history, err := f.book.History(f.Context(), f.pool, h.Tenant, h.ID, "")
-	require.NoError(f, err)
+func rebuilds(t require.TestingT, ctx context.Context, book *holds.Book, db holds.Querier, h holds.Hold) {
+	history, err := book.History(ctx, db, h.Tenant, h.ID, "")
+	require.NoError(t, err)
 	want, err := holds.Rebuild(history)
-	require.NoError(f, err)
-	require.Equal(f, h.Version, want.Version)
+	require.NoError(t, err)
+	require.Equal(t, h.Version, want.Version)
 	if h.State == holds.Expired && want.State == holds.Held {
-		require.False(f, h.Now.Before(want.Due))
+		require.False(t, h.Now.Before(want.Due))
 		want.State, want.EndedAt = holds.Expired, want.Due
 		for i := range want.Lines {
 			want.Lines[i].Open = 0
 		}
 	}
 	want.Now, want.Metadata = h.Now, h.Metadata
-	require.Equal(f, h, want)
+	require.Equal(t, h, want)
 }
 
 func capacity(scope string, amount, limit int64) holds.Line {

@@ -83,11 +83,10 @@ func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOption
 		return invalid("pool", "is nil")
 	case handle == nil:
 		return invalid("handle", "is nil")
+	case len(b.Channel()) > 63: // LISTEN would cut it, and no Book can notify on it
+		return invalid("ledger", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	case opts.Idle < minIdle || opts.Idle > maxIdle:
 		return invalid("ListenOptions.Idle", "%v is not from %v to %v", opts.Idle, minIdle, maxIdle)
-	}
-	if err := b.checkChannel(); err != nil {
-		return err
 	}
 	l := &listener{channel: b.Channel(), config: pool.Config(), opts: opts, wake: make(chan struct{}, 1)}
 	reading, stop := context.WithCancel(ctx)

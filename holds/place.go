@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -162,6 +163,12 @@ func (b *Book) check(r *Request) (*budget.Prepared, error) {
 	if (r.TTL+r.Grace)%time.Microsecond != 0 || r.TTL%time.Microsecond != 0 {
 		return nil, invalid("Request.TTL", "and Grace: %v and %v are not whole microseconds", r.TTL, r.Grace)
 	}
+	if r.Metadata != nil {
+		r.Metadata = bytes.TrimSpace(r.Metadata) // as it is read
+	}
+	if string(r.Metadata) == "null" {
+		r.Metadata = nil
+	}
 	if len(r.Metadata) > MaxMetadataBytes {
 		return nil, invalid("Request.Metadata", "is %d bytes, want at most %d", len(r.Metadata), MaxMetadataBytes)
 	}
@@ -181,7 +188,16 @@ func (b *Book) check(r *Request) (*budget.Prepared, error) {
 		}
 		charges = append(charges, c)
 	}
-	return b.ledger.Prepare(charges...)
+	call, err := b.ledger.Prepare(charges...)
+	return call, renamed(err, "Request.Lines", func(i int) string {
+		switch lines := len(r.Lines); {
+		case i >= lines:
+			return index("Request.Charges", i-lines, "")
+		case r.claim != "":
+			return index("Claim.Lines", i-1, "")
+		}
+		return index("Request.Lines", i, "")
+	})
 }
 
 // placed is what a hold's history says of its beginning.

@@ -2,17 +2,14 @@ package holds
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
 const getSQL = `
-select metered.hold_json(h.no, metered.clock()) from metered.holds h where h.tenant = $1 and h.id = $2
-union all
-select null where not exists (select from metered.holds h where h.tenant = $1 and h.id = $2)
-    and $3 <= (select z.at from metered.holds_horizon z where z.one)`
+select (select metered.hold_json(h.no, metered.clock()) from metered.holds h where h.tenant = $1 and h.id = $2),
+    coalesce($3 <= (select z.at from metered.holds_horizon z where z.one), false)`
 
 // Get returns a hold. A holder that is not empty must be the hold's, or it is
 // ErrUnknown, as one that does not exist; ErrRetired if it may have been purged. It
@@ -22,30 +19,26 @@ func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (
 	if err := checkNames(tenant, holder, id); err != nil {
 		return Hold{}, err
 	}
-	h, err := b.one(db.QueryRow(ctx, b.sql.get, tenant, id, issuedAt(id)))
-	if err == nil && holder != "" && h.Holder != holder {
-		return Hold{}, &UnknownError{func() Reason { return ReasonHolder }}
-	}
-	return h, err
-}
-
-func unknown() error { return &UnknownError{func() Reason { return ReasonUnknown }} }
-
-// one reads a row of at most one hold; a null is one that was purged.
-func (b *Book) one(row pgx.Row) (Hold, error) {
 	var raw []byte
-	switch err := row.Scan(&raw); {
-	case errors.Is(err, pgx.ErrNoRows):
-		return Hold{}, unknown()
-	case err != nil:
+	var old bool
+	if err := db.QueryRow(ctx, b.sql.get, tenant, id, issuedAt(id)).Scan(&raw, &old); err != nil {
 		return Hold{}, failed("get", err)
-	case raw == nil:
+	}
+	reason := ReasonUnknown
+	if raw != nil {
+		var h Hold
+		if err := h.decode(raw); err != nil || holder == "" || h.Holder == holder {
+			return h, err
+		}
+		reason = ReasonHolder
+	}
+	if old { // whosever it is: what does not exist would be retired
 		return Hold{}, ErrRetired
 	}
-	var h Hold
-	err := h.decode(raw)
-	return h, err
+	return Hold{}, unknown(reason)
 }
+
+func unknown(reason Reason) error { return &UnknownError{func() Reason { return reason }} }
 
 // Bounds of List.
 const (

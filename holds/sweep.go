@@ -77,7 +77,7 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, status 
 	case err != nil:
 		return Hold{}, "", failed("expire", err)
 	case text == "unknown":
-		return Hold{}, "", unknown()
+		return Hold{}, "", unknown(ReasonUnknown)
 	case text == "retired":
 		return Hold{}, "", ErrRetired
 	}

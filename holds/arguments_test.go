@@ -1,0 +1,242 @@
+package holds_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// untouchable is a transaction that must not be used: any use is a nil dereference.
+type untouchable struct{ pgx.Tx }
+
+var (
+	long     = strings.Repeat("a", 256)
+	badTexts = []string{long, strings.Repeat("a", 254) + "é", "a\xff", "a\x00b"}
+	line     = holds.Line{Scope: "a", Amount: 1}
+)
+
+func requireArgument(t *testing.T, err error, field string) {
+	t.Helper()
+	require.ErrorIs(t, err, holds.ErrArgument, field)
+	var argument *holds.ArgumentError
+	require.ErrorAs(t, err, &argument, field)
+	require.Equal(t, field, argument.Field)
+	require.NotEmpty(t, argument.Reason)
+	require.Equal(t, "invalid_argument", argument.Code())
+}
+
+// call is one of a book with an argument that is wrong.
+type call struct {
+	field string
+	run   func(ctx context.Context, b *holds.Book, tx pgx.Tx) error
+}
+
+func placeCall(field string, change func(r *holds.Request)) call {
+	return call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+		r := holds.Request{Lines: []holds.Line{line}, TTL: time.Minute}
+		change(&r)
+		_, err := b.Place(ctx, tx, r)
+		if _, prepared := b.PreparePlace(r); fmt.Sprint(prepared) != fmt.Sprint(err) {
+			return fmt.Errorf("prepared: %w", prepared)
+		}
+		return err
+	}}
+}
+
+func claimCall(field string, change func(c *holds.Claim)) call {
+	return call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+		c := holds.Claim{Key: holds.Key{Type: "t", Value: "v"}, Holder: "ann", TTL: time.Minute}
+		change(&c)
+		_, err := b.Claim(ctx, tx, c)
+		return err
+	}}
+}
+
+func captureCall(field string, change func(c *holds.Capture)) call {
+	return call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+		c := holds.Capture{IDs: []string{"h"}, Lines: []holds.Line{line}}
+		change(&c)
+		_, err := b.Capture(ctx, tx, c)
+		return err
+	}}
+}
+
+// named are the calls on holds by id, which refuse the same things.
+func named(field string, tenant, holder string, ids []string, note budget.Note) (all []call) {
+	noteField := map[bool]string{true: "Capture." + field, false: field}
+	return []call{
+		{noteField[strings.HasPrefix(field, "Note")], func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+			_, err := b.Capture(ctx, tx, holds.Capture{Tenant: tenant, Holder: holder, IDs: ids, Note: note})
+			return err
+		}},
+		{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+			_, err := b.Release(ctx, tx, holds.Release{Tenant: tenant, Holder: holder, IDs: ids, Note: note})
+			return err
+		}},
+		{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+			_, err := b.Extend(ctx, tx, holds.Extend{Tenant: tenant, Holder: holder, IDs: ids, Note: note, By: time.Second})
+			return err
+		}},
+		{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+			_, err := b.Refund(ctx, tx, holds.Refund{Tenant: tenant, Holder: holder, IDs: ids, Note: note})
+			return err
+		}},
+	}
+}
+
+func badTextCalls() (table []call) {
+	for _, text := range badTexts {
+		read := func(field string, fn func(ctx context.Context, b *holds.Book, db holds.Querier) error) call {
+			return call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error { return fn(ctx, b, tx) }}
+		}
+		one := []string{"h"}
+		notes := map[string]budget.Note{"Actor": {Actor: text}, "Tenant": {Tenant: text}, "Correlation": {Correlation: text}, "Reason": {Reason: text}}
+		table = append(table,
+			placeCall("ID", func(r *holds.Request) { r.ID = text }),
+			placeCall("Tenant", func(r *holds.Request) { r.Tenant = text }),
+			placeCall("Holder", func(r *holds.Request) { r.Holder = text }),
+			placeCall("Request.Lines[0].Scope", func(r *holds.Request) { r.Lines[0].Scope = text }),
+			placeCall("Request.Charges[0].Scope", func(r *holds.Request) { r.Charges = []budget.Charge{{Scope: text, Amount: 1}} }),
+			claimCall("Tenant", func(c *holds.Claim) { c.Tenant = text }),
+			claimCall("Holder", func(c *holds.Claim) { c.Holder = text }),
+			claimCall("Key.Type", func(c *holds.Claim) { c.Key.Type = text }),
+			claimCall("Key.Value", func(c *holds.Claim) { c.Key.Value = text }),
+			captureCall("Capture.Entity", func(c *holds.Capture) { c.Entity = text }),
+			captureCall("Capture.Lines[0].Scope", func(c *holds.Capture) { c.Lines[0].Scope = text }),
+		)
+		table = append(table, named("Tenant", text, "", one, budget.Note{})...)
+		table = append(table, named("Holder", "", text, one, budget.Note{})...)
+		table = append(table, named("ID", "", "", []string{"h", text}, budget.Note{})...)
+		for field, note := range notes {
+			table = append(table, named("Note."+field, "", "", one, note)...)
+			table = append(table, placeCall("Request.Note."+field, func(r *holds.Request) { r.Note = note }),
+				call{"Expire.Note." + field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+					_, _, err := b.Expire(ctx, tx, holds.Expire{ID: "h", Deadline: noon, Note: note})
+					return err
+				}})
+		}
+		for i, field := range []string{"Tenant", "ID", "Holder"} {
+			args := [3]string{"", "h", ""}
+			args[i] = text
+			table = append(table,
+				read(field, func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+					_, err := b.Get(ctx, db, args[0], args[1], args[2])
+					return err
+				}),
+				read(field, func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+					_, err := b.History(ctx, db, args[0], args[1], args[2])
+					return err
+				}))
+			if field != "Holder" {
+				table = append(table, call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
+					_, _, err := b.Expire(ctx, tx, holds.Expire{Tenant: args[0], ID: args[1], Deadline: noon})
+					return err
+				}})
+			}
+		}
+		for field, filter := range map[string]holds.Filter{
+			"Tenant": {Tenant: text}, "Holder": {Holder: text}, "Filter.Entity": {Entity: text}, "Filter.Scope": {Scope: text},
+		} {
+			table = append(table, read(field, func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+				_, err := b.List(ctx, db, filter)
+				return err
+			}))
+		}
+		table = append(table,
+			read("Tenant", func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+				_, err := b.Claimed(ctx, db, text, holds.Key{Type: "t", Value: "v"})
+				return err
+			}),
+			read("Key.Value", func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+				_, err := b.Claimed(ctx, db, "", holds.Key{Type: "t", Value: text})
+				return err
+			}))
+	}
+	return table
+}
+
+func TestCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
+	t.Parallel()
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	b, err := holds.New(ledger, holds.Config{Subscribers: []holds.Subscriber{func(context.Context, pgx.Tx, holds.Transition) error { return nil }}})
+	require.NoError(t, err)
+	for i, c := range append(badTextCalls(), wrongCalls()...) {
+		require.NotPanics(t, func() { requireArgument(t, c.run(t.Context(), b, untouchable{}), c.field) }, "%d: %s", i, c.field)
+	}
+}
+
+func TestPlace_TellsWhetherATTLIsTooShortOrTooLong(t *testing.T) {
+	t.Parallel()
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	for _, cfg := range []holds.Config{{}, {MinTTL: time.Millisecond, MaxTTL: holds.MaxMaxLifetime}} {
+		b, err := holds.New(ledger, cfg)
+		require.NoError(t, err)
+		lo, hi := time.Second, time.Hour
+		if cfg.MinTTL > 0 {
+			lo, hi = cfg.MinTTL, cfg.MaxTTL
+		}
+		for ttl, want := range map[time.Duration]error{
+			-1: holds.ErrTTLTooShort, 0: holds.ErrTTLTooShort, lo - time.Microsecond: holds.ErrTTLTooShort,
+			hi + time.Microsecond: holds.ErrTTLTooLong, 1<<63 - 1: holds.ErrTTLTooLong, -1 << 63: holds.ErrTTLTooShort, lo: nil, hi: nil,
+		} {
+			_, err := b.PreparePlace(holds.Request{Lines: []holds.Line{line}, TTL: ttl})
+			_, claimErr := b.PrepareClaim(holds.Claim{Holder: "ann", Key: holds.Key{Type: "t", Value: "v"}, TTL: ttl})
+			require.Equal(t, err, claimErr)
+			if want == nil {
+				require.NoError(t, err)
+				continue
+			}
+			require.ErrorIs(t, err, want)
+			require.ErrorIs(t, err, holds.ErrArgument)
+			var e *holds.TTLError
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, holds.TTLError{TTL: ttl, Min: lo, Max: hi}, *e)
+			require.Equal(t, errors.Is(err, holds.ErrTTLTooShort), e.Code() == "ttl_too_short")
+		}
+	}
+}
+
+// What is just within the bounds is taken, by the database too.
+func TestPlace_TakesWhatIsWithinItsBounds(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{MaxTTL: holds.MaxMaxLifetime, Notify: true})
+	text := func(c string) string { return strings.Repeat(c, holds.MaxIDBytes) }
+	deep := strings.Repeat("[", 9999) + strings.Repeat("]", 9999)
+	for name, metadata := range map[string]string{
+		"long": `"` + strings.Repeat("a", holds.MaxMetadataBytes-2) + `"`, "deep": deep, "null": "null", "spaces": ` { "a" : 1.50 } `,
+		"escapes": `"\u0000 \ud800 \\ \u2028"`, "number": "1e999999",
+	} {
+		note := budget.Note{Actor: text("\x01"), Tenant: text("\\"), Correlation: text(`"`), Reason: text("'")}
+		r := holds.Request{ID: name + text("\x1f")[len(name):], Tenant: text("\x1f"), Holder: text("\x1f"), TTL: holds.MaxMaxLifetime,
+			Grace: holds.MaxMaxLifetime, Note: note, Metadata: json.RawMessage(metadata)}
+		for i := range budget.MaxScopes {
+			r.Lines = append(r.Lines, capacity(fmt.Sprintf("%s/%d", name, i), budget.MaxAmount, budget.MaxLimit))
+		}
+		placed, err := f.place(r)
+		require.NoError(t, err, name)
+		got, err := f.book.Get(t.Context(), f.pool, r.Tenant, r.ID, r.Holder)
+		require.NoError(t, err, name)
+		placed.Created = false
+		require.Equal(t, string(placed.Metadata), string(got.Metadata), name)
+		require.True(t, reflect.DeepEqual(placed, got), name)
+		hs, err := f.capture(holds.Capture{Tenant: r.Tenant, IDs: []string{r.ID}, Holder: r.Holder, Entity: text("\x1f"), Note: note})
+		require.NoError(t, err, name)
+		require.Equal(t, text("\x1f"), hs[0].Entity)
+		history, err := f.book.History(t.Context(), f.pool, r.Tenant, r.ID, "")
+		require.NoError(t, err)
+		require.Equal(t, note, history[1].Note)
+	}
+}

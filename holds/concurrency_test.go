@@ -1,0 +1,263 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// level is the isolation of the n-th transaction of a test: one, or each in turn.
+func level(name string, n int) pgx.TxIsoLevel {
+	if name == "mixed" {
+		return isolations[n%len(isolations)]
+	}
+	return pgx.TxIsoLevel(name)
+}
+
+var levels = []string{"read committed", "repeatable read", "serializable", "mixed"}
+
+// Capacity 40, and 96 who want a unit; some give theirs back or capture it meanwhile.
+func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
+	t.Parallel()
+	for _, name := range levels {
+		for _, locks := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, locks %v", name, locks), func(t *testing.T) {
+				t.Parallel()
+				f := setUp(t, holds.Config{})
+				if !locks { // the guard alone must do
+					execute(t, f.pool, `create or replace function metered.lock_keys(keys bigint[], wait_ms int) returns void
+						language plpgsql volatile as 'begin end'`)
+				}
+				const workers, each, limit = 8, 12, 40
+				ctx := t.Context()
+				retry := &retrier{pool: f.pool, deadlocks: !locks}
+				var placed, denied, released, captured atomic.Int64
+				require.NoError(t, inParallel(workers, func(worker int) error {
+					for n := range each {
+						iso := level(name, worker+n)
+						var h holds.Hold
+						err := retry.run(ctx, iso, func(tx pgx.Tx) (err error) {
+							if _, err := tx.Exec(ctx, "select 1"); err != nil { // the snapshot is older than the lock
+								return err
+							}
+							h, err = f.book.Place(ctx, tx, holds.Request{TTL: time.Minute,
+								Lines: []holds.Line{capacity("room", 1, limit), capacity("house", 1, 1000)}})
+							return err
+						})
+						if errors.Is(err, budget.ErrExceeded) {
+							denied.Add(1)
+							continue
+						}
+						if err != nil {
+							return err
+						}
+						placed.Add(1)
+						err = retry.run(ctx, iso, func(tx pgx.Tx) (err error) {
+							switch n % 4 {
+							case 1:
+								_, err = f.book.Release(ctx, tx, holds.Release{IDs: []string{h.ID}})
+							case 2:
+								_, err = f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+							}
+							return err
+						})
+						switch {
+						case err != nil:
+							return err
+						case n%4 == 1:
+							released.Add(1)
+						case n%4 == 2:
+							captured.Add(1)
+						}
+					}
+					return nil
+				}))
+				require.Equal(t, int64(workers*each), placed.Load()+denied.Load())
+				used, held := f.usage("room")
+				require.Equal(t, captured.Load(), used)
+				require.Equal(t, placed.Load()-released.Load()-captured.Load(), held)
+				require.LessOrEqual(t, used+held, int64(limit))
+				for range int64(limit) - used - held { // what is left can be had, and not a unit more
+					f.mustPlace(holds.Request{Lines: []holds.Line{capacity("room", 1, limit)}})
+				}
+				_, err := f.place(holds.Request{Lines: []holds.Line{capacity("room", 1, limit)}})
+				require.ErrorIs(t, err, budget.ErrExceeded)
+				f.verify()
+				if name == "read committed" && locks {
+					require.Zero(t, retry.retries.Load(), "at read committed writers queue and never fail")
+				} else {
+					require.Positive(t, retry.retries.Load(), "the guard was never needed: this test proves nothing")
+				}
+			})
+		}
+	}
+}
+
+// Everybody at once, and the clock reaches the deadline meanwhile: one of them ends
+// the hold, and whoever did is who the history names.
+func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
+	t.Parallel()
+	for _, name := range levels {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			ctx := t.Context()
+			retry := &retrier{pool: f.pool}
+			won := map[holds.EventKind]int{}
+			for round := range 40 {
+				h := f.mustPlace(holds.Request{ID: fmt.Sprint(round), Lines: []holds.Line{capacity("seat", 1, 1), capacity("house", 1, 9999)}})
+				var mu sync.Mutex
+				winners := map[holds.EventKind]int{}
+				var next string
+				did := func(kind holds.EventKind, err error) error {
+					switch {
+					case err == nil:
+						mu.Lock()
+						winners[kind]++
+						mu.Unlock()
+					case !errors.Is(err, holds.ErrState) && !errors.Is(err, budget.ErrExceeded):
+						return err
+					}
+					return nil
+				}
+				in := func(fn func(tx pgx.Tx) error) error { return retry.run(ctx, level(name, round), fn) }
+				ids := []string{h.ID}
+				calls := []func() error{
+					func() error {
+						return did(holds.EventCaptured, in(func(tx pgx.Tx) error { _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: ids}); return err }))
+					},
+					func() error {
+						return did(holds.EventCaptured, in(func(tx pgx.Tx) error { _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: ids}); return err }))
+					},
+					func() error {
+						return did(holds.EventReleased, in(func(tx pgx.Tx) error { _, err := f.book.Release(ctx, tx, holds.Release{IDs: ids}); return err }))
+					},
+					func() error { f.clock.Set(h.Due); return nil },
+					func() error {
+						return in(func(tx pgx.Tx) error {
+							_, _, err := f.book.Expire(ctx, tx, holds.Expire{ID: h.ID, Deadline: h.Deadline})
+							return err
+						})
+					},
+					func() error { _, err := f.book.Sweep(ctx, f.pool, holds.SweepOptions{}); return err },
+					func() error {
+						var got holds.Hold
+						err := in(func(tx pgx.Tx) (err error) {
+							got, err = f.book.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("seat", 1, 1)}})
+							return err
+						})
+						next = got.ID
+						return did(holds.EventPlaced, err)
+					},
+				}
+				require.NoError(t, inParallel(len(calls), func(i int) error { return calls[(i+round)%len(calls)]() }))
+				var ends []holds.EventKind
+				history, err := f.book.History(ctx, f.pool, "", h.ID, "")
+				require.NoError(t, err)
+				for _, e := range history[1:] {
+					ends = append(ends, e.Kind)
+				}
+				if len(ends) == 0 { // the clock was the last
+					ends = append(ends, holds.EventExpired)
+				}
+				require.Len(t, ends, 1)
+				won[ends[0]]++
+				for _, kind := range []holds.EventKind{holds.EventCaptured, holds.EventReleased} {
+					require.Equal(t, ends[0] == kind, winners[kind] == 1, "%v ended as %v", winners, ends)
+					require.LessOrEqual(t, winners[kind], 1)
+				}
+				require.False(t, ends[0] == holds.EventCaptured && next != "", "the unit was handed out twice")
+				used, held := f.usage("seat")
+				require.LessOrEqual(t, used+held, int64(1))
+				f.sums()
+				if ends[0] == holds.EventCaptured {
+					_, err = do(f, refund(f, h.ID))
+					require.NoError(t, err)
+				}
+				if next != "" {
+					if _, err = f.release(next); err != nil { // it was placed before the clock moved
+						require.ErrorIs(t, err, holds.ErrExpired)
+					}
+				}
+			}
+			t.Logf("%v", won)
+			require.Greater(t, len(won), 1, "always the same winner")
+			f.verify()
+		})
+	}
+}
+
+// Thousands of holds fall due on one scope, full until then, while many place on it
+// and sweepers run: what is let in is exactly what there is room for.
+func TestPlace_AFloodOfDueHoldsLetsInExactlyTheCapacity(t *testing.T) {
+	t.Parallel()
+	const due, workers, amount = 3000, 6, 40
+	f := setUp(t, holds.Config{})
+	ctx := t.Context()
+	placeMany(f, due, time.Minute, "room")
+	f.clock.Advance(time.Minute)
+	retry := &retrier{pool: f.pool}
+	var units atomic.Int64
+	var swept atomic.Int64
+	require.NoError(t, inParallel(workers+2, func(worker int) error {
+		if worker >= workers {
+			report, err := f.book.Sweep(ctx, f.pool, holds.SweepOptions{Batch: 100})
+			swept.Add(int64(report.Expired))
+			return err
+		}
+		for n := 0; ; n++ {
+			err := retry.run(ctx, level("mixed", worker+n), func(tx pgx.Tx) error {
+				_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{capacity("room", amount, due)}})
+				return err
+			})
+			if errors.Is(err, budget.ErrExceeded) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			units.Add(amount)
+		}
+	}))
+	require.Equal(t, int64(due), units.Load())
+	used, held := f.usage("room")
+	require.Equal(t, []int64{0, due}, []int64{used, held})
+	report, err := f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, int64(due), swept.Load()+int64(report.Expired), "each is announced once")
+	f.sums()
+	r, err := f.ledger.Verify(ctx, f.pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Empty(t, r.Differences)
+}
+
+// placeMany places holds of a unit on the scopes, in one round trip per hundred.
+func placeMany(f *fixture, n int, ttl time.Duration, scopes ...string) (ids []string) {
+	f.Helper()
+	for n > 0 {
+		batch := &pgx.Batch{}
+		for range min(n, 100) {
+			r := holds.Request{ID: fmt.Sprintf("many/%v/%d", scopes, n-batch.Len()), TTL: ttl}
+			for _, scope := range scopes {
+				r.Lines = append(r.Lines, capacity(scope, 1, 1_000_000))
+			}
+			ids = append(ids, r.ID)
+			p, err := f.book.PreparePlace(r)
+			require.NoError(f, err)
+			batch.Queue(p.SQL(), p.Args("", "", false)...)
+		}
+		n -= batch.Len()
+		require.NoError(f, f.pool.SendBatch(context.Background(), batch).Close())
+	}
+	return ids
+}

@@ -1,0 +1,188 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// One unit of each scope is handed on among holds of one or several, by a clock that
+// goes forward and back. Whoever gets it gets it when the last one is due, and not
+// before; from then on, whatever the clock says, the last one can do nothing more.
+func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{MinTTL: time.Millisecond})
+	serial := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		serial++
+		pick := func(label string, of ...int) int { return rapid.SampledFrom(of).Draw(rt, label) }
+		now := noon
+		f.clock.Set(now)
+		scopes := []string{fmt.Sprint(serial, "/a"), fmt.Sprint(serial, "/b"), fmt.Sprint(serial, "/c")}
+		has := map[string]holds.Hold{} // by scope: who was let in last
+		var lost []holds.Hold          // who lost a unit to somebody else
+		taken := map[string]bool{}     // by id: some of its units are another's
+		for n := range pick("length", 8, 12, 16) {
+			switch pick("act", 0, 0, 0, 1, 1, 2, 3) {
+			case 0:
+				r := holds.Request{ID: fmt.Sprint(serial, "/", n), TTL: time.Duration(pick("ttl", 1, 2, 5, 60)) * time.Second, Grace: time.Duration(pick("grace", 0, 0, 1)) * time.Second}
+				first := pick("scope", 0, 1, 2)
+				wants := scopes[first:min(3, first+pick("scopes", 1, 2, 3))]
+				for _, scope := range wants {
+					r.Lines = append(r.Lines, capacity(scope, 1, 1))
+				}
+				h, err := f.place(r)
+				free := !slices.ContainsFunc(wants, func(s string) bool { last, held := has[s]; return held && now.Before(last.Due) })
+				require.Equal(rt, free, err == nil, "%v", err)
+				if err != nil {
+					require.ErrorIs(rt, err, budget.ErrExceeded)
+					continue
+				}
+				for _, scope := range wants {
+					if last, held := has[scope]; held {
+						lost = append(lost, last)
+						taken[last.ID] = true // it has ended, on its other scopes too; those units are free when they are due
+					}
+					has[scope] = h
+				}
+			case 1:
+				if last, held := has[scopes[pick("whose", 0, 1, 2)]]; held { // to when it is due, or just before or after
+					now = last.Due.Add(time.Duration(pick("edge µs", -1, -1, 0, 1)) * time.Microsecond)
+				} else {
+					now = now.Add(time.Duration(pick("forward s", 1, 5)) * time.Second)
+				}
+				f.clock.Set(now)
+			case 2:
+				now = now.Add(-time.Duration(pick("back µs", 1, 1_000_000, 3_000_000, 30_000_000)) * time.Microsecond)
+				f.clock.Set(now)
+			case 3:
+				f.clock.Set(now) // and look: who has not lost anything is as live as the clock says
+				for _, h := range has {
+					got := f.get(h.ID)
+					require.Equal(rt, !taken[h.ID] && now.Before(h.Due), got.State == holds.Held, h.ID)
+				}
+			}
+			for _, h := range lost {
+				_, err := f.capture(holds.Capture{IDs: []string{h.ID}})
+				require.ErrorIs(rt, err, holds.ErrExpired)
+				_, err = f.extend(time.Second, h.ID)
+				require.ErrorIs(rt, err, holds.ErrExpired)
+			}
+		}
+	})
+	f.neverEarly()
+	f.sums()
+}
+
+// neverEarly checks that no hold was ended by time before it was due.
+func (f *fixture) neverEarly() {
+	f.Helper()
+	require.Zero(f, queryRow[int](f, f.pool, `select count(*) from metered.hold_events e join metered.holds h on h.no = e.hold
+		where e.kind = 'x' and e.at < h.due`))
+	require.Zero(f, queryRow[int](f, f.pool, `select count(*) from metered.hold_lines l join metered.holds h on h.no = l.hold
+		where h.state <> 'h' and l.captured = 0 and l.open = 0 and h.ended_at is null`))
+}
+
+// The same with everybody at once: two seats, one clock that is moved about, and
+// whoever captured a seat was the only one to have it between its placement and that.
+func TestExpiry_HandsNoUnitOutTwiceWhateverTheClockDoes(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"read committed", "mixed"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{MinTTL: time.Millisecond})
+			ctx := t.Context()
+			retry := &retrier{pool: f.pool}
+			const workers, rounds = 5, 40
+			var mu sync.Mutex
+			captured := map[string]bool{}
+			var stop atomic.Bool
+			moving := going(func() error {
+				for !stop.Load() { // 10 ms on average forward, and back half as often
+					d := time.Duration(rand.IntN(40)-13) * time.Millisecond
+					f.clock.Advance(d)
+					time.Sleep(time.Millisecond)
+				}
+				return nil
+			})
+			seats := []string{"seat/1", "seat/2"}
+			require.NoError(t, inParallel(workers, func(worker int) error {
+				for n := range rounds {
+					r := holds.Request{ID: fmt.Sprintf("%d/%d", worker, n), TTL: time.Duration(1+rand.IntN(60)) * time.Millisecond}
+					for _, seat := range seats[rand.IntN(2) : 1+rand.IntN(2)] {
+						r.Lines = append(r.Lines, capacity(seat, 1, 1))
+					}
+					if len(r.Lines) == 0 {
+						r.Lines = []holds.Line{capacity(seats[0], 1, 1), capacity(seats[1], 1, 1)}
+					}
+					iso := level(name, worker+n)
+					err := retry.run(ctx, iso, func(tx pgx.Tx) error { _, err := f.book.Place(ctx, tx, r); return err })
+					if errors.Is(err, budget.ErrExceeded) {
+						continue
+					}
+					if err != nil {
+						return err
+					}
+					time.Sleep(time.Duration(rand.IntN(4)) * time.Millisecond)
+					err = retry.run(ctx, iso, func(tx pgx.Tx) error {
+						if _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{r.ID}}); err != nil {
+							return err
+						}
+						_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{r.ID}}) // for the next
+						return err
+					})
+					switch {
+					case err == nil:
+						mu.Lock()
+						captured[r.ID] = true
+						mu.Unlock()
+					case !errors.Is(err, holds.ErrExpired):
+						return err
+					}
+				}
+				return nil
+			}))
+			stop.Store(true)
+			require.NoError(t, <-moving)
+			// Of each seat: who it was placed for, and who captured it, in the chain's order.
+			n := 0
+			for _, seat := range seats {
+				has := ""
+				for e, err := range f.ledger.Entries(context.Background(), f.pool, seat, budget.EntriesOptions{}) {
+					require.NoError(t, err)
+					require.LessOrEqual(t, e.Spent-e.Refunded+e.Held, int64(1))
+					switch e.Kind {
+					case budget.KindHold:
+						require.Empty(t, has, "placed for another")
+						has = e.Hold
+					case budget.KindCapture:
+						require.Equal(t, has, e.Hold)
+						require.True(t, captured[e.Hold])
+						has, n = "", n+1
+					case budget.KindExpire, budget.KindRelease:
+						require.False(t, captured[has])
+						has = ""
+					}
+				}
+			}
+			require.GreaterOrEqual(t, n, len(captured))
+			require.NotEmpty(t, captured)
+			require.Less(t, len(captured), workers*rounds)
+			f.neverEarly()
+			f.verify()
+		})
+	}
+}

@@ -1,0 +1,120 @@
+package holds_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/uuidv7"
+)
+
+// faces are all the ways in which an error shows itself to whoever it is given to.
+func faces(err error) []string {
+	out := []string{err.Error()}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+		out = append(out, fmt.Sprintf(verb, err))
+	}
+	j, jsonErr := json.Marshal(err)
+	out = append(out, string(j), fmt.Sprint(jsonErr))
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		out = append(out, fmt.Sprintf("%T", e))
+	}
+	return out
+}
+
+// For every call, another holder's hold, in whatever state, is as unknown as one that
+// does not exist; also where its id is so old that it might have been purged.
+func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ctx := t.Context()
+	old := uuidAt(noon.Add(-40 * 24 * time.Hour))
+	ids := map[string]string{"held": "held", "captured": "captured", "released": "released", "expired": "expired", "old": old}
+	for state, id := range ids {
+		ttl := time.Hour
+		if state == "expired" {
+			ttl = time.Minute
+		}
+		f.mustPlace(holds.Request{ID: id, Holder: "ann", TTL: ttl, Lines: []holds.Line{capacity(state, 1, 1)}})
+	}
+	_, err := f.capture(holds.Capture{IDs: []string{"captured"}})
+	require.NoError(t, err)
+	_, err = f.release("released")
+	require.NoError(t, err)
+	f.clock.Advance(time.Minute)
+	_, err = f.book.Purge(ctx, f.pool, holds.PurgeOptions{OlderThan: 30 * 24 * time.Hour})
+	require.NoError(t, err)
+	before := f.dump()
+
+	calls := map[string]func(tx pgx.Tx, id, holder string) (any, error){
+		"get":     func(tx pgx.Tx, id, holder string) (any, error) { return f.book.Get(ctx, tx, "", id, holder) },
+		"history": func(tx pgx.Tx, id, holder string) (any, error) { return f.book.History(ctx, tx, "", id, holder) },
+		"capture": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{id}, Holder: holder})
+		},
+		"capture a line": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{id}, Holder: holder, Lines: []holds.Line{{Scope: "no", Amount: 9}}})
+		},
+		"release": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Release(ctx, tx, holds.Release{IDs: []string{id}, Holder: holder})
+		},
+		"extend": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Extend(ctx, tx, holds.Extend{IDs: []string{id}, Holder: holder, By: 100 * time.Hour})
+		},
+		"refund": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{id}, Holder: holder})
+		},
+	}
+	for name, call := range calls {
+		for state, id := range ids {
+			unknown, wanted := "none", holds.ErrUnknown
+			if state == "old" { // what was purged may have had it
+				unknown, wanted = uuidAt(noon.Add(-40*24*time.Hour)), holds.ErrRetired
+			}
+			tx := begin(t, f.pool, pgx.ReadCommitted)
+			nothing, want := call(tx, unknown, "ben")
+			require.ErrorIs(t, want, wanted)
+			got, err := call(tx, id, "ben")
+			require.Equal(t, faces(want), faces(err), "%s of a hold that is %s", name, state)
+			require.Equal(t, nothing, got)
+			require.NoError(t, tx.Rollback(ctx))
+			var u *holds.UnknownError
+			if errors.As(err, &u) {
+				require.Equal(t, holds.ReasonHolder, u.Reason())
+				require.ErrorAs(t, want, &u)
+				require.Equal(t, holds.ReasonUnknown, u.Reason())
+			}
+		}
+	}
+	require.Equal(t, before, f.dump())
+
+	// Beside one's own, too, in either order.
+	f.mustPlace(holds.Request{ID: "mine", Holder: "ben", TTL: time.Hour, Lines: []holds.Line{capacity("mine", 1, 1)}})
+	for _, pair := range [][2][]string{{{"mine", "held"}, {"mine", "none"}}, {{"held", "mine"}, {"none", "mine"}}} {
+		var errs [2]error
+		for i, ids := range pair {
+			_, errs[i] = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+				return f.book.Release(ctx, tx, holds.Release{IDs: ids, Holder: "ben"})
+			})
+		}
+		require.Equal(t, faces(errs[1]), faces(errs[0]))
+	}
+	require.Equal(t, holds.Held, f.get("mine").State)
+	// Another tenant's is another hold.
+	_, err = f.book.Get(ctx, f.pool, "acme", "held", "")
+	require.ErrorIs(t, err, holds.ErrUnknown)
+	f.verify()
+}
+
+// uuidAt is a new UUIDv7 of another time.
+func uuidAt(at time.Time) string {
+	ms := fmt.Sprintf("%012x", at.UnixMilli())
+	return ms[:8] + "-" + ms[8:] + uuidv7.New()[13:]
+}

@@ -1,0 +1,258 @@
+package holds_test
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// The calls, as the model carries them out. An error leaves it as it was.
+
+// merged are the charges that lines and charges make together, one a scope.
+func merged(lines []holds.Line, charges []budget.Charge) []budget.Charge {
+	var all []budget.Charge
+	add := func(c budget.Charge) {
+		i := slices.IndexFunc(all, func(x budget.Charge) bool { return x.Scope == c.Scope })
+		if i < 0 {
+			all = append(all, budget.Charge{Scope: c.Scope})
+			i = len(all) - 1
+		}
+		all[i].Amount += c.Amount
+		all[i].Limits = append(all[i].Limits, c.Limits...)
+	}
+	for _, l := range lines {
+		add(budget.Charge{Scope: l.Scope, Amount: l.Amount, Limits: l.Limits})
+	}
+	for _, c := range charges {
+		add(c)
+	}
+	return all
+}
+
+func scopesOf(charges []budget.Charge) (scopes []string) {
+	for _, c := range charges {
+		scopes = append(scopes, c.Scope)
+	}
+	return scopes
+}
+
+// denied is the model's ExceededError.
+type denied map[mRefusal]bool
+
+func (denied) Error() string { return "denied" }
+
+func (m *model) charges(now time.Time, charges []budget.Charge) error {
+	refusals, err := m.judge(now, charges)
+	switch {
+	case err != nil:
+		return err
+	case len(refusals) > 0:
+		return denied(refusals)
+	}
+	m.admit(now, scopesOf(charges), scopesOf(charges))
+	for _, c := range charges {
+		m.charge(c.Scope, now, c.Amount)
+	}
+	return nil
+}
+
+// place returns the hold that there is with that id, or claim, or makes one.
+func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimScope string) (*mHold, error) {
+	print := fingerprint(r, claim)
+	was := m.find(r.ID)
+	if claim != nil {
+		was = nil
+		for i := range m.holds {
+			h := &m.holds[i]
+			if h.claim != nil && *h.claim == *claim &&
+				(h.state == holds.Held && h.due.After(now) || h.state == holds.Captured && !h.returned) {
+				was = h
+			}
+		}
+		if was != nil && (was.state == holds.Captured || was.holder != r.Holder) {
+			taken := &holds.TakenError{Key: *claim, Confirmed: was.state == holds.Captured}
+			if !taken.Confirmed {
+				taken.RetryAfter = was.due.Sub(now)
+			}
+			return nil, taken
+		}
+		r.Lines = append([]holds.Line{{Scope: claimScope, Amount: 1, Limits: []budget.Limit{{Max: 1}}}}, r.Lines...)
+	}
+	switch {
+	case was != nil && was.print != print:
+		return nil, holds.ErrConflict
+	case was != nil && was.view(now).State != holds.Held:
+		return was, stateError(was, now)
+	case was != nil:
+		return was, nil
+	}
+	all := merged(r.Lines, r.Charges)
+	refusals, err := m.judge(now, all)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(refusals) > 0:
+		return nil, denied(refusals)
+	}
+	m.admit(now, scopesOf(all), scopesOf(all))
+	h := mHold{tenant: r.Tenant, id: r.ID, holder: r.Holder, print: print, claim: claim, state: holds.Held, placed: now, deadline: now.Add(r.TTL),
+		due: now.Add(r.TTL + r.Grace), ceiling: now.Add(modelLifetime), version: 1, pending: true}
+	for _, c := range merged(r.Lines, nil) {
+		m.entry(c.Scope, now)
+		h.lines = append(h.lines, mLine{scope: c.Scope, amount: c.Amount, open: c.Amount})
+	}
+	slices.SortFunc(h.lines, func(a, b mLine) int { return strings.Compare(a.scope, b.scope) })
+	for _, c := range r.Charges {
+		m.charge(c.Scope, now, c.Amount)
+	}
+	m.holds = append(m.holds, h)
+	return &m.holds[len(m.holds)-1], nil
+}
+
+func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
+	found, err := m.named(now, c.IDs, c.Holder, holds.Held)
+	if err != nil {
+		return nil, err
+	}
+	var excess []budget.Charge
+	take := map[string]int64{}
+	for _, used := range c.Lines {
+		i := slices.IndexFunc(found[0].lines, func(l mLine) bool { return l.scope == used.Scope })
+		if i < 0 {
+			return nil, holds.ErrArgument
+		}
+		take[used.Scope] = used.Amount
+		if open := found[0].lines[i].open; used.Amount > open {
+			if c.Over == holds.OverRefused {
+				return nil, &holds.ExcessError{ID: c.IDs[0], Scope: used.Scope, Requested: used.Amount, Open: open}
+			}
+			more := budget.Charge{Scope: used.Scope, Amount: used.Amount - open}
+			if c.Over == holds.OverIfFits {
+				more.Limits = used.Limits
+			}
+			excess = append(excess, more)
+		}
+	}
+	if len(excess) > 0 {
+		refusals, err := m.judge(now, excess)
+		switch {
+		case err != nil:
+			return nil, err
+		case len(refusals) > 0:
+			return nil, denied(refusals)
+		}
+		var locked []string
+		for _, l := range found[0].lines {
+			locked = append(locked, l.scope)
+		}
+		m.admit(now, scopesOf(excess), locked)
+	}
+	for _, h := range found {
+		for i := range h.lines {
+			l := &h.lines[i]
+			n := take[l.scope]
+			if c.Lines == nil {
+				n = l.open
+			}
+			if covered := min(n, l.open); covered > 0 {
+				h.spent = append(h.spent, m.charge(l.scope, now, covered))
+			}
+			if n > l.open {
+				h.spent = append(h.spent, m.charge(l.scope, now, n-l.open))
+			}
+			l.captured += n
+			l.open -= min(n, l.open)
+		}
+		h.version++
+		if c.Entity != "" {
+			h.entity = c.Entity
+		}
+		if !c.Keep {
+			m.free(h, now, nil)
+			h.state, h.ended, h.pending = holds.Captured, now, false
+		}
+	}
+	return found, nil
+}
+
+func (m *model) release(now time.Time, r holds.Release) ([]*mHold, error) {
+	found, err := m.named(now, r.IDs, r.Holder, holds.Held)
+	for _, h := range found {
+		m.free(h, now, nil)
+		h.state, h.ended, h.pending = holds.Released, now, false
+		h.version++
+	}
+	return found, err
+}
+
+func (m *model) extend(now time.Time, e holds.Extend) ([]*mHold, error) {
+	found, err := m.named(now, e.IDs, e.Holder, holds.Held)
+	for _, h := range found {
+		if !h.deadline.After(now) {
+			return nil, &holds.StateError{ID: h.id, State: holds.Expired, Hold: h.view(now)}
+		}
+		if h.deadline.Add(e.By).After(h.ceiling) {
+			return nil, &holds.CeilingError{ID: h.id, Left: h.ceiling.Sub(h.deadline)}
+		}
+	}
+	for _, h := range found {
+		h.deadline, h.due = h.deadline.Add(e.By), h.due.Add(e.By)
+		h.version++
+	}
+	return found, err
+}
+
+func (m *model) refund(now time.Time, r holds.Refund) ([]*mHold, error) {
+	found, err := m.named(now, r.IDs, r.Holder, holds.Captured)
+	for _, h := range m.holds { // in the order in which they were placed
+		if h.returned && slices.ContainsFunc(found, func(f *mHold) bool { return f.id == h.id }) {
+			return nil, stateError(&h, now)
+		}
+	}
+	for _, h := range found {
+		for _, ref := range h.spent {
+			m.entry(ref.scope, now)
+			c := &m.scopes[ref.scope].charges[ref.charge]
+			c.refunded = c.amount
+		}
+		h.returned = true
+		h.version++
+	}
+	return found, err
+}
+
+func (m *model) expireOne(now time.Time, e holds.Expire) (*mHold, holds.ExpireStatus, error) {
+	h := m.find(e.ID)
+	switch {
+	case h == nil:
+		return nil, "", holds.ErrUnknown
+	case h.state == holds.Captured:
+		return h, holds.AlreadyCaptured, nil
+	case h.state == holds.Released:
+		return h, holds.AlreadyReleased, nil
+	case !h.pending:
+		return h, holds.ExpiredBefore, nil
+	case !h.deadline.Equal(e.Deadline):
+		return h, holds.WasExtended, nil
+	case h.state == holds.Held && h.due.After(now):
+		return h, holds.NotDue, nil
+	}
+	m.expire(h, now, nil)
+	h.pending = false
+	return h, holds.ExpiredNow, nil
+}
+
+// sweep returns how many holds it ended.
+func (m *model) sweep(now time.Time) (n int) {
+	for i := range m.holds {
+		if h := &m.holds[i]; h.pending && !h.due.After(now) {
+			m.expire(h, now, nil)
+			h.pending = false
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,241 @@
+package holds_test
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// model is the scopes and holds of one history done plainly: each answer is computed
+// anew from lists of charges and holds. It is a value: a copy made by clone is what a
+// savepoint goes back to.
+type model struct {
+	scopes map[string]mScope
+	holds  []mHold
+}
+
+type mScope struct {
+	last    time.Time // of its last entry
+	charges []mCharge
+}
+
+type mCharge struct {
+	at               time.Time
+	amount, refunded int64
+}
+
+type mLine struct {
+	scope                  string
+	amount, captured, open int64 // open is counted until somebody frees it
+}
+
+// mHold is a hold as it is written down: one that is due may not have been ended yet.
+type mHold struct {
+	tenant, id, holder, entity, print string
+	claim                             *holds.Key
+	state                             holds.State
+	placed, deadline, due             time.Time
+	ceiling, ended                    time.Time
+	version                           int
+	returned, pending                 bool
+	lines                             []mLine
+	spent                             []mRef
+}
+
+// mRef is a charge that a capture made.
+type mRef struct {
+	scope  string
+	charge int
+}
+
+func (m *model) clone() *model {
+	c := &model{scopes: map[string]mScope{}, holds: slices.Clone(m.holds)}
+	for name, s := range m.scopes {
+		s.charges = slices.Clone(s.charges)
+		c.scopes[name] = s
+	}
+	for i := range c.holds {
+		c.holds[i].lines = slices.Clone(c.holds[i].lines)
+		c.holds[i].spent = slices.Clone(c.holds[i].spent)
+	}
+	return c
+}
+
+func (m *model) find(id string) *mHold {
+	for i := range m.holds {
+		if m.holds[i].id == id {
+			return &m.holds[i]
+		}
+	}
+	return nil
+}
+
+// entry makes an entry of a scope: time does not go back in it.
+func (m *model) entry(scope string, now time.Time) time.Time {
+	s := m.scopes[scope]
+	s.last = later(s.last, now)
+	m.scopes[scope] = s
+	return s.last
+}
+
+func (m *model) charge(scope string, now time.Time, amount int64) mRef {
+	at := m.entry(scope, now)
+	s := m.scopes[scope]
+	s.charges = append(s.charges, mCharge{at: at, amount: amount})
+	m.scopes[scope] = s
+	return mRef{scope, len(s.charges) - 1}
+}
+
+func (m *model) used(scope string, now time.Time, window time.Duration) (used int64) {
+	s := m.scopes[scope]
+	since := later(now, s.last).Add(-window)
+	for _, c := range s.charges {
+		if window == 0 || c.at.After(since) {
+			used += c.amount - c.refunded
+		}
+	}
+	return used
+}
+
+// held is what open holds keep of a scope, but for what is due, and when the next of
+// them is.
+func (m *model) held(scope string, now time.Time) (held int64, due time.Time) {
+	for _, h := range m.holds {
+		for _, l := range h.lines {
+			if l.scope == scope && l.open > 0 && h.due.After(now) {
+				held += l.open
+				if due.IsZero() || h.due.Before(due) {
+					due = h.due
+				}
+			}
+		}
+	}
+	return held, due
+}
+
+// mRefusal is the part of a refusal that the model knows.
+type mRefusal struct {
+	scope                            string
+	max                              int64
+	window                           time.Duration
+	used, held, requested, available int64
+	due                              time.Duration
+}
+
+// judge says who refuses charges, of distinct scopes.
+func (m *model) judge(now time.Time, charges []budget.Charge) (refusals map[mRefusal]bool, err error) {
+	refusals = map[mRefusal]bool{}
+	for _, c := range charges {
+		for _, l := range c.Limits {
+			if l.Window > 0 && m.scopes[c.Scope].last.After(now.Add(time.Minute)) {
+				return nil, budget.ErrClock
+			}
+			used := m.used(c.Scope, now, l.Window)
+			held, due := m.held(c.Scope, now)
+			if used+held+c.Amount > l.Max {
+				r := mRefusal{scope: c.Scope, max: l.Max, window: l.Window, used: used, held: held, requested: c.Amount,
+					available: max(0, l.Max-used-held)}
+				if held > 0 {
+					r.due = due.Sub(now)
+				}
+				refusals[r] = true
+			}
+		}
+	}
+	return refusals, nil
+}
+
+// admit ends what is due on the scopes of a call that was let in, and frees what it
+// kept of those that are locked.
+func (m *model) admit(now time.Time, scopes, locked []string) {
+	for i := range m.holds {
+		h := &m.holds[i]
+		counts := func(l mLine) bool { return l.open > 0 && slices.Contains(scopes, l.scope) }
+		if h.due.After(now) || !slices.ContainsFunc(h.lines, counts) {
+			continue
+		}
+		m.expire(h, now, locked)
+	}
+}
+
+// expire ends a hold that is due and frees its lines on the scopes, or on all.
+func (m *model) expire(h *mHold, now time.Time, scopes []string) {
+	if h.state == holds.Held {
+		h.state, h.ended = holds.Expired, h.due
+		h.version++
+	}
+	m.free(h, now, scopes)
+}
+
+func (m *model) free(h *mHold, now time.Time, scopes []string) {
+	for i := range h.lines {
+		l := &h.lines[i]
+		if l.open > 0 && (scopes == nil || slices.Contains(scopes, l.scope)) {
+			m.entry(l.scope, now)
+			l.open = 0
+		}
+	}
+}
+
+// view is a hold as it is read at a time.
+func (h *mHold) view(now time.Time) holds.Hold {
+	v := holds.Hold{Tenant: h.tenant, ID: h.id, Holder: h.holder, State: h.state, Version: h.version, PlacedAt: h.placed, Deadline: h.deadline,
+		Due: h.due, Ceiling: h.ceiling, EndedAt: h.ended, Now: now, Claim: h.claim, Entity: h.entity, Returned: h.returned}
+	if h.state == holds.Held && !h.due.After(now) {
+		v.State, v.EndedAt = holds.Expired, h.due
+	}
+	for _, l := range h.lines {
+		line := holds.HeldLine{Scope: l.scope, Amount: l.amount, Captured: l.captured, Open: l.open}
+		if v.State != holds.Held {
+			line.Open = 0
+		}
+		v.Lines = append(v.Lines, line)
+	}
+	return v
+}
+
+// named are the holds of a call, or why it is refused.
+func (m *model) named(now time.Time, ids []string, holder string, needs holds.State) ([]*mHold, error) {
+	var found []*mHold
+	for _, id := range ids {
+		h := m.find(id)
+		switch {
+		case h == nil || holder != "" && h.holder != holder:
+			return nil, holds.ErrUnknown
+		case h.view(now).State != needs:
+			return nil, stateError(h, now)
+		}
+		found = append(found, h)
+	}
+	return found, nil
+}
+
+func stateError(h *mHold, now time.Time) error {
+	v := h.view(now)
+	return &holds.StateError{ID: h.id, State: v.State, Hold: v}
+}
+
+func fingerprint(r holds.Request, claim *holds.Key) string {
+	sums := map[string][2]int64{}
+	for _, l := range r.Lines {
+		s := sums[l.Scope]
+		s[0] += l.Amount
+		sums[l.Scope] = s
+	}
+	for _, c := range r.Charges {
+		s := sums[c.Scope]
+		s[1] += c.Amount
+		sums[c.Scope] = s
+	}
+	return fmt.Sprintln(r.Holder, claim, sums)
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,285 @@
+package holds_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// crowd puts so many holds of a unit on a scope, at once, of which those that are not
+// open have been released.
+func (f *fixture) crowd(scope string, n int, due time.Duration, open bool) {
+	f.Helper()
+	key := f.ledger.LockKey(scope)
+	for _, sql := range []string{
+		`with h as (
+			insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint)
+			select $4::timestamptz, $5::timestamptz, $5, $5, 1, 'h', 'crowd', $1::text || '/' || $5::text || '/' || g, '', '\x00' from generate_series(1, $3::int) g
+			returning no)
+		insert into metered.hold_lines (hold, key, amount, open, due, scope) select no, $2::bigint, 1, 1, $5, $1 from h`,
+		`insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
+		select coalesce(max(seq), 0) + 1, $3::int, $4::timestamptz, coalesce(max(spent), 0), 0, 0,
+			coalesce((select held from metered.ledger where scope = $1 order by seq desc limit 1), 0) + $3::int, 0, 'h', $1::text,
+			least($5::timestamptz, (select next_due from metered.ledger where scope = $1 order by seq desc limit 1))
+		from metered.ledger where scope = $1 and $2::bigint is not null`,
+	} {
+		execute(f, f.pool, sql, scope, key, n, f.clock.Now(), f.clock.Now().Add(due))
+	}
+	if !open {
+		execute(f, f.pool, `update metered.hold_lines l set open = 0 from metered.holds h where h.no = l.hold and h.tenant = 'crowd'`)
+		execute(f, f.pool, `update metered.holds set state = 'r', pending = false, ended_at = $1, version = 2 where tenant = 'crowd'`, f.clock.Now())
+		execute(f, f.pool, `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
+			select seq + 1, $2::bigint, at, spent, refunded, credited, held - $2::bigint, epoch, 'l', scope, next_due
+			from metered.ledger where scope = $1 order by seq desc limit 1`, scope, n)
+	}
+}
+
+// buffers is how many pages a statement touches, in all that it runs.
+func buffers(t *testing.T, conn *pgxpool.Conn, sql string, args ...any) int {
+	t.Helper()
+	var plans []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	var raw []byte
+	require.NoError(t, conn.QueryRow(t.Context(), `explain (analyze, buffers, format json) `+sql, args...).Scan(&raw))
+	require.NoError(t, json.Unmarshal(raw, &plans))
+	return plans[0].Plan.Hit + plans[0].Plan.Read
+}
+
+// What a call reads does not grow with the holds that are open, or that ended while a
+// long transaction keeps their rows.
+func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"open", "ended"} {
+		for _, analysed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, analysed %v", kind, analysed), func(t *testing.T) {
+				t.Parallel()
+				f := setUp(t, holds.Config{})
+				for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events"} {
+					execute(t, f.pool, `alter table metered.`+table+` set (autovacuum_enabled = off)`)
+				}
+				conn, err := f.pool.Acquire(t.Context())
+				require.NoError(t, err)
+				defer conn.Release()
+				f.mustPlace(holds.Request{ID: "stays", TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1)}})
+				few := f.measure(conn) // plans are made and kept while the tables are nearly empty
+				old := begin(t, f.pool, pgx.RepeatableRead)
+				_, err = f.book.List(t.Context(), old, holds.Filter{})
+				require.NoError(t, err)
+				const many = 100_000
+				if kind == "open" {
+					f.crowd("room", many, time.Hour, true)
+				} else {
+					f.crowd("room", many, 30*time.Minute, false)
+				}
+				if analysed {
+					execute(t, f.pool, `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`)
+				}
+				again := f.measure(conn) // with the plans of before
+				fresh, err := f.pool.Acquire(t.Context())
+				require.NoError(t, err)
+				defer fresh.Release()
+				anew := f.measure(fresh)
+				for name, n := range few {
+					t.Logf("%s: %d pages with few holds, %d and %d with many", name, n, again[name], anew[name])
+				}
+				for name, n := range few {
+					if kind == "ended" && (name == "denied" || name == "usage") {
+						continue // they say when the next hold falls due, and look past those that ended for that
+					}
+					require.LessOrEqual(t, again[name], 2*n+20, name)
+					require.LessOrEqual(t, anew[name], 2*n+20, name)
+				}
+			})
+		}
+	}
+}
+
+// A batch of a sweep costs the same, however many are due.
+func TestPlans_ABatchOfASweepReadsNoMoreTheMoreAreDue(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events"} {
+		execute(t, f.pool, `alter table metered.`+table+` set (autovacuum_enabled = off)`)
+	}
+	conn, err := f.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	sweep := func() (pages int) {
+		for range 7 {
+			pages = buffers(t, conn, `select * from metered.sweep_holds('-infinity', 0, 10, false, null)`)
+		}
+		return pages
+	}
+	f.crowd("room", 100, time.Minute, true)
+	f.clock.Advance(time.Hour)
+	few := sweep()
+	f.crowd("room", 50_000, time.Minute, true)
+	f.clock.Advance(time.Hour)
+	many := sweep()
+	t.Logf("%d pages with 100 due, %d with 50,000", few, many)
+	require.LessOrEqual(t, many, 2*few)
+}
+
+// measure is what each call touches once its plans are those that are kept.
+func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
+	pages := map[string]int{}
+	// The clock moves on so that each round finds next_due passed, by what it asks for.
+	run := func(name string, p *holds.Prepared, err error) {
+		f.Helper()
+		require.NoError(f, err)
+		pages[name] = buffers(f.T, conn, strings.TrimSpace(p.SQL()), p.Args("", "", false)...)
+	}
+	for range 7 {
+		f.clock.Advance(11 * time.Second)
+		lines := []holds.Line{capacity("room", 1, 1_000_000)}
+		r := holds.Request{ID: fmt.Sprint("h", f.clock.Now()), TTL: 30 * time.Minute, Lines: lines}
+		p, err := f.book.PreparePlace(r)
+		run("place", p, err)
+		p, err = f.book.PreparePlace(r)
+		run("place again", p, err)
+		p, err = f.book.PrepareCapture(holds.Capture{IDs: []string{r.ID}, Lines: []holds.Line{{Scope: "room", Amount: 1}}, Keep: true})
+		run("capture", p, err)
+		p, err = f.book.PrepareRelease(holds.Release{IDs: []string{r.ID}})
+		run("release", p, err)
+		c, err := f.ledger.Prepare(budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{{Max: 1_000_000}, {Max: 1_000_000, Window: time.Hour}}})
+		require.NoError(f, err)
+		pages["charge"] = buffers(f.T, conn, c.SQL(), c.Args()...)
+		pages["get"] = buffers(f.T, conn, `select metered.hold_json(1, metered.clock())`)
+		p, err = f.book.PreparePlace(holds.Request{ID: "denied", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
+		run("denied", p, err)
+		pages["usage"] = buffers(f.T, conn, `select * from metered.usage('{room}', '{0}')`)
+	}
+	return pages
+}
+
+// Every function of holds, on tables that nobody analysed, with all its statements'
+// plans looked at: no sequential scan, and nothing compiled.
+func TestPlans_ScanNoTableAndCompileNothing(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var plans []string
+	pool := pgtest.OpenWith(t, pgtest.Options{Config: func(c *pgxpool.Config) {
+		c.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+			mu.Lock()
+			defer mu.Unlock()
+			plans = append(plans, n.Message)
+		}
+		c.ConnConfig.RuntimeParams["client_min_messages"] = "log"
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `load 'auto_explain'`)
+			if err != nil {
+				return nil // where it is not installed, only the statistics are looked at
+			}
+			_, err = conn.Exec(ctx, `set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
+				set auto_explain.log_analyze = on; set auto_explain.log_timing = off`)
+			return err
+		}
+	}})
+	f := on(t, pool, holds.Config{Notify: true}, pgtest.SetClock(t, pool, noon))
+	for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events", "refund_sum", "holds_horizon"} {
+		execute(t, pool, `alter table metered.`+table+` set (autovacuum_enabled = off)`)
+	}
+	before := seqScans(t, pool)
+	for round := range 7 {
+		f.everyFunction(round)
+		_, err := f.purge()
+		require.NoError(t, err)
+		if round == 2 {
+			f.crowd("a", 3000, time.Hour, true) // plans made from here on see many rows
+		}
+	}
+	require.Equal(t, before, seqScans(t, pool))
+	mu.Lock()
+	defer mu.Unlock()
+	looked := 0
+	for _, plan := range plans {
+		if !strings.Contains(plan, `"metered".`) || strings.Contains(plan, "crowd") { // the functions' own statements
+			continue
+		}
+		looked++
+		require.NotContains(t, plan, "JIT:")
+		require.NotContains(t, plan, "Seq Scan")
+	}
+	t.Logf("%d of %d plans", looked, len(plans))
+	if len(plans) > 0 {
+		require.Greater(t, looked, 1000)
+	}
+}
+
+func seqScans(t *testing.T, pool *pgxpool.Pool) (n int64) {
+	execute(t, pool, `select pg_stat_force_next_flush()`)
+	return queryRow[int64](t, pool, `select sum(seq_scan)::bigint from pg_stat_user_tables where schemaname = 'metered'
+		and relname in ('ledger', 'refund_sum', 'holds_horizon')`)
+}
+
+// everyFunction makes each call of a book, but Purge.
+func (f *fixture) everyFunction(round int) {
+	f.Helper()
+	id := func(name string) string { return fmt.Sprint(name, round) }
+	place := func(name string, ttl time.Duration) holds.Hold {
+		return f.mustPlace(holds.Request{ID: id(name), TTL: ttl, Lines: []holds.Line{capacity("a", 1, 9999), capacity("b", 1, 9999)}})
+	}
+	place("captured", time.Hour)
+	place("released", time.Hour)
+	expired := place("expired", time.Minute)
+	place("swept", time.Minute)
+	place("seen through", time.Minute)
+	_, err := f.capture(holds.Capture{IDs: []string{id("captured")}, Over: holds.OverIfFits, Lines: []holds.Line{capacity("a", 2, 9999)}})
+	require.NoError(f, err)
+	_, err = do(f, refund(f, id("captured")))
+	require.NoError(f, err)
+	_, err = f.extend(time.Minute, id("released"))
+	require.NoError(f, err)
+	_, err = f.release(id("released"))
+	require.NoError(f, err)
+	_, err = f.claim(holds.Claim{Key: holds.Key{Type: "t", Value: id("v")}, Holder: "ann"})
+	require.NoError(f, err)
+	f.clock.Advance(time.Minute)
+	_, _, err = f.expire(holds.Expire{ID: expired.ID, Deadline: expired.Deadline})
+	require.NoError(f, err)
+	place("sees through", time.Hour)
+	_, err = f.book.Sweep(f.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(f, err)
+	_, err = f.place(holds.Request{ID: id("denied"), Lines: []holds.Line{capacity("a", 1, 0)}})
+	require.ErrorIs(f, err, budget.ErrExceeded)
+	f.usage("a")
+	f.get(id("captured"))
+	require.NoError(f, pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) error { return f.book.Lock(f.Context(), tx, "a", "b") }))
+	_, err = f.book.List(f.Context(), f.pool, holds.Filter{Scope: "a", Max: 1})
+	require.NoError(f, err)
+	_, err = f.book.History(f.Context(), f.pool, "", id("captured"), "")
+	require.NoError(f, err)
+	_, err = f.book.Claimed(f.Context(), f.pool, "", holds.Key{Type: "t", Value: id("v")})
+	require.ErrorIs(f, err, holds.ErrUnknown)
+	f.clock.Advance(time.Minute)
+}
+
+func (f *fixture) purge() (int64, error) {
+	return f.book.Purge(f.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+}
+
+func (f *fixture) expire(e holds.Expire) (h holds.Hold, status holds.ExpireStatus, err error) {
+	f.Helper()
+	err = pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) (err error) {
+		h, status, err = f.book.Expire(f.Context(), tx, e)
+		return err
+	})
+	return h, status, err
+}

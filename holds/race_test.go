@@ -1,0 +1,171 @@
+package holds_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// A call on two holds waits for the scope of the first. What is placed meanwhile
+// under the id of the second is none of its holds: its scope is not locked.
+func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(f *fixture, ids ...string) error{
+		"release": func(f *fixture, ids ...string) error { _, err := f.release(ids...); return err },
+		"capture": func(f *fixture, ids ...string) error { _, err := f.capture(holds.Capture{IDs: ids}); return err },
+		"extend":  func(f *fixture, ids ...string) error { _, err := f.extend(time.Second, ids...); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			f.mustPlace(holds.Request{ID: "first", Lines: []holds.Line{capacity("a", 1, 5)}})
+			busy := begin(t, f.pool, pgx.ReadCommitted)
+			require.NoError(t, f.book.Lock(t.Context(), busy, "a"))
+			late := going(func() error { return call(f, "first", "second") })
+			waitQueued(t, f.pool, 1)
+			f.mustPlace(holds.Request{ID: "second", Lines: []holds.Line{capacity("b", 1, 5)}})
+			require.NoError(t, busy.Commit(t.Context()))
+			require.ErrorIs(t, <-late, holds.ErrUnknown)
+			require.Equal(t, holds.Held, f.get("first").State)
+			_, held := f.usage("b")
+			require.Equal(t, int64(1), held)
+			f.verify()
+			require.NoError(t, call(f, "first", "second"))
+			f.verify()
+		})
+	}
+}
+
+func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{Notify: true})
+	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 5)}})
+	_, err := f.release("h")
+	require.NoError(t, err)
+	f.clock.Advance(time.Hour)
+	busy := begin(t, f.pool, pgx.ReadCommitted)
+	require.NoError(t, f.book.Lock(t.Context(), busy, "a"))
+	late := going(func() error {
+		return pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			_, _, err := f.book.Expire(t.Context(), tx, holds.Expire{ID: "h", Deadline: h.Deadline})
+			return err
+		})
+	})
+	waitQueued(t, f.pool, 1)
+	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	require.NoError(t, err)
+	require.Equal(t, int64(1), n)
+	require.NoError(t, busy.Commit(t.Context()))
+	require.ErrorIs(t, <-late, holds.ErrUnknown)
+}
+
+// Two placements end holds that are due and that both come across, one of them in
+// several steps: the rows of its second step come before those of its first in the
+// order of rows.
+func TestPlace_EndingManyHoldsInStepsDoesNotDeadlock(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	const both, more = 2, 520
+	line := func(scope string, n int64) holds.Line { return capacity(scope, n, 10*more) }
+	// In the order of rows: "last" is due after all others on s, "shared" is the first.
+	f.mustPlace(holds.Request{ID: "gate", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("u", 1)}})
+	f.mustPlace(holds.Request{ID: "last", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
+	f.mustPlace(holds.Request{ID: "shared", TTL: time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
+	for i := range more {
+		f.mustPlace(holds.Request{ID: fmt.Sprint(i), TTL: 2 * time.Minute, Lines: []holds.Line{line("s", 1)}})
+	}
+	f.clock.Advance(time.Hour)
+	wait := begin(t, f.pool, pgx.ReadCommitted)
+	_, err := f.book.Place(t.Context(), wait, holds.Request{ID: "ends gate", TTL: time.Minute, Lines: []holds.Line{line("u", 1)}})
+	require.NoError(t, err)
+	place := func(id, scope string, amount, limit int64) <-chan error {
+		return going(func() error {
+			_, err := f.place(holds.Request{ID: id, Lines: []holds.Line{capacity(scope, amount, limit)}})
+			return err
+		})
+	}
+	all := place("all of s", "s", more, more)
+	waitQueued(t, f.pool, 1)
+	other := place("all of t", "t", both, both)
+	waitFor(t, "the other to wait or to be done", func() bool { return len(other) > 0 || queued(t, f.pool) == 2 })
+	require.NoError(t, wait.Commit(t.Context()))
+	require.NoError(t, <-all)
+	require.NoError(t, <-other)
+	// Let in for good: all that stood in the way has ended, whatever the clock says later.
+	f.clock.Set(noon)
+	_, held := f.usage("s")
+	require.Equal(t, int64(more), held)
+	f.verify()
+}
+
+// Whoever waits for the row of a hold that another transaction is ending waits no
+// longer than for a lock, and has its own settings back afterwards.
+func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ctx := t.Context()
+	ledger, err := budget.New(budget.Config{LockTimeout: 100 * time.Millisecond})
+	require.NoError(t, err)
+	book, err := holds.New(ledger, holds.Config{})
+	require.NoError(t, err)
+	place := func(id string, scopes ...string) func(tx pgx.Tx) error {
+		r := holds.Request{ID: id, TTL: time.Minute}
+		for _, scope := range scopes {
+			r.Lines = append(r.Lines, capacity(scope, 1, 1))
+		}
+		return func(tx pgx.Tx) error { _, err := book.Place(ctx, tx, r); return err }
+	}
+	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1), capacity("b", 1, 1)}})
+	f.mustPlace(holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{capacity("d", 1, 1)}})
+	f.clock.Advance(time.Minute)
+	row := func(id string) func(pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `select from metered.holds where id = $1 for update`, id)
+			return err
+		}
+	}
+	for name, c := range map[string]struct{ busy, call func(tx pgx.Tx) error }{
+		"charge": {row("h"), func(tx pgx.Tx) error {
+			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+			return err
+		}},
+		"place": {place("ends h", "a"), place("after h", "b")},
+		"same":  {place("two places", "x"), place("two places", "y")},
+		"release": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"live"}})
+			return err
+		}},
+		"extend": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Extend(ctx, tx, holds.Extend{IDs: []string{"live"}, By: time.Second})
+			return err
+		}},
+		"expire": {row("h"), func(tx pgx.Tx) error {
+			_, _, err := book.Expire(ctx, tx, holds.Expire{ID: "h", Deadline: h.Deadline})
+			return err
+		}},
+	} {
+		busy, tx := begin(t, f.pool, pgx.ReadCommitted), begin(t, f.pool, pgx.ReadCommitted)
+		require.NoError(t, c.busy(busy), name)
+		_, err := tx.Exec(ctx, `set local statement_timeout = '20s'`)
+		require.NoError(t, err)
+		require.ErrorIs(t, c.call(tx), holds.ErrBusy, name)
+		require.NoError(t, busy.Rollback(ctx))
+		require.NoError(t, tx.Rollback(ctx))
+
+		tx = begin(t, f.pool, pgx.ReadCommitted)
+		_, err = tx.Exec(ctx, `set local lock_timeout = '7654ms'`)
+		require.NoError(t, err)
+		require.NoError(t, c.call(tx), name)
+		var setting string
+		require.NoError(t, tx.QueryRow(ctx, "show lock_timeout").Scan(&setting))
+		require.Equal(t, "7654ms", setting, name)
+		require.NoError(t, tx.Rollback(ctx))
+	}
+	f.verify()
+}

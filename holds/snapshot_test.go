@@ -1,0 +1,125 @@
+package holds_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// A transaction with an old snapshot saw a scope's last entry; since then others
+// came, and a purge took the one that the next would collide with.
+func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
+	t.Parallel()
+	for _, iso := range isolations[1:] {
+		t.Run(string(iso), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			ctx := t.Context()
+			calls := map[string]func(tx pgx.Tx, h holds.Hold) error{
+				"capture": func(tx pgx.Tx, h holds.Hold) error {
+					_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+					return err
+				},
+				"capture more": func(tx pgx.Tx, h holds.Hold) error {
+					_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Over: holds.OverAllowed,
+						Lines: []holds.Line{{Scope: h.Lines[0].Scope, Amount: 3}}})
+					return err
+				},
+				"release": func(tx pgx.Tx, h holds.Hold) error {
+					_, err := f.book.Release(ctx, tx, holds.Release{IDs: []string{h.ID}})
+					return err
+				},
+				"refund": func(tx pgx.Tx, h holds.Hold) error {
+					_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}})
+					return err
+				},
+				"expire": func(tx pgx.Tx, h holds.Hold) error {
+					_, _, err := f.book.Expire(ctx, tx, holds.Expire{ID: h.ID, Deadline: h.Deadline})
+					return err
+				},
+				"place": func(tx pgx.Tx, h holds.Hold) error {
+					_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity(h.Lines[0].Scope, 1, 90)}})
+					return err
+				},
+				"charge": func(tx pgx.Tx, h holds.Hold) error {
+					_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: h.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{{Max: 90}}})
+					return err
+				},
+			}
+			for name, call := range calls {
+				for _, seen := range []int{1, 2, 15, 16, 17} {
+					scope := fmt.Sprintf("%s %d", name, seen)
+					ttl := time.Hour
+					if name == "expire" {
+						ttl = time.Minute
+					}
+					h := f.mustPlace(holds.Request{ID: scope, TTL: ttl, Lines: []holds.Line{capacity(scope, 1, 90)}})
+					if name == "refund" {
+						_, err := f.capture(holds.Capture{IDs: []string{h.ID}})
+						require.NoError(t, err)
+					}
+					for range seen - 1 {
+						_, err := f.charge(budget.Charge{Scope: scope, Amount: 1})
+						require.NoError(t, err)
+					}
+					if name == "expire" {
+						f.clock.Advance(time.Minute)
+					}
+					old := begin(t, f.pool, iso)
+					_, err := f.ledger.Usage(ctx, old, budget.Query{Scope: scope}) // takes the snapshot
+					require.NoError(t, err)
+					for range 64 { // credits end nothing
+						_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+							return f.ledger.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 1})
+						})
+						require.NoError(t, err)
+					}
+					f.clock.Advance(time.Minute)
+					_, err = f.ledger.Purge(ctx, f.pool, budget.PurgeOptions{Scope: scope, OlderThan: time.Second})
+					require.NoError(t, err)
+					err = call(old, h)
+					require.Equal(t, sqlstate.SerializationFailure, code(err), "%s: %v", scope, err)
+					require.NoError(t, old.Rollback(ctx))
+				}
+			}
+			f.verify()
+		})
+	}
+}
+
+// Placed before, says the snapshot, and released by now: the answer would be a hold
+// that nobody has.
+func TestPlace_AnOldSnapshotGivesNobodyAHoldBack(t *testing.T) {
+	t.Parallel()
+	for _, iso := range isolations[1:] {
+		t.Run(string(iso), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			r := holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 1)}}
+			f.mustPlace(r)
+			c := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "h", TTL: time.Minute}
+			claimed, err := f.claim(c)
+			require.NoError(t, err)
+			old := [2]pgx.Tx{begin(t, f.pool, iso), begin(t, f.pool, iso)}
+			for _, tx := range old {
+				_, err := f.book.Get(t.Context(), tx, "", "h", "")
+				require.NoError(t, err)
+			}
+			_, err = f.release("h", claimed.ID)
+			require.NoError(t, err)
+			_, err = f.book.Place(t.Context(), old[0], r)
+			require.Equal(t, sqlstate.SerializationFailure, code(err), "%v", err)
+			_, err = f.book.Claim(t.Context(), old[1], c)
+			require.Equal(t, sqlstate.SerializationFailure, code(err), "%v", err)
+			f.verify()
+		})
+	}
+}

@@ -1,0 +1,300 @@
+package holds_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+var errVeto = errors.New("veto")
+
+// witness is a subscriber that writes down what it hears, in the call's transaction,
+// and refuses what it is told to. It runs a statement that fails before it does.
+type witness struct{ veto map[string]bool }
+
+func (w *witness) hear(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
+	_, err := tx.Exec(ctx, `insert into heard (kind, id, version, state) values ($1, $2, $3, $4)`, t.Kind, t.Hold.ID, t.Hold.Version, t.Hold.State)
+	if err != nil {
+		return err
+	}
+	if w.veto[t.Hold.ID] {
+		_, err := tx.Exec(ctx, `select 1 / 0`)
+		return errors.Join(errVeto, err)
+	}
+	return nil
+}
+
+func (f *fixture) heard() (all []string) {
+	f.Helper()
+	rows, err := f.pool.Query(f.Context(), `select kind || ' ' || id || ' ' || version || ' ' || state from heard order by n`)
+	require.NoError(f, err)
+	all, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(f, err)
+	return all
+}
+
+func subscribed(t *testing.T, cfg holds.Config) (*fixture, *witness) {
+	w := &witness{veto: map[string]bool{}}
+	cfg.Subscribers = append(cfg.Subscribers, w.hear)
+	f := setUp(t, cfg)
+	execute(t, f.pool, `create table heard (n bigint generated always as identity, kind text, id text, version int, state text)`)
+	return f, w
+}
+
+// veto runs a call whose transition of id a subscriber refuses, in a transaction that
+// commits all the same, and returns its error.
+func (f *fixture) vetoed(w *witness, id string, call func(ctx context.Context, tx pgx.Tx) error) error {
+	f.Helper()
+	w.veto[id] = true
+	defer delete(w.veto, id)
+	before := f.dump()
+	tx := begin(f, f.pool, pgx.ReadCommitted)
+	_, err := tx.Exec(f.Context(), `insert into heard (kind) values (null)`)
+	require.NoError(f, err)
+	vetoed := call(f.Context(), tx)
+	require.NoError(f, tx.Commit(f.Context()), "the transaction is as usable as it was")
+	require.Equal(f, before, f.dump())
+	require.Equal(f, 1, queryRow[int](f, f.pool, `select count(*) from heard where kind is null`), "what was done before it stays")
+	execute(f, f.pool, `delete from heard where kind is null`)
+	return vetoed
+}
+
+func TestSubscriber_HearsEachTransitionOfItsOwnCallAndCanRefuseIt(t *testing.T) {
+	t.Parallel()
+	f, w := subscribed(t, holds.Config{})
+	request := func(id string) holds.Request {
+		return holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", 2, 9)}}
+	}
+	var last holds.Hold
+	expire := func(ctx context.Context, tx pgx.Tx) error {
+		_, _, err := f.book.Expire(ctx, tx, holds.Expire{ID: "h3", Deadline: last.Deadline})
+		return err
+	}
+	for _, c := range []struct {
+		id   string
+		kind holds.EventKind
+		want []string
+		call func(ctx context.Context, tx pgx.Tx) error
+	}{
+		{"h1", holds.EventPlaced, []string{"placed h1 1 held"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Place(ctx, tx, request("h1"))
+			return err
+		}},
+		{"", "", nil, func(ctx context.Context, tx pgx.Tx) error { // the same again
+			_, err := f.book.Place(ctx, tx, request("h1"))
+			return err
+		}},
+		{"h2", holds.EventPlaced, []string{"placed h2 1 held"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Place(ctx, tx, request("h2"))
+			return err
+		}},
+		{"h3", holds.EventPlaced, []string{"placed h3 1 held"}, func(ctx context.Context, tx pgx.Tx) (err error) {
+			last, err = f.book.Place(ctx, tx, request("h3"))
+			return err
+		}},
+		{"h2", holds.EventExtended, []string{"extended h1 2 held", "extended h2 2 held"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Extend(ctx, tx, holds.Extend{IDs: []string{"h1", "h2"}, By: time.Minute})
+			return err
+		}},
+		{"h1", holds.EventCapturedPart, []string{"captured in part h1 3 held"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}, Keep: true})
+			return err
+		}},
+		{"h1", holds.EventCaptured, []string{"captured h1 4 captured"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}})
+			return err
+		}},
+		{"h1", holds.EventReturned, []string{"returned h1 5 captured"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h1"}})
+			return err
+		}},
+		{"h2", holds.EventReleased, []string{"released h2 3 released"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Release(ctx, tx, holds.Release{IDs: []string{"h2"}})
+			return err
+		}},
+		{"h3", holds.EventExpired, []string{"expired h3 2 expired"}, func(ctx context.Context, tx pgx.Tx) error {
+			f.clock.Set(last.Due)
+			return expire(ctx, tx)
+		}},
+		{"", "", nil, expire},
+	} {
+		before := f.heard()
+		if c.id != "" {
+			err := f.vetoed(w, c.id, c.call)
+			var refusal *holds.SubscriberError
+			require.ErrorAs(t, err, &refusal)
+			require.Equal(t, c.kind, refusal.Kind)
+			require.Equal(t, c.id, refusal.ID)
+			require.ErrorIs(t, err, errVeto)
+			require.Equal(t, "22012", code(err))
+			require.Equal(t, before, f.heard())
+		}
+		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error { return c.call(t.Context(), tx) }))
+		require.Equal(t, append(before, c.want...), f.heard())
+	}
+	f.verify()
+}
+
+// A placement that ends another's hold is neither told of that nor failed by it. The
+// sweeper tells it; one that is refused stops no other, and is told again.
+func TestSubscriber_OfASweepHearsWhatOthersEndedUntilItTakesIt(t *testing.T) {
+	t.Parallel()
+	f, w := subscribed(t, holds.Config{Notify: true})
+	for i := range 5 {
+		f.mustPlace(holds.Request{ID: fmt.Sprint("h", i), Lines: []holds.Line{capacity(fmt.Sprint(i), 1, 1)}})
+	}
+	f.clock.Advance(time.Minute)
+	for i := range 5 {
+		w.veto[fmt.Sprint("h", i)] = true
+	}
+	before := f.heard()
+	f.mustPlace(holds.Request{ID: "new", TTL: time.Hour, Lines: []holds.Line{capacity("1", 1, 1)}})
+	_, err := f.charge(budget.Charge{Scope: "2", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+	require.NoError(t, err)
+	before = append(before, "placed new 1 held")
+	require.Equal(t, before, f.heard())
+	require.Equal(t, holds.Expired, f.get("h1").State)
+
+	w.veto = map[string]bool{"h1": true, "h3": true}
+	for _, batch := range []int{0, 2} {
+		report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{Batch: batch})
+		require.ErrorIs(t, err, errVeto)
+		var refusal *holds.SubscriberError
+		require.ErrorAs(t, err, &refusal)
+		require.Equal(t, holds.EventExpired, refusal.Kind)
+		require.Equal(t, 2, report.Failed)
+		if batch == 0 {
+			require.Equal(t, 3, report.Expired)
+			before = append(before, "expired h0 2 expired", "expired h2 2 expired", "expired h4 2 expired")
+		} else {
+			require.Zero(t, report.Expired)
+		}
+		require.Equal(t, before, f.heard())
+		for i := range 5 { // they have ended all the same
+			_, held := f.usage(fmt.Sprint(i))
+			require.Equal(t, i == 1, held == 1)
+			require.Equal(t, holds.Expired, f.get(fmt.Sprint("h", i)).State)
+		}
+		f.verify()
+	}
+	// Nobody purges what is still to be told.
+	f.clock.Advance(time.Minute)
+	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	require.NoError(t, err)
+	require.Equal(t, int64(3), n)
+	w.veto = nil
+	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 2, report.Expired)
+	before = append(before, "expired h1 2 expired", "expired h3 2 expired")
+	require.Equal(t, before, f.heard())
+	report, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Zero(t, report.Expired)
+	require.Equal(t, before, f.heard())
+}
+
+// listen returns what was notified since, without waiting for more.
+func listen(t *testing.T, f *fixture) func() []string {
+	conn, err := f.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(conn.Release)
+	var got []string
+	raw := conn.Conn().PgConn()
+	_, err = conn.Exec(t.Context(), `listen `+pgx.Identifier{f.book.Channel()}.Sanitize())
+	require.NoError(t, err)
+	return func() []string {
+		execute(t, f.pool, `select pg_notify($1, 'end')`, f.book.Channel())
+		for !slices.Contains(got, "end") {
+			require.NoError(t, raw.WaitForNotification(t.Context()))
+			n := drain(conn.Conn())
+			got = append(got, n...)
+		}
+		all := got[:len(got)-1]
+		got = nil
+		return all
+	}
+}
+
+func drain(conn *pgx.Conn) (payloads []string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for {
+		n, err := conn.WaitForNotification(ctx) // what has arrived, and no more
+		if err != nil {
+			return payloads
+		}
+		payloads = append(payloads, payload(n))
+	}
+}
+
+func payload(n *pgconn.Notification) string {
+	var p struct {
+		Tenant, ID, Kind string
+		Version          int
+	}
+	if json.Unmarshal([]byte(n.Payload), &p) != nil {
+		return n.Payload
+	}
+	return fmt.Sprint(p.Tenant, p.Kind, " ", p.ID, " ", p.Version)
+}
+
+func TestNotify_ArrivesWithTheCommitAndNeverAfterARollback(t *testing.T) {
+	t.Parallel()
+	f, w := subscribed(t, holds.Config{Notify: true})
+	heard := listen(t, f)
+	ctx := t.Context()
+	place := func(tx pgx.Tx, id string) error {
+		_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 9)}})
+		return err
+	}
+	tx := begin(t, f.pool, pgx.ReadCommitted)
+	require.NoError(t, place(tx, "h1"))
+	w.veto["h2"] = true
+	require.ErrorIs(t, place(tx, "h2"), errVeto)
+	sub, err := tx.Begin(ctx)
+	require.NoError(t, err)
+	require.NoError(t, place(sub, "h3"))
+	require.NoError(t, sub.Rollback(ctx))
+	require.Empty(t, heard(), "not before the commit")
+	require.NoError(t, tx.Commit(ctx))
+	require.Equal(t, []string{"placed h1 1"}, heard())
+
+	tx = begin(t, f.pool, pgx.ReadCommitted)
+	_, err = f.book.Release(ctx, tx, holds.Release{IDs: []string{"h1"}})
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(ctx))
+	require.Empty(t, heard())
+
+	f.mustPlace(holds.Request{ID: "h4", Lines: []holds.Line{capacity("b", 1, 1)}})
+	_, err = f.extend(time.Second, "h1")
+	require.NoError(t, err)
+	require.Equal(t, []string{"placed h4 1", "extended h1 2"}, heard())
+	f.clock.Advance(time.Hour)
+	f.mustPlace(holds.Request{ID: "h5", Lines: []holds.Line{capacity("b", 1, 1)}})
+	require.Equal(t, []string{"placed h5 1"}, heard(), "ended by the way: told by the sweeper")
+	w.veto["h4"] = true
+	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
+	require.ErrorIs(t, err, errVeto)
+	require.Equal(t, []string{"expired h1 3"}, heard())
+	w.veto = nil
+	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, []string{"expired h4 2"}, heard())
+	_, err = f.capture(holds.Capture{IDs: []string{"h5"}})
+	require.NoError(t, err)
+	_, err = do(f, refund(f, "h5"))
+	require.NoError(t, err)
+	require.Equal(t, []string{"captured h5 2", "returned h5 3"}, heard())
+}
