@@ -1200,7 +1200,7 @@ begin
     values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation);
     perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
     if of_operation is not null then
-        perform metered.remember_hold(metered.hold_json(new_no, placed_at), of_operation);
+        perform metered.remember_hold(('{"created":true,' || substr(metered.hold_json(new_no, placed_at)::text, 2))::json, of_operation);
     end if;
     status := 'placed';
 end
