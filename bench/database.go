@@ -96,15 +96,6 @@ type options struct {
 	setUp  []string // SQL run first, as the owner
 }
 
-// database is open with defaults.
-func (b *bench) database(ctx context.Context, setUp ...string) (pool *pgxpool.Pool, drop func(), err error) {
-	s, err := b.open(ctx, options{setUp: setUp})
-	if err != nil {
-		return nil, nil, err
-	}
-	return s.Pool, s.drop, nil
-}
-
 // open makes a database of its own; the site's drop ends it.
 func (b *bench) open(ctx context.Context, o options) (s *site, err error) {
 	if o.server == "" {
