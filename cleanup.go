@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 )
 
@@ -39,23 +38,22 @@ type cleanupWorker struct {
 func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) error {
 	book := w.client.Holds
 	h, err := book.Get(ctx, w.client.pool, job.Args.Tenant, job.Args.ID, "")
-	if errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
+	if err == nil && h.State == holds.Expired {
+		err = pgx.BeginTxFunc(ctx, w.client.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			h, _, err = book.Expire(ctx, tx, holds.Expire{
+				Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline, Note: note(job.JobRow, job.Args.Tenant, ""),
+			})
+			return err
+		})
+	}
+	switch {
+	case errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
-	}
-	if h.State == holds.Held {
+	case h.State == holds.Held:
 		delay := time.Duration(job.Args.DelayMS) * time.Millisecond
 		return river.JobSnooze(h.Due.Sub(h.Now) + delay)
 	}
-	if h.State != holds.Expired {
-		return nil
-	}
-	return pgx.BeginTxFunc(ctx, w.client.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		_, _, err := book.Expire(ctx, tx, holds.Expire{
-			Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline, Note: budget.Note{Actor: holds.Job(job.Kind)},
-		})
-		return err
-	})
+	return nil
 }

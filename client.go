@@ -59,7 +59,7 @@ type Config struct {
 	// releases a round trip, while its locks are held: they are called before its COMMIT.
 	Holds holds.Config
 
-	// OnDenial hears of every command that a budget or a token refused, in the
+	// OnDenial hears of every command that a budget, a token or a hold refused, in the
 	// goroutine of Do, after its transaction has ended and its connection was given
 	// back; in DoTx after the transaction is as it was before, but still open. It is
 	// the place for an audit record or a counter. Defaults to none.
@@ -70,8 +70,8 @@ type Config struct {
 type Denial struct {
 	// Command is the command, without its Token: that may be unspent still.
 	Command Command
-	// Err matches budget.ErrExceeded, and then is a *budget.ExceededError, or
-	// tokens.ErrInvalid.
+	// Err matches budget.ErrExceeded, and then is a *budget.ExceededError;
+	// tokens.ErrInvalid; or holds.ErrTaken, ErrState or ErrUnknown.
 	Err error
 	// Sticky means that it was a sticky charge that was refused.
 	Sticky bool

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,10 +16,8 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-var (
-	errExceeded     = budget.ErrExceeded
-	errTokenInvalid = tokens.ErrInvalid
-)
+// denials are what Config.OnDenial hears of.
+var denials = []error{budget.ErrExceeded, tokens.ErrInvalid, holds.ErrTaken, holds.ErrState, holds.ErrUnknown}
 
 // Func is what a command does: its writes, through tx, and its result, which is
 // stored as JSON and has to come back from it the same. It must have no effect
@@ -42,8 +41,8 @@ type Outcome[R any] struct {
 	// standings in a replay.
 	Receipt budget.Receipt
 
-	// Holds are what the command placed, claimed, captured and released by its Tx, in
-	// that order, as they were then, also in a replay (where none is marked Created).
+	// Holds are what the command did to holds by its Tx, in
+	// that order, as they were then, also in a replay.
 	Holds []holds.Hold
 
 	// At is when the command was completed, by the database's clock.
@@ -231,7 +230,7 @@ func pause(ctx context.Context, n int) error {
 
 // deny tells Config.OnDenial of err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, err error, sticky bool) error {
-	if c.cfg.OnDenial != nil && (errors.Is(err, errExceeded) || errors.Is(err, errTokenInvalid)) {
+	if c.cfg.OnDenial != nil && slices.ContainsFunc(denials, func(kind error) bool { return errors.Is(err, kind) }) {
 		cmd.Token = nil
 		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: sticky})
 	}

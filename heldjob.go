@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
@@ -38,7 +38,8 @@ type Cost struct {
 	// Entity is linked to the hold. Defaults to none.
 	Entity string
 	// Write makes the job's own writes, in the transaction that captures the cost and
-	// completes the job. Defaults to none.
+	// completes the job, which it cannot end. It may be called several times, and must
+	// have no effect outside the transaction. Defaults to none.
 	Write func(ctx context.Context, tx pgx.Tx) error
 }
 
@@ -46,14 +47,20 @@ type Cost struct {
 // It may be called several times for one job, as any River worker may.
 type HeldWork[T HeldArgs] func(ctx context.Context, job *river.Job[T]) (Cost, error)
 
-// HeldOptions configures HeldWorker. The zero value is ready for use.
+// HeldOptions configures HeldWorker. The zero value is ready for use; a duration that is
+// not positive is the default.
 type HeldOptions struct {
 	// Timeout bounds one attempt, as River's Worker.Timeout does. Defaults to 1m, as
 	// River's.
 	Timeout time.Duration
-	// RetryAfter is how long until a failed job is tried again. Defaults to 30s. It is
-	// held until then.
+	// RetryAfter is how long until a failed job is tried again. Defaults to 30s.
 	RetryAfter time.Duration
+	// Margin is how much longer a job is held than an attempt may take, and than the
+	// pause before the next one: for its wait in the queue. If the job of a worker that
+	// died is to be tried again, and not to be cancelled, it has to cover the time until
+	// River takes the job away from it, too: river.Config.RescueStuckJobsAfter, 1h unless
+	// set, and half a minute. Defaults to 1m.
+	Margin time.Duration
 }
 
 // HeldWorker is a River worker for the pattern "hold the estimate, run the job, capture
@@ -64,153 +71,173 @@ type HeldOptions struct {
 //   - The worker extends the hold so that it covers the attempt, and calls work.
 //   - What work says it came to is captured, its writes are made and the job is
 //     completed in one transaction: never charged twice, nor for work that was not
-//     recorded.
+//     recorded. If that transaction fails by no fault of the job's (a deadlock, a busy
+//     scope, a lost connection), it is tried again for as long as the attempt lasts.
 //   - If work fails, and the job will be tried again, the hold is extended to cover
 //     that. If it fails for the last time, or is cancelled while it runs, the hold is
 //     released.
-//   - If the worker dies, or the job is cancelled or discarded where no worker sees it,
-//     nobody extends the hold, and it expires.
+//   - If the worker dies, or the job is cancelled or discarded where no worker sees it
+//     (by a river.ErrorHandler, too), nobody extends the hold, and it expires.
 //
 // A job that finds its hold captured, released or expired is cancelled (a *river.
 // JobCancelError over a *holds.StateError): its cost could not be charged. So choose
 // the hold's TTL for the time a job waits in its queue, and Config.Holds.MaxLifetime for
 // all of its attempts.
+//
+// Locks: the scopes of the hold, to extend, to release and to capture it, each time until
+// COMMIT, which is sent next; before them, what Write locks, and the job's row.
 func HeldWorker[T HeldArgs](c *Client, work HeldWork[T], opts HeldOptions) river.Worker[T] {
-	return &heldWorker[T]{
-		client: c, work: work,
-		timeout: orDefault(opts.Timeout, time.Minute), retryAfter: orDefault(opts.RetryAfter, 30*time.Second),
-	}
+	return &heldWorker[T]{client: c, work: work, opts: HeldOptions{
+		Timeout:    orDefault(max(opts.Timeout, 0), time.Minute),
+		RetryAfter: orDefault(max(opts.RetryAfter, 0), 30*time.Second),
+		Margin:     orDefault(max(opts.Margin, 0), time.Minute),
+	}}
 }
 
 type heldWorker[T HeldArgs] struct {
 	river.WorkerDefaults[T]
-	client              *Client
-	work                HeldWork[T]
-	timeout, retryAfter time.Duration
+	client *Client
+	work   HeldWork[T]
+	opts   HeldOptions
 }
 
 // Timeout is HeldOptions.Timeout.
-func (w *heldWorker[T]) Timeout(*river.Job[T]) time.Duration { return w.timeout }
+func (w *heldWorker[T]) Timeout(*river.Job[T]) time.Duration { return w.opts.Timeout }
 
 // NextRetry is HeldOptions.RetryAfter from now.
-func (w *heldWorker[T]) NextRetry(*river.Job[T]) time.Time { return time.Now().Add(w.retryAfter) }
+func (w *heldWorker[T]) NextRetry(*river.Job[T]) time.Time { return time.Now().Add(w.opts.RetryAfter) }
+
+var errPanicked = errors.New("metered: the work panicked")
 
 // Work runs an attempt.
 func (w *heldWorker[T]) Work(ctx context.Context, job *river.Job[T]) error {
-	ref := job.Args.HeldBy()
+	returned := false
 	defer func() {
-		if p := recover(); p != nil { // River makes it an error of the attempt
-			_ = w.failed(ctx, ref, job, fmt.Errorf("metered: panic: %v", p))
-			panic(p)
+		if !returned { // a panic, which goes on to River as it is
+			_ = w.failed(ctx, job, errPanicked)
 		}
 	}()
-	if err := w.cover(ctx, ref, job, w.timeout+settleTime); err != nil {
-		return w.failed(ctx, ref, job, err)
-	}
-	cost, err := w.work(ctx, job)
-	if err == nil {
-		err = w.settle(ctx, ref, job, cost)
-	}
+	err := w.attempt(ctx, job)
+	returned = true
 	if err != nil {
-		return w.failed(ctx, ref, job, err)
+		return w.failed(ctx, job, err)
 	}
 	return nil
 }
 
-// settleTime is what a hold lasts beyond the end of an attempt, for its transaction.
-const settleTime = 10 * time.Second
-
-// cover makes the hold last for so long from now.
-func (w *heldWorker[T]) cover(ctx context.Context, ref HoldRef, job *river.Job[T], span time.Duration) error {
-	book := w.client.Holds
-	h, err := book.Get(ctx, w.client.pool, ref.Tenant, ref.ID, "")
+func (w *heldWorker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
+	if err := w.cover(ctx, job, w.opts.Timeout+w.opts.Margin); err != nil {
+		return err
+	}
+	cost, err := w.work(ctx, job)
 	if err != nil {
 		return err
 	}
-	if h.State != holds.Held {
-		return &holds.StateError{ID: h.ID, State: h.State, Hold: h}
+	return w.settle(ctx, job, cost)
+}
+
+// notHeldError means that the hold of the job is not held any more.
+type notHeldError struct{ cause error }
+
+func (e *notHeldError) Error() string {
+	return fmt.Sprintf("metered: the job is not held any more: %v", e.cause)
+}
+
+func (e *notHeldError) Unwrap() error { return e.cause }
+
+// ofHold tells what a call found the job's own hold to be. The work may have holds, too.
+func ofHold(err error) error {
+	if errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
+		return &notHeldError{err}
 	}
-	by := min(span-h.Remaining(), h.Ceiling.Sub(h.Deadline)).Round(time.Microsecond)
+	return err
+}
+
+// cover makes the hold last for so long from now, or to its ceiling.
+func (w *heldWorker[T]) cover(ctx context.Context, job *river.Job[T], span time.Duration) error {
+	book, ref := w.client.Holds, job.Args.HeldBy()
+	h, err := book.Get(ctx, w.client.pool, ref.Tenant, ref.ID, "")
+	if err == nil && h.State != holds.Held {
+		err = &holds.StateError{ID: h.ID, State: h.State, Hold: h}
+	}
+	if err != nil {
+		return ofHold(err)
+	}
+	by := min(span-h.Remaining(), h.Ceiling.Sub(h.Deadline)).Truncate(time.Microsecond)
 	if by <= 0 {
 		return nil
 	}
 	return w.inTx(ctx, func(tx pgx.Tx) error {
 		_, err := book.Extend(ctx, tx, holds.Extend{
-			Tenant: ref.Tenant, IDs: []string{ref.ID}, By: by, Note: note(job),
+			Tenant: ref.Tenant, IDs: []string{ref.ID}, By: by, Note: note(job.JobRow, ref.Tenant, ""),
 		})
-		return err
+		return ofHold(err)
 	})
 }
 
-// settle captures the cost and completes the job, together. A transaction that can be
-// tried again is, since the work that was done cannot.
-func (w *heldWorker[T]) settle(ctx context.Context, ref HoldRef, job *river.Job[T], cost Cost) (err error) {
-	for n := 1; n <= w.client.cfg.MaxAttempts; n++ {
-		if err = w.settleOnce(ctx, ref, job, cost); !retryable(err) || pause(ctx, n) != nil {
-			return err
-		}
-	}
-	return err
-}
-
-func (w *heldWorker[T]) settleOnce(ctx context.Context, ref HoldRef, job *river.Job[T], cost Cost) error {
-	return w.inTx(ctx, func(tx pgx.Tx) error {
-		if cost.Write != nil {
-			if err := cost.Write(ctx, tx); err != nil {
-				return err
-			}
-		}
-		var err error
-		ids := []string{ref.ID}
-		if len(cost.Lines) == 0 {
-			_, err = w.client.Holds.Release(ctx, tx, holds.Release{Tenant: ref.Tenant, IDs: ids, Note: note(job)})
-		} else {
-			_, err = w.client.Holds.Capture(ctx, tx, holds.Capture{
-				Tenant: ref.Tenant, IDs: ids, Lines: cost.Lines, Over: cost.Over, Entity: cost.Entity, Note: note(job),
-			})
-		}
-		if err != nil {
-			return err
-		}
-		_, err = river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
-		return err
-	})
-}
+// failTime bounds what is done about the hold of an attempt that failed.
+const failTime = 10 * time.Second
 
 // failed decides what becomes of the hold of an attempt that failed, and returns what
 // River is to hear.
-func (w *heldWorker[T]) failed(ctx context.Context, ref HoldRef, job *river.Job[T], err error) error {
-	if errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
-		return river.JobCancel(fmt.Errorf("metered: the job is not held any more: %w", err))
+func (w *heldWorker[T]) failed(ctx context.Context, job *river.Job[T], err error) error {
+	if gone := (*notHeldError)(nil); errors.As(err, &gone) {
+		return river.JobCancel(err)
 	}
-	remotely := errors.Is(context.Cause(ctx), river.ErrJobCancelledRemotely)
-	// ctx may be what ended the attempt; there is an end to this, too.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+	if errors.Is(err, errNotRunning) {
+		return err // whoever has the job now has the hold, too
+	}
+	span, reason := w.next(ctx, job, err)
+	// ctx may be what ended the attempt.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failTime)
 	defer cancel()
-	var cancelled *river.JobCancelError
-	var snooze *river.JobSnoozeError
 	var after error
-	switch {
-	case errors.As(err, &snooze):
-		after = w.cover(ctx, ref, job, snooze.Duration+settleTime)
-	case errors.As(err, &cancelled), remotely, job.Attempt >= job.MaxAttempts:
-		after = w.inTx(ctx, func(tx pgx.Tx) error {
-			_, err := w.client.Holds.Release(ctx, tx, holds.Release{Tenant: ref.Tenant, IDs: []string{ref.ID}, Note: note(job)})
-			return err
-		})
-	default:
-		after = w.cover(ctx, ref, job, w.retryAfter+settleTime)
+	if reason == "" {
+		after = w.cover(ctx, job, span)
+	} else {
+		after = w.inTx(ctx, func(tx pgx.Tx) error { return w.release(ctx, tx, job, reason) })
 	}
 	if after != nil {
-		return errors.Join(err, fmt.Errorf("metered: the hold expires by itself: %w", after))
+		return errors.Join(err, fmt.Errorf("metered: the hold is left to expire: %w", after))
 	}
 	return err
+}
+
+// next is how long the hold has to last after an attempt that failed, or else the
+// reason to release it. It is in the order in which River decides what becomes of the
+// job.
+func (w *heldWorker[T]) next(ctx context.Context, job *river.Job[T], err error) (span time.Duration, reason string) {
+	var snooze *river.JobSnoozeError
+	var cancelled *river.JobCancelError
+	switch {
+	case errors.Is(context.Cause(ctx), river.ErrJobCancelledRemotely):
+		return 0, "cancelled"
+	case errors.As(err, &snooze):
+		return snooze.Duration + w.opts.Margin, ""
+	case errors.As(err, &cancelled):
+		return 0, "cancelled by its work"
+	case errors.Is(ctx.Err(), context.Canceled) && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
+		return w.opts.Margin, "" // the client is stopped, which does not count as an attempt
+	case job.Attempt >= job.MaxAttempts:
+		return 0, "failed for the last time"
+	}
+	return w.opts.RetryAfter + w.opts.Margin, ""
+}
+
+func (w *heldWorker[T]) release(ctx context.Context, tx pgx.Tx, job *river.Job[T], reason string) error {
+	ref := job.Args.HeldBy()
+	_, err := w.client.Holds.Release(ctx, tx, holds.Release{Tenant: ref.Tenant, IDs: []string{ref.ID}, Note: note(job.JobRow, ref.Tenant, reason)})
+	return ofHold(err)
 }
 
 func (w *heldWorker[T]) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, w.client.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
 }
 
-func note[T river.JobArgs](job *river.Job[T]) budget.Note {
-	return budget.Note{Actor: holds.Job(job.Kind), Correlation: fmt.Sprintf("job %d, attempt %d", job.ID, job.Attempt)}
+// note says which attempt of a job it was.
+func note(job *rivertype.JobRow, tenant, reason string) budget.Note {
+	return budget.Note{
+		Actor: holds.Job(job.Kind), Tenant: tenant,
+		Correlation: fmt.Sprintf("job %d, attempt %d", job.ID, job.Attempt), Reason: reason,
+	}
 }

@@ -41,9 +41,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	again, err := metered.Do(ctx, c, cmd, placing(r))
 	require.NoError(t, err)
 	require.True(t, again.Replayed)
-	want := out.Holds[0]
-	want.Created = false
-	require.Equal(t, []holds.Hold{want}, again.Holds, "the hold as it was, in a replay too")
+	require.Equal(t, out.Holds, again.Holds, "the hold as it was, in a replay too")
 	op, err := c.Lookup(ctx, pool, "acme", "op1")
 	require.NoError(t, err)
 	require.Equal(t, again.Holds, op.Holds)
@@ -163,4 +161,33 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	}))
 	_, err = c.Holds.Get(ctx, pool, "", "h2", "")
 	require.ErrorIs(t, err, holds.ErrUnknown)
+}
+
+func TestDo_ExtendsAndRefunds(t *testing.T) {
+	t.Parallel()
+	var denied []metered.Denial
+	pool, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) { denied = append(denied, d) }})
+	ctx := t.Context()
+	first, err := metered.Do(ctx, c, metered.Command{ID: "op1"}, placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
+	require.NoError(t, err)
+	out, err := metered.Do(ctx, c, metered.Command{ID: "op2"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+		return nil, errors.Join(
+			tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute}),
+			tx.Capture(holds.Capture{IDs: []string{"h1"}}),
+			tx.Refund(holds.Refund{IDs: []string{"h1"}}))
+	})
+	require.NoError(t, err)
+	require.Len(t, out.Holds, 3)
+	require.Equal(t, first.Holds[0].Deadline.Add(time.Minute), out.Holds[0].Deadline)
+	require.True(t, out.Holds[2].Returned)
+	usage, err := c.Budget.Usage(ctx, pool, budget.Query{Scope: "seat"})
+	require.NoError(t, err)
+	require.Zero(t, usage[0].Used)
+
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op3"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+		return nil, tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute})
+	})
+	require.ErrorIs(t, err, holds.ErrReturned)
+	require.Len(t, denied, 1)
+	require.ErrorIs(t, denied[0].Err, holds.ErrState)
 }

@@ -206,9 +206,18 @@ declare
 begin
     select * into tip from metered.ledger l
     where l.scope = of_scope order by l.seq desc limit 1 for key share;
-    if found then
-        return tip;
+    if not found then
+        return metered.first_for_write(of_scope);
     end if;
+    return tip;
+end
+$$;
+
+-- What a scope stands at in which a writer found no last entry.
+create function metered.first_for_write(of_scope text) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
     if exists (select from metered.ledger l where l.scope = of_scope) then
         perform metered.collided();
     end if;
@@ -392,8 +401,9 @@ begin
                       order by l.seq desc limit 1) b;
                 if before > 1 and given = refunded[s] then
                     u := spent[s] - gone;
-                elsif before is null and epochs[s] = 0 and refunded[s] = 0 then
-                    u := spent[s];  -- entry 1, which no purge takes, is inside
+                elsif before is null and epochs[s] = 0 and refunded[s] = 0
+                      and (seqs[s] <= 16 or exists (select from metered.ledger l where l.scope = scopes[s] and l.seq = 2)) then
+                    u := spent[s];
                 else
                     u := metered.spent_since(scopes[s], seqs[s], epochs[s], spent[s], refunded[s], since);
                 end if;
@@ -455,12 +465,12 @@ begin
         perform metered.lock_keys(keys, wait_ms);
         exit;
     end loop;
-    at := coalesce(as_of, metered.clock());      -- after the lock: a wait must not date the entry back
+    at := coalesce(as_of, metered.clock());     -- after the lock: a wait must not date the entry back
     for i in 1..cardinality(scopes) loop
         -- tip_for_write, without the call where there is an entry.
         select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1 for key share;
         if not found then
-            tip := metered.tip_for_write(scopes[i]);
+            tip := metered.first_for_write(scopes[i]);
         end if;
         seqs[i] := tip.seq;
         ats[i] := tip.at;
@@ -537,6 +547,9 @@ begin
             units := units - hold_amounts[i];
             continue when units = 0;
             seqs[i] := seqs[i] + 1;
+        end if;
+        if units < 1 then
+            perform metered.no_amount();
         end if;
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, hold, namespace, operation, note)
@@ -650,12 +663,24 @@ begin
 end
 $$;
 
+-- Refuses an amount that makes no entry.
+create function metered.no_amount() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the amount of an entry is at least 1' using errcode = '23514';
+end
+$$;
+
 -- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
 -- retry loops do not retry.
 create function metered.append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
+    if e.amount < 1 and e.kind <> 'k' then
+        perform metered.no_amount();
+    end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered.collided();
@@ -1092,6 +1117,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
+    c      record;
     was    record;
     clk    timestamptz;
     new_no bigint;
@@ -1143,9 +1169,12 @@ begin
         end if;
         return;
     end if;
-    select c.seqs, c.ats, c.denied, c.at into seqs, ats, denied, placed_at
-    from metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
-        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk) c;
+    c := metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
+        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk);
+    seqs := c.seqs;
+    ats := c.ats;
+    denied := c.denied;
+    placed_at := c.at;
     if denied is not null then
         status := 'denied';
         return;
@@ -1171,7 +1200,7 @@ begin
     values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation);
     perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
     if of_operation is not null then
-        perform metered.remember_hold(metered.hold_json(new_no, placed_at), of_operation);
+        perform metered.remember_hold(('{"created":true,' || substr(metered.hold_json(new_no, placed_at)::text, 2))::json, of_operation);
     end if;
     status := 'placed';
 end
@@ -1755,8 +1784,13 @@ set enable_seqscan = off
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := current_setting('lock_timeout');
+    bounds  boolean := wait_ms is not null and (before = '0' or before::interval > wait_ms * interval '1 ms');
+    unused  text;
 begin
+    if bounds then  -- bound_lock_wait, without the call
+        unused := set_config('lock_timeout', wait_ms::text, true);
+    end if;
     for attempt in 1..3 loop
         update metered.tokens t
         set used = t.used + 1,
@@ -1769,7 +1803,9 @@ begin
             status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
             continue when status = 'ok';
         end if;
-        perform metered.unbound_lock_wait(before);
+        if bounds then
+            unused := set_config('lock_timeout', before, true);
+        end if;
         return;
     end loop;
     raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
@@ -2055,6 +2091,8 @@ as $$
 declare
     setting text;
     before  text;
+    unused  text;   -- set_config in an assignment is cheaper than in perform, by far
+    t       record; -- and so is a function than as a table
 begin
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
@@ -2096,7 +2134,7 @@ begin
             foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
                 before := current_setting(setting);
                 if before = '0' or before::interval > timeout_ms * interval '1 ms' then
-                    perform set_config(setting, timeout_ms::text, true);
+                    unused := set_config(setting, timeout_ms::text, true);
                 end if;
             end loop;
         end if;
@@ -2104,12 +2142,12 @@ begin
             -- COMMIT is sent before the charges are made: if the client is gone by the
             -- time a scope is free, let that be noticed. Not every platform can.
             begin
-                perform set_config('client_connection_check_interval', '100', true);
+                unused := set_config('client_connection_check_interval', '100', true);
             exception when invalid_parameter_value then
                 null;
             end;
         end if;
-        perform set_config('metered_tx.command', marker, true);
+        unused := set_config('metered_tx.command', marker, true);
         execute 'declare metered_command cursor with hold for select metered.unfinished()';
     end if;
     status := 'new';
@@ -2117,9 +2155,13 @@ begin
         return;
     end if;
     if token_digest is not null then
-        select t.status, t.payload, t.uses_left, t.minted_at, t.expires_at, t.consumed_at
-        into token_status, payload, uses_left, minted_at, expires_at, consumed_at
-        from metered.consume_token(token_digest, token_purpose, token_subject, wait_ms) t;
+        t := metered.consume_token(token_digest, token_purpose, token_subject, wait_ms);
+        token_status := t.status;
+        payload := t.payload;
+        uses_left := t.uses_left;
+        minted_at := t.minted_at;
+        expires_at := t.expires_at;
+        consumed_at := t.consumed_at;
         if token_status <> 'ok' then
             return;
         end if;
@@ -2141,14 +2183,20 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
+declare
+    c      record;
+    unused text;
 begin
     if coalesce(current_setting('metered_tx.command', true), '') <> marker then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charge_scopes) > 0 then
-        select c.seqs, c.ats, c.used, c.held into seqs, ats, used, held
-        from metered.charge(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
-            max_ahead, wait_ms, notes, of_namespace, of_id, true) c;
+        c := metered.charge(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
+            max_ahead, wait_ms, notes, of_namespace, of_id, true);
+        seqs := c.seqs;
+        ats := c.ats;
+        used := c.used;
+        held := c.held;
     end if;
     at := metered.clock();
     insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
@@ -2159,8 +2207,8 @@ begin
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
     end if;
-    perform set_config('metered_tx.command', '', true);
-    perform set_config('metered_tx.holds', '', true);
+    unused := set_config('metered_tx.command', '', true);
+    unused := set_config('metered_tx.holds', '', true);
     execute 'close metered_command';
 end
 $$;

@@ -41,7 +41,7 @@ func (c *Client) stick(ctx context.Context, op *operation) error {
 		return denied
 	})
 	switch {
-	case errors.Is(denied, errExceeded):
+	case errors.Is(denied, budget.ErrExceeded):
 		return denied
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrSticky, err)

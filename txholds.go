@@ -28,8 +28,8 @@ const DefaultCleanupDelay = 10 * time.Second
 
 // Place is holds.Book.Place as part of the command: made last, with the charges, all
 // or none. Nothing is reserved now; a refusal is the error of Do, after the function
-// has returned. The hold is in Outcome.Holds, where the calls of Place, Claim, Capture
-// and Release stand in the order in which they were made. It returns the id that the
+// has returned. The hold is in Outcome.Holds, where the holds of Place, Claim, Capture,
+// Extend, Release and Refund stand in the order of the calls. It returns the id that the
 // hold will have.
 //
 // cleanup, if not nil, enqueues the hold's cleanup job now (see Cleanup), whose worker
@@ -78,6 +78,16 @@ func (t *Tx) Capture(c holds.Capture) error {
 // Release is holds.Book.Release as part of the command, as Capture is.
 func (t *Tx) Release(r holds.Release) error {
 	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareRelease(r) })
+}
+
+// Extend is holds.Book.Extend as part of the command, as Capture is.
+func (t *Tx) Extend(e holds.Extend) error {
+	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareExtend(e) })
+}
+
+// Refund is holds.Book.Refund as part of the command, as Capture is.
+func (t *Tx) Refund(r holds.Refund) error {
+	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareRefund(r) })
 }
 
 func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {

@@ -28,7 +28,7 @@ func tampered(t *testing.T) (find func(tamper string) []string) {
 	mustCharge(t, pool, l, "a", 3)
 	mustCharge(t, pool, l, "b", 1)
 	requireVerified(t, pool, l)
-	execute(t, pool, `alter table metered.ledger drop constraint ledger_amount`)
+	execute(t, pool, `alter domain metered.units drop constraint units_check`)
 	return func(tamper string) (found []string) {
 		// What the owner changes is put back afterwards.
 		execute(t, pool, `create table saved_ledger as table metered.ledger; create table saved_sums as table metered.refund_sum`)

@@ -31,7 +31,8 @@ type Config struct {
 
 	// Notify sends every transition to the channel Book.Channel, for Listen, when
 	// it commits. Postgres takes one lock in all of a server's commits with a
-	// notification, so a busy server pays for it. Defaults to false.
+	// notification, and holds it until the commit is durable: a busy server pays for it,
+	// less with metered.Command.EarlyRelease. Defaults to false.
 	Notify bool
 }
 

@@ -83,7 +83,11 @@ func ExampleBook_Sweep_ticker() {
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
-				report(book.Sweep(ctx, pool, holds.SweepOptions{}))
+				r, err := book.Sweep(ctx, pool, holds.SweepOptions{})
+				if ctx.Err() != nil {
+					return
+				}
+				report(r, err)
 			}
 		}
 	}

@@ -57,8 +57,9 @@ type Hold struct {
 	// Metadata is Request.Metadata.
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 
-	// Created: this call of Place made it. False for one that had been placed before
-	// with the same id and content, and in all other answers.
+	// Created: this call of Place made it, or the command did whose answer this is.
+	// False for one that had been placed before with the same id and content, and in
+	// all other answers.
 	Created bool `json:"created,omitempty"`
 	// Charges are the plain charges that this call of Place made.
 	Charges []budget.Posted `json:"charges,omitempty"`
@@ -93,7 +94,7 @@ func (h *Hold) decode(b []byte) error {
 		EndedAt                     *time.Time `json:"ended_at"`
 		Deadline, Due, Ceiling, Now time.Time
 		Claim, Entity               *string
-		Returned                    bool
+		Returned, Created           bool
 		Metadata                    json.RawMessage
 		Lines                       []HeldLine
 	}
@@ -103,7 +104,7 @@ func (h *Hold) decode(b []byte) error {
 	*h = Hold{
 		Tenant: row.Tenant, ID: row.ID, Holder: row.Holder, State: states[row.State], Version: row.Version,
 		PlacedAt: row.PlacedAt.UTC(), Deadline: row.Deadline.UTC(), Due: row.Due.UTC(), Ceiling: row.Ceiling.UTC(), Now: row.Now.UTC(),
-		Lines: row.Lines, Returned: row.Returned,
+		Lines: row.Lines, Returned: row.Returned, Created: row.Created,
 	}
 	if row.EndedAt != nil {
 		h.EndedAt = row.EndedAt.UTC()

@@ -66,11 +66,16 @@ from metered.refund_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5:
 // Locks and rollback are those of Capture. A hold that is not captured is a
 // *StateError, and so is one that was given back before (ErrReturned).
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
-	p, err := b.prepare(b.sql.refund, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note)
+	p, err := b.PrepareRefund(r)
 	if err != nil {
 		return nil, err
 	}
 	return p.run(ctx, tx)
+}
+
+// PrepareRefund validates a refund as Refund does, without any SQL.
+func (b *Book) PrepareRefund(r Refund) (*Prepared, error) {
+	return b.prepare(b.sql.refund, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note)
 }
 
 // Extend says which holds are held for longer.
@@ -98,6 +103,15 @@ from metered.extend_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5:
 // Locks, rollback and the other errors are those of Release. There is no idempotency:
 // a second call extends again.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
+	p, err := b.PrepareExtend(e)
+	if err != nil {
+		return nil, err
+	}
+	return p.run(ctx, tx)
+}
+
+// PrepareExtend validates an extension as Extend does, without any SQL.
+func (b *Book) PrepareExtend(e Extend) (*Prepared, error) {
 	if e.By < time.Microsecond || e.By > MaxMaxLifetime || e.By%time.Microsecond != 0 {
 		return nil, invalid("Extend.By", "%v is not from 1µs to %v in whole microseconds", e.By, MaxMaxLifetime)
 	}
@@ -106,7 +120,7 @@ func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) 
 		return nil, err
 	}
 	p.args = append(p.args, interval(e.By))
-	return p.run(ctx, tx)
+	return p, nil
 }
 
 // prepare validates what release, refund and extension have in common.

@@ -22,6 +22,7 @@ import (
 	"syscall"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
 )
 
 func main() {
@@ -34,19 +35,19 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer) (err error) {
-	pool, remove, err := openDatabase(ctx)
+	db, err := exampledb.Open(ctx, "billing", exampledb.Options{SQL: shopSQL})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, remove()) }()
-	if _, err := pool.Exec(ctx, `insert into items values ('tea', 1200, 10), ('cup', 400, 100)`); err != nil {
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if _, err := db.Pool.Exec(ctx, `insert into items values ('tea', 1200, 10), ('cup', 400, 100)`); err != nil {
 		return err
 	}
-	client, err := metered.New(pool, metered.Config{})
+	client, err := metered.New(db.Pool, metered.Config{})
 	if err != nil {
 		return err
 	}
-	return story(ctx, out, &shop{pool, client})
+	return story(ctx, out, &shop{db.Pool, client})
 }
 
 func story(ctx context.Context, out io.Writer, s *shop) error {

@@ -22,9 +22,9 @@ const crashEnv = "QUICKSTART_CRASH"
 const crashName = "metered quickstart crash" // of its connections
 
 type crashOrder struct {
-	ConnString, Database string
-	Plans                map[string]plan
-	Upload               upload
+	ConnString string
+	Plans      map[string]plan
+	Upload     upload
 }
 
 // runAndCrash runs the command of an upload in this process, which kills itself when everything but COMMIT, and the charge
@@ -35,7 +35,7 @@ func runAndCrash(ctx context.Context) {
 		if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
 			return err
 		}
-		config, err := configFor(order.ConnString, order.Database)
+		config, err := pgxpool.ParseConfig(order.ConnString)
 		if err != nil {
 			return err
 		}
@@ -75,7 +75,7 @@ func (s *story) crash(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	before, err := count(ctx, s.db.pool)
+	before, err := count(ctx, s.db.Pool)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (s *story) crashElsewhere(ctx context.Context, request sent) (inside counts
 		return counts{}, "", err
 	}
 	order, err := json.Marshal(crashOrder{
-		ConnString: s.db.server.ConnString(), Database: s.db.name, Plans: s.app.plans,
+		ConnString: s.db.ConnString(), Plans: s.app.plans,
 		Upload: upload{request.operation, request.account, request.token, request.file.Name, request.file.Content},
 	})
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *story) crashElsewhere(ctx context.Context, request sent) (inside counts
 	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("the server did not notice the crash"))
 	defer cancel()
 	err = poll(ctx, func() (gone bool, err error) {
-		err = s.db.pool.QueryRow(ctx, `select not exists (select from pg_stat_activity where application_name = $1
+		err = s.db.Pool.QueryRow(ctx, `select not exists (select from pg_stat_activity where application_name = $1
 			and datname = current_database())`, crashName).Scan(&gone)
 		return gone, err
 	})

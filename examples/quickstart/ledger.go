@@ -20,7 +20,7 @@ func (s *story) ledger(ctx context.Context) error {
 		}
 		entries += n
 	}
-	verified, err := s.app.metered.Budget.Verify(ctx, s.db.pool, budget.VerifyOptions{})
+	verified, err := s.app.metered.Budget.Verify(ctx, s.db.Pool, budget.VerifyOptions{})
 	if err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func (s *story) ledger(ctx context.Context) error {
 	}
 	check(s.report, "differences", len(verified.Differences), 0)
 	check(s.report, "entries verified are those printed", verified.Entries, entries)
-	total, err := count(ctx, s.db.pool)
+	total, err := count(ctx, s.db.Pool)
 	check(s.report, "one of each for every upload", total, counts{
 		Entries: total.Rows, Operations: total.Rows, Spent: total.Rows, Rows: total.Rows, Jobs: total.Rows,
 	})
@@ -42,7 +42,7 @@ func (s *story) chain(ctx context.Context, account string) (entries int64, err e
 	scope := scopeOf(account)
 	var sum, broken int64
 	table := [][]any{{scope, "kind", "amount", "spent", "at", "for"}}
-	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.pool, scope, budget.EntriesOptions{}) {
+	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.Pool, scope, budget.EntriesOptions{}) {
 		if err != nil {
 			return 0, err
 		}

@@ -52,7 +52,7 @@ func (s *story) lostAcknowledgement(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	config, err := configFor(s.db.server.ConnString(), s.db.name)
+	config, err := pgxpool.ParseConfig(s.db.ConnString())
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (s *story) lostAcknowledgement(ctx context.Context) error {
 		b.armed.Store(true) // the next COMMIT is this command's
 		return nil
 	}
-	before, err := count(ctx, s.db.pool)
+	before, err := count(ctx, s.db.Pool)
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (s *story) lostAcknowledgement(ctx context.Context) error {
 
 // executedOnce checks that there is one more of everything, and that it is the operation's.
 func (s *story) executedOnce(ctx context.Context, u upload, out metered.Outcome[stored], before counts) error {
-	after, err := count(ctx, s.db.pool)
+	after, err := count(ctx, s.db.Pool)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (s *story) executedOnce(ctx context.Context, u upload, out metered.Outcome[
 	check(s.report, "one more of each in the database", after, want)
 	scope := scopeOf(u.Account)
 	var seqs []int64
-	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.pool, scope, budget.EntriesOptions{}) {
+	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.Pool, scope, budget.EntriesOptions{}) {
 		if err != nil {
 			return err
 		}

@@ -24,6 +24,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/pgmetered/metered/examples/internal/exampledb"
 )
 
 func main() {
@@ -51,7 +53,7 @@ func main() {
 // story is the state that the steps of the demonstration share.
 type story struct {
 	*report
-	db     *database
+	db     *exampledb.Database
 	app    *app
 	client *client
 	files  []file
@@ -68,15 +70,14 @@ func run(ctx context.Context, r *report, args []string) (err error) {
 	}
 	began := time.Now()
 	r.title("Postgres")
-	db, err := openDatabase(ctx, r.out)
+	db, err := exampledb.Open(ctx, "quickstart", exampledb.Options{
+		Jobs: true, SQL: uploadsSQL, Durable: true, Log: indented{r.out},
+	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.close()) }()
-	if err := migrate(ctx, db.pool); err != nil {
-		return err
-	}
-	a, err := newApp(db.pool, plansFor(files))
+	defer func() { err = errors.Join(err, db.Close()) }()
+	a, err := newApp(db.Pool, plansFor(files))
 	if err != nil {
 		return err
 	}

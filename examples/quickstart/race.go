@@ -77,7 +77,7 @@ func (s *story) prepareRace(ctx context.Context) ([]sent, error) {
 func (s *story) raceInDatabase(ctx context.Context, requests []sent) error {
 	scope := scopeOf(racing)
 	var last budget.Entry
-	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.pool, scope, budget.EntriesOptions{}) {
+	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.Pool, scope, budget.EntriesOptions{}) {
 		if err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func (s *story) raceInDatabase(ctx context.Context, requests []sent) error {
 	}
 	check(s.report, "tokens still unspent", unspent, racers-room)
 	var rows int
-	err := s.db.pool.QueryRow(ctx, `select count(*) from uploads where account = $1`, racing).Scan(&rows)
+	err := s.db.Pool.QueryRow(ctx, `select count(*) from uploads where account = $1`, racing).Scan(&rows)
 	check(s.report, "rows stored", rows, room)
 	return err
 }

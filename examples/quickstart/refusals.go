@@ -16,7 +16,7 @@ import (
 
 func (s *story) repeats(ctx context.Context) error {
 	s.title("The same again")
-	before, err := count(ctx, s.db.pool)
+	before, err := count(ctx, s.db.Pool)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (s *story) repeats(ctx context.Context) error {
 func (s *story) overBudget(ctx context.Context) error {
 	s.title("Over budget")
 	scope := scopeOf(account)
-	usage, err := s.app.metered.Budget.Usage(ctx, s.db.pool,
+	usage, err := s.app.metered.Budget.Usage(ctx, s.db.Pool,
 		budget.Query{Scope: scope, Window: time.Hour}, budget.Query{Scope: scope, Window: 24 * time.Hour})
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func (s *story) overBudget(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	before, err := count(ctx, s.db.pool)
+	before, err := count(ctx, s.db.Pool)
 	if err != nil {
 		return err
 	}
@@ -98,10 +98,10 @@ func (s *story) retryTime(ctx context.Context, scope string, a answer) error {
 	}
 	check(s.report, "Retry-After in seconds", a.retryAfter, fmt.Sprint(int64(math.Ceil(retry.Seconds()))))
 	var now time.Time
-	if err := s.db.pool.QueryRow(ctx, `select clock_timestamp()`).Scan(&now); err != nil {
+	if err := s.db.Pool.QueryRow(ctx, `select clock_timestamp()`).Scan(&now); err != nil {
 		return err
 	}
-	for oldest, err := range s.app.metered.Budget.Entries(ctx, s.db.pool, scope, budget.EntriesOptions{Max: 1}) {
+	for oldest, err := range s.app.metered.Budget.Entries(ctx, s.db.Pool, scope, budget.EntriesOptions{Max: 1}) {
 		if err != nil {
 			return err
 		}

@@ -66,7 +66,7 @@ func (s *story) awaitWorkers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 15*time.Second, errors.New("the workers did not finish"))
 	defer cancel()
 	return poll(ctx, func() (done bool, err error) {
-		err = s.db.pool.QueryRow(ctx, `select not exists (select from uploads where sha256 is null)`).Scan(&done)
+		err = s.db.Pool.QueryRow(ctx, `select not exists (select from uploads where sha256 is null)`).Scan(&done)
 		return done, err
 	})
 }
@@ -93,7 +93,7 @@ from uploads u join river_job j on j.kind = 'process_upload' and (j.args->>'row'
 where u.account = $1 order by u.id`
 
 func (s *story) showRows(ctx context.Context) error {
-	rows, err := s.db.pool.Query(ctx, rowsSQL, account)
+	rows, err := s.db.Pool.Query(ctx, rowsSQL, account)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (s *story) showRows(ctx context.Context) error {
 }
 
 func (s *story) inspect(ctx context.Context, request sent) (tokens.Info, error) {
-	return s.app.metered.Tokens.Inspect(ctx, s.db.pool, purpose, request.account, request.token)
+	return s.app.metered.Tokens.Inspect(ctx, s.db.Pool, purpose, request.account, request.token)
 }
 
 // unspent checks that a token can still be used.
@@ -136,7 +136,7 @@ func (s *story) unspent(ctx context.Context, request sent) error {
 }
 
 func (s *story) unchanged(ctx context.Context, before counts) error {
-	after, err := count(ctx, s.db.pool)
+	after, err := count(ctx, s.db.Pool)
 	check(s.report, "in the database as before", after, before)
 	return err
 }

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
 )
 
 // usual limits. A sliding window has no beginning: no second hour's attempts can be put right behind those of a first.
@@ -53,18 +54,18 @@ func main() {
 }
 
 func run(ctx context.Context, listen string, shadow bool) (err error) {
-	pool, remove, err := openDatabase(ctx)
+	db, err := exampledb.Open(ctx, "ratelimit", exampledb.Options{SQL: vouchersSQL})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, remove()) }()
-	if _, err := pool.Exec(ctx, `insert into vouchers values ('WELCOME', 500), ('SUMMER', 1000)`); err != nil {
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if _, err := db.Pool.Exec(ctx, `insert into vouchers values ('WELCOME', 500), ('SUMMER', 1000)`); err != nil {
 		return err
 	}
 	if listen == "" {
-		return show(ctx, os.Stdout, pool)
+		return show(ctx, os.Stdout, db.Pool)
 	}
-	s, err := newService(pool, usual, shadow)
+	s, err := newService(db.Pool, usual, shadow)
 	if err != nil {
 		return err
 	}

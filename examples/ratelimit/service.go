@@ -22,6 +22,15 @@ import (
 	"github.com/pgmetered/metered/httplimit"
 )
 
+// vouchersSQL is the application's own table.
+const vouchersSQL = `
+create table vouchers (
+    code        text primary key,
+    cents       bigint not null,
+    redeemed_by text,
+    redeemed_at timestamptz
+)`
+
 // limits are on attempts: at vouchers that exist and at guesses alike.
 type limits struct {
 	Client []budget.Limit // each client's own

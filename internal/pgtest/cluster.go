@@ -104,7 +104,7 @@ func (c *cluster) makeTemplate(ctx context.Context) error {
 	if err := c.exec(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'", making); err != nil {
 		return err
 	}
-	pool, err := pgxpool.New(ctx, withDatabase(c.server.ConnString(), making))
+	pool, err := pgxpool.New(ctx, pgserver.WithDatabase(c.server.ConnString(), making))
 	if err != nil {
 		return err
 	}

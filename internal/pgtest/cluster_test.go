@@ -102,7 +102,7 @@ func TestCluster_AHalfMadeTemplateIsMadeAgain(t *testing.T) {
 	require.Equal(t, []string{second.template}, databases(t, server))
 	name, err := second.createDatabase(t.Context(), false)
 	require.NoError(t, err)
-	conn, err := pgx.Connect(t.Context(), withDatabase(server.ConnString(), name))
+	conn, err := pgx.Connect(t.Context(), pgserver.WithDatabase(server.ConnString(), name))
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
 	var exists bool

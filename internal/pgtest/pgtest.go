@@ -66,7 +66,7 @@ func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 		}
 	})
 
-	config, err := pgxpool.ParseConfig(withDatabase(c.server.ConnString(), name))
+	config, err := pgxpool.ParseConfig(pgserver.WithDatabase(c.server.ConnString(), name))
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}

@@ -1,4 +1,4 @@
-package pgtest
+package pgserver
 
 import (
 	"testing"
@@ -17,7 +17,7 @@ func TestWithDatabase(t *testing.T) {
 		"host=localhost port=5433 user=u password=p@ss sslmode=disable",
 		"postgres://u:p%40ss@/x?host=localhost&port=5433&sslmode=disable",
 	} {
-		config, err := pgx.ParseConfig(withDatabase(connString, "mine"))
+		config, err := pgx.ParseConfig(WithDatabase(connString, "mine"))
 		require.NoError(t, err, connString)
 		require.Equal(t, "mine", config.Database, connString)
 		require.Equal(t, "localhost", config.Host, connString)

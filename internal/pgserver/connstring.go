@@ -1,12 +1,12 @@
-package pgtest
+package pgserver
 
 import (
 	"net/url"
 	"strings"
 )
 
-// withDatabase returns the connection string with another database. DATABASE_URL may have either of libpq's forms.
-func withDatabase(connString, database string) string {
+// WithDatabase returns a connection string with another database. DATABASE_URL may have either of libpq's forms.
+func WithDatabase(connString, database string) string {
 	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {
 		return connString + " dbname=" + database // the last one counts
 	}

@@ -1,0 +1,106 @@
+// Package exampledb gives an example a database of its own: on the server of DATABASE_URL, or on a throwaway one (see
+// package pgserver), and removed at the end. An application has a database already, and needs none of this.
+package exampledb
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgserver"
+)
+
+// Options says what is in the database. The zero value is metered's tables only.
+type Options struct {
+	// Jobs has River's tables made, too. Defaults to false.
+	Jobs bool
+	// SQL makes the application's own tables. Defaults to none.
+	SQL string
+	// MaxConns is the size of the pool. Defaults to 16.
+	MaxConns int32
+	// Durable leaves a throwaway server as durable as it is by default. Defaults to false.
+	Durable bool
+	// Log gets a line on the server. Defaults to the standard error.
+	Log io.Writer
+}
+
+// Database is a database of this program's own.
+type Database struct {
+	Pool   *pgxpool.Pool
+	server *pgserver.Server
+	name   string
+}
+
+// Open makes a database whose name begins with "metered_" and the program's. Call Close in the end.
+func Open(ctx context.Context, program string, opts Options) (*Database, error) {
+	if opts.Log == nil {
+		opts.Log = os.Stderr
+	}
+	server, err := pgserver.Start(ctx, pgserver.Options{Durable: opts.Durable, Log: opts.Log})
+	if err != nil {
+		return nil, err
+	}
+	d := &Database{server: server, name: "metered_" + program + "_" + strings.ToLower(rand.Text()[:10])}
+	if err := d.admin(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'"); err != nil {
+		return nil, errors.Join(err, server.Stop())
+	}
+	if err := d.fill(ctx, opts); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func (d *Database) fill(ctx context.Context, opts Options) error {
+	config, err := pgxpool.ParseConfig(d.ConnString())
+	if err != nil {
+		return err
+	}
+	config.MaxConns = max(opts.MaxConns, 0)
+	if config.MaxConns == 0 {
+		config.MaxConns = 16
+	}
+	if d.Pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return err
+	}
+	if err := metered.Migrate(ctx, d.Pool, metered.MigrateOptions{River: opts.Jobs}); err != nil {
+		return err
+	}
+	_, err = d.Pool.Exec(ctx, opts.SQL)
+	return err
+}
+
+// ConnString is for other processes of the program, and other pools.
+func (d *Database) ConnString() string { return pgserver.WithDatabase(d.server.ConnString(), d.name) }
+
+// Close closes the pool and removes the database, and the server if it is a throwaway one. It works after Ctrl-C, too.
+func (d *Database) Close() error {
+	if d.Pool != nil {
+		d.Pool.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return errors.Join(d.admin(ctx, "drop database if exists %s with (force)"), d.server.Stop())
+}
+
+// admin runs a statement about the database from outside of it.
+func (d *Database) admin(ctx context.Context, format string) error {
+	conn, err := pgx.Connect(ctx, d.server.ConnString())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	sql := fmt.Sprintf(format, pgx.Identifier{d.name}.Sanitize())
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		return fmt.Errorf("%s: %w", sql, err)
+	}
+	return nil
+}

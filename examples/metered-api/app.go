@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/jobs"
+)
+
+// tasksSQL is the application's own table.
+const tasksSQL = `
+create table if not exists tasks (
+    account text,
+    id      text,       -- of its hold, too
+    number  bigint not null,
+    factors bigint[],   -- by the worker
+    primary key (account, id)
+)`
+
+// If a worker dies, River has its jobs tried again after rescueAfter and half a minute at most, or when it has chosen another
+// leader. They are held for longer than that.
+const (
+	queueTime   = 10 * time.Minute // a job may wait for so long
+	workTime    = time.Second      // and be worked for so long
+	retryAfter  = time.Second
+	rescueAfter = 3 * time.Second
+	margin      = 2 * time.Minute
+	maxAttempts = 3
+)
+
+// app factors numbers for accounts that pay by the work.
+type app struct {
+	pool    *pgxpool.Pool
+	river   *river.Client[pgx.Tx]
+	metered *metered.Client
+	limits  []budget.Limit // of each account
+}
+
+func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
+	a := &app{pool: pool, limits: limits}
+	workers := river.NewWorkers()
+	var err error
+	a.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
+		Workers: workers,
+		PeriodicJobs: []*river.PeriodicJob{river.NewPeriodicJob(river.PeriodicInterval(time.Minute),
+			func() (river.JobArgs, *river.InsertOpts) { return sweep{}, nil }, nil)},
+		JobTimeout:           workTime,
+		RescueStuckJobsAfter: rescueAfter,
+		FetchPollInterval:    100 * time.Millisecond,
+		Logger:               slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.metered, err = metered.New(pool, metered.Config{River: a.river})
+	if err != nil {
+		return nil, err
+	}
+	river.AddWorker(workers, metered.HeldWorker(a.metered, a.work, metered.HeldOptions{
+		Timeout: workTime, RetryAfter: retryAfter, Margin: margin,
+	}))
+	river.AddWorker(workers, river.WorkFunc(a.sweep))
+	return a, nil
+}
+
+// task is a job. Its estimated cost is held by Hold.
+type task struct {
+	Hold   metered.HoldRef `json:"hold"`
+	Number int64           `json:"number"`
+}
+
+// Kind is the job's kind.
+func (task) Kind() string { return "factorize" }
+
+// HeldBy is for metered.HeldWorker.
+func (t task) HeldBy() metered.HoldRef { return t.Hold }
+
+func scopeOf(account string) string { return budget.ScopeKey("work", account, "") }
+
+// submitted is what became of a request.
+type submitted struct {
+	ID    string `json:"id"`
+	Units int64  `json:"units_held"`
+}
+
+// submit holds what the work can cost at most and enqueues it, or does neither. It is a command: sent again with its key,
+// it is answered again.
+func (a *app) submit(ctx context.Context, account, key string, number int64) (submitted, error) {
+	estimate := units(atMost(number))
+	out, err := metered.Do(ctx, a.metered, metered.Command{
+		ID: key, Namespace: account, Name: "factorize", Input: number,
+	}, func(ctx context.Context, tx *metered.Tx) (submitted, error) {
+		id, err := tx.Place(ctx, holds.Request{
+			Tenant: account, TTL: queueTime,
+			Lines: []holds.Line{{Scope: scopeOf(account), Amount: estimate, Limits: a.limits}},
+		}, nil)
+		if err != nil {
+			return submitted{}, err
+		}
+		if _, err := tx.Exec(ctx, `insert into tasks (account, id, number) values ($1, $2, $3)`, account, id, number); err != nil {
+			return submitted{}, err
+		}
+		_, err = tx.Enqueue(ctx, task{metered.HoldRef{Tenant: account, ID: id}, number},
+			&jobs.Options{Tenant: account, InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
+		return submitted{id, estimate}, err
+	})
+	return out.Result, err
+}
+
+// work does a job, and says what it came to. That is captured together with what Write writes and the end of the job. An
+// error is tried again, and the last one gives back what is held.
+func (a *app) work(ctx context.Context, job *river.Job[task]) (metered.Cost, error) {
+	hold := job.Args.Hold
+	factors, divisions, err := factorize(ctx, job.Args.Number)
+	if err != nil {
+		return metered.Cost{}, err
+	}
+	return metered.Cost{
+		Lines: []holds.Line{{Scope: scopeOf(hold.Tenant), Amount: units(divisions)}},
+		Write: func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `update tasks set factors = $3 where account = $1 and id = $2`, hold.Tenant, hold.ID, factors)
+			return err
+		},
+	}, nil
+}
+
+// status is how a task stands.
+type status struct {
+	ID      string  `json:"id"`
+	Number  int64   `json:"number"`
+	State   string  `json:"state"` // waiting, done, failed
+	Factors []int64 `json:"factors,omitempty"`
+	Held    int64   `json:"units_held"`
+	Charged int64   `json:"units_charged"`
+}
+
+var errNoTask = errors.New("no such task")
+
+// status reads the hold first: once that is captured, the factors are there.
+func (a *app) status(ctx context.Context, account, id string) (status, error) {
+	h, err := a.metered.Holds.Get(ctx, a.pool, account, id, "")
+	if errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
+		return status{}, errNoTask
+	} else if err != nil {
+		return status{}, err
+	}
+	s := status{ID: id, Held: h.Lines[0].Open, Charged: h.Lines[0].Captured}
+	var factors []int64
+	err = a.pool.QueryRow(ctx, `select number, factors from tasks where account = $1 and id = $2`, account, id).Scan(&s.Number, &factors)
+	if err != nil {
+		return status{}, fmt.Errorf("the task of hold %q: %w", id, err)
+	}
+	switch h.State {
+	case holds.Held:
+		s.State = "waiting"
+	case holds.Captured:
+		s.State, s.Factors = "done", factors
+	default: // given back: the last attempt failed, or nobody worked it in time
+		s.State = "failed"
+	}
+	return s, nil
+}
+
+// sweep is a periodic job that writes down which holds have expired. What they kept is free without it.
+type sweep struct{}
+
+// Kind is the job's kind.
+func (sweep) Kind() string { return "sweep" }
+
+func (a *app) sweep(ctx context.Context, _ *river.Job[sweep]) error {
+	_, err := a.metered.Holds.Sweep(ctx, a.pool, holds.SweepOptions{})
+	return err
+}

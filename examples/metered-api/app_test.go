@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+type fixture struct {
+	*app
+	ann, ben client
+}
+
+// openAPI serves on loopback, with workers or without.
+func openAPI(t *testing.T, limit int64, workers bool) *fixture {
+	t.Helper()
+	pool := pgtest.Open(t)
+	_, err := pool.Exec(t.Context(), tasksSQL)
+	require.NoError(t, err)
+	a, err := newApp(pool, []budget.Limit{{Name: "hourly", Max: limit, Window: time.Hour}})
+	require.NoError(t, err)
+	if workers {
+		require.NoError(t, a.river.Start(context.Background()))
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			require.NoError(t, a.river.StopAndCancel(ctx))
+		})
+	}
+	handler, err := a.handler()
+	require.NoError(t, err)
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return &fixture{a, client{server.URL, "key-of-ann"}, client{server.URL, "key-of-ben"}}
+}
+
+// usage is what an account has spent, and what is held, of a ledger that is verified.
+func (f *fixture) usage(t *testing.T, account string) (spent, held int64) {
+	t.Helper()
+	report, err := f.metered.Budget.Verify(t.Context(), f.pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.True(t, report.OK(), report.Differences)
+	usage, err := f.metered.Budget.Usage(t.Context(), f.pool, budget.Query{Scope: scopeOf(account)})
+	require.NoError(t, err)
+	return usage[0].Spent, usage[0].Held
+}
+
+func bounded(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestTask_IsChargedWhatItTook(t *testing.T) {
+	t.Parallel()
+	f := openAPI(t, 1_000_000, true)
+	total := int64(0)
+	for _, n := range []int64{2, 97, 600851475143, 1_000_000_000_039} {
+		r := f.ann.submit(bounded(t), "", n)
+		require.Equal(t, http.StatusAccepted, r.Status, r.Body)
+		s, err := f.ann.await(bounded(t), r.ID)
+		require.NoError(t, err)
+		factors, divisions, err := factorize(t.Context(), n)
+		require.NoError(t, err)
+		require.Equal(t, status{ID: r.ID, Number: n, State: "done", Factors: factors, Charged: units(divisions)}, s)
+		total += units(divisions)
+	}
+	spent, held := f.usage(t, "ann")
+	require.Equal(t, []int64{total, 0}, []int64{spent, held})
+}
+
+func TestSubmit_SentManyTimesIsOneTask(t *testing.T) {
+	t.Parallel()
+	f := openAPI(t, 1000, false)
+	replies := make([]reply, 20)
+	var wg sync.WaitGroup
+	for i := range replies {
+		wg.Go(func() { replies[i] = f.ann.submit(context.Background(), "key", 97) })
+	}
+	wg.Wait()
+	for _, r := range replies {
+		require.Equal(t, http.StatusAccepted, r.Status)
+		require.Equal(t, replies[0], r)
+	}
+	require.Equal(t, http.StatusConflict, f.ann.submit(t.Context(), "key", 98).Status)
+	require.NotEqual(t, replies[0].ID, f.ben.submit(t.Context(), "key", 97).ID, "another account's key is another one")
+	var tasks, enqueued int
+	require.NoError(t, f.pool.QueryRow(t.Context(), `select (select count(*) from tasks where account = 'ann'),
+		(select count(*) from river_job where args->'hold'->>'tenant' = 'ann')`).Scan(&tasks, &enqueued))
+	require.Equal(t, []int{1, 1}, []int{tasks, enqueued})
+	_, held := f.usage(t, "ann")
+	require.Equal(t, int64(1), held)
+}
+
+func TestSubmit_EstimatesThatAreHeldAreNotAdmittedTwice(t *testing.T) {
+	t.Parallel()
+	const number = 1_000_000_000_039
+	estimate := units(atMost(number))
+	f := openAPI(t, 5*estimate+estimate/2, false)
+	var mu sync.Mutex
+	codes := map[int]int{}
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			r := f.ann.submit(context.Background(), "", number)
+			mu.Lock()
+			defer mu.Unlock()
+			codes[r.Status]++
+		})
+	}
+	wg.Wait()
+	require.Equal(t, map[int]int{http.StatusAccepted: 5, http.StatusTooManyRequests: 15}, codes)
+	require.Equal(t, http.StatusAccepted, f.ben.submit(t.Context(), "", number).Status)
+	var tasks, enqueued int
+	require.NoError(t, f.pool.QueryRow(t.Context(), `select (select count(*) from tasks), (select count(*) from river_job)`).Scan(&tasks, &enqueued))
+	require.Equal(t, []int{6, 6}, []int{tasks, enqueued}, "a refusal leaves neither")
+	spent, held := f.usage(t, "ann")
+	require.Equal(t, []int64{0, 5 * estimate}, []int64{spent, held})
+}
+
+func TestTask_ThatFailsForGoodGivesBackWhatItHolds(t *testing.T) {
+	t.Parallel()
+	f := openAPI(t, 2_000_000, true)
+	r := f.ann.submit(bounded(t), "", 1<<63-25) // takes too long
+	require.Equal(t, http.StatusAccepted, r.Status)
+	refused := f.ann.submit(bounded(t), "", 1<<60-93)
+	require.Equal(t, http.StatusTooManyRequests, refused.Status, "while it is tried")
+	s, err := f.ann.await(bounded(t), r.ID)
+	require.NoError(t, err)
+	require.Equal(t, status{ID: r.ID, Number: 1<<63 - 25, State: "failed"}, s)
+	spent, held := f.usage(t, "ann")
+	require.Equal(t, []int64{0, 0}, []int64{spent, held})
+	require.Eventually(t, func() bool { // River says so a moment later
+		var attempts int
+		err := f.pool.QueryRow(t.Context(), `select attempt from river_job where state = 'discarded'`).Scan(&attempts)
+		return err == nil && attempts == maxAttempts
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
+func TestTask_ThatNobodyWorksExpiresAndIsNeverCharged(t *testing.T) {
+	t.Parallel()
+	f := openAPI(t, 1, false)
+	clock := pgtest.SetClock(t, f.pool, time.Now())
+	r := f.ann.submit(t.Context(), "", 97)
+	require.Equal(t, http.StatusTooManyRequests, f.ann.submit(t.Context(), "", 97).Status)
+	clock.Advance(queueTime)
+	s, err := f.ann.await(t.Context(), r.ID)
+	require.NoError(t, err)
+	require.Equal(t, "failed", s.State)
+	require.Equal(t, http.StatusAccepted, f.ann.submit(t.Context(), "", 89).Status, "there is room again")
+
+	require.NoError(t, f.river.Start(context.Background())) // a worker, at last
+	require.Eventually(t, func() bool {
+		var done bool
+		err := f.pool.QueryRow(t.Context(), `select count(*) filter (where state = 'cancelled') = 1 and count(*) filter (where state = 'completed') = 1
+			from river_job where kind = 'factorize'`).Scan(&done)
+		return err == nil && done
+	}, 30*time.Second, 10*time.Millisecond)
+	require.NoError(t, f.river.StopAndCancel(bounded(t)))
+	spent, held := f.usage(t, "ann")
+	require.Equal(t, []int64{1, 0}, []int64{spent, held})
+}
+
+func TestAPI_TellsNobodyOfAnothersTasks(t *testing.T) {
+	t.Parallel()
+	f := openAPI(t, 100, false)
+	r := f.ann.submit(t.Context(), "", 97)
+	unknown := f.ben.do(t.Context(), http.MethodGet, "/tasks/unknown", "", nil)
+	require.Equal(t, http.StatusNotFound, unknown.Status)
+	require.Equal(t, unknown, f.ben.do(t.Context(), http.MethodGet, "/tasks/"+r.ID, "", nil))
+	nobody := client{f.ann.base, "key-of-nobody"}
+	require.Equal(t, http.StatusUnauthorized, nobody.submit(t.Context(), "", 97).Status)
+	require.Equal(t, http.StatusUnauthorized, nobody.do(t.Context(), http.MethodGet, "/tasks/"+r.ID, "", nil).Status)
+	for _, body := range []string{`{"number": 1}`, `{"number": -7}`, `{"number": 9223372036854775808}`, `{"number": 1.5}`, `{}`, `no`} {
+		require.Equal(t, http.StatusBadRequest, f.ann.do(t.Context(), http.MethodPost, "/tasks", "", []byte(body)).Status, body)
+	}
+}
+
+func TestFactorize_FindsThePrimesAndTakesNoMoreThanEstimated(t *testing.T) {
+	t.Parallel()
+	numbers := []int64{2, 3, 4, 9, 25, 1 << 40, 1<<31 - 1, 3037000499 * 2, 999983 * 999983}
+	for range 300 {
+		numbers = append(numbers, 2+rand.Int64N(1<<rand.IntN(40)+1))
+	}
+	for _, n := range numbers {
+		factors, divisions, err := factorize(t.Context(), n)
+		require.NoError(t, err)
+		product := int64(1)
+		for _, f := range factors {
+			product *= f
+			for d := int64(2); d*d <= f && d < 1000; d++ {
+				require.NotZero(t, f%d, "%d of %d is no prime", f, n)
+			}
+		}
+		require.Equal(t, n, product)
+		require.LessOrEqual(t, divisions, atMost(n), fmt.Sprint(n))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, _, err := factorize(ctx, 97)
+	require.ErrorIs(t, err, context.Canceled)
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"math/rand/v2"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// Workers of the program itself are killed, one after the other, while they work off a queue. Then one may live. Whatever
+// was being done: what was done to the end is charged once, and everything else not at all.
+func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing.T) {
+	t.Parallel()
+	const tasks, kills = 120, 20
+	binary := filepath.Join(t.TempDir(), "metered-api")
+	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
+	require.NoError(t, err, "go build: %s", out)
+	db, err := exampledb.Open(t.Context(), "crash", exampledb.Options{Jobs: true, SQL: tasksSQL, Log: io.Discard})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	a, err := newApp(db.Pool, []budget.Limit{{Name: "hourly", Max: 1 << 40, Window: time.Hour}})
+	require.NoError(t, err)
+	handler, err := a.handler()
+	require.NoError(t, err)
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	f := &fixture{a, client{server.URL, "key-of-ann"}, client{server.URL, "key-of-ben"}}
+
+	ids := map[string]int64{} // numbers by task
+	for range tasks {
+		number := 1 + 1<<(30+rand.Int64N(18)) + rand.Int64N(1<<30)
+		r := f.ann.submit(t.Context(), "", number)
+		require.Equal(t, 202, r.Status, r.Body)
+		ids[r.ID] = number
+	}
+
+	start := func() *exec.Cmd {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		t.Cleanup(cancel)
+		cmd := exec.CommandContext(ctx, binary, "-worker", "-database", db.ConnString())
+		cmd.Stderr = os.Stderr
+		stdout, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		line, err := bufio.NewReader(stdout).ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "working\n", line)
+		return cmd
+	}
+	cut := 0
+	for range kills {
+		cmd := start()
+		time.Sleep(rand.N(200 * time.Millisecond))
+		require.NoError(t, cmd.Process.Kill()) // SIGKILL
+		require.Error(t, cmd.Wait())
+		var running int // jobs of the dead: rescued by a later worker, or not yet
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from river_job where state = 'running' and kind = 'factorize'`).Scan(&running))
+		cut = max(cut, running)
+	}
+	t.Logf("at most %d jobs were cut off, of %d", cut, tasks)
+	require.NotZero(t, cut, "no worker was killed at work")
+
+	last := start()
+	require.Eventually(t, func() bool {
+		var left int
+		err := db.Pool.QueryRow(t.Context(), `select count(*) from river_job where kind = 'factorize' and finalized_at is null`).Scan(&left)
+		return err == nil && left == 0
+	}, 2*time.Minute, 50*time.Millisecond)
+	require.NoError(t, last.Process.Signal(os.Interrupt))
+	require.NoError(t, last.Wait())
+
+	pgtest.SetClock(t, db.Pool, time.Now().Add(24*time.Hour))
+	_, err = a.metered.Holds.Sweep(t.Context(), db.Pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	f.requireSettled(t, ids)
+}
+
+// requireSettled checks each task against its job, its hold and the ledger.
+func (f *fixture) requireSettled(t *testing.T, ids map[string]int64) {
+	t.Helper()
+	rows, err := f.pool.Query(t.Context(), `
+		select j.args->'hold'->>'id', j.state::text, j.attempt, coalesce(t.factors, '{}'),
+		    (select count(*) from metered.ledger l where l.hold = t.id and l.kind = 'u')
+		from river_job j join tasks t on t.id = j.args->'hold'->>'id'`)
+	require.NoError(t, err)
+	type row struct {
+		ID, State string
+		Attempt   int
+		Factors   []int64
+		Charges   int
+	}
+	jobs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+	require.NoError(t, err)
+	require.Len(t, jobs, len(ids))
+	var charged int64
+	states, retried := map[string]int{}, 0
+	for _, j := range jobs {
+		states[j.State]++
+		if j.Attempt > 1 {
+			retried++
+		}
+		s, err := f.status(t.Context(), "ann", j.ID)
+		require.NoError(t, err)
+		factors, divisions, err := factorize(t.Context(), ids[j.ID])
+		require.NoError(t, err)
+		if j.State == "completed" {
+			require.Equal(t, status{ID: j.ID, Number: ids[j.ID], State: "done", Factors: factors, Charged: units(divisions)}, s)
+			require.Equal(t, factors, j.Factors)
+			require.Equal(t, 1, j.Charges)
+			charged += units(divisions)
+			continue
+		}
+		require.Equal(t, status{ID: j.ID, Number: ids[j.ID], State: "failed"}, s)
+		require.Empty(t, j.Factors)
+		require.Zero(t, j.Charges)
+	}
+	t.Logf("jobs: %v; tried again: %d", states, retried)
+	require.NotZero(t, retried, "nothing was rescued")
+	require.NotZero(t, states["completed"])
+	spent, held := f.usage(t, "ann")
+	require.Equal(t, []int64{charged, 0}, []int64{spent, held})
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/httplimit"
+)
+
+// accounts by their API keys. Yours come from a table, where only their digests are.
+var accounts = map[string]string{"key-of-ann": "ann", "key-of-ben": "ben"}
+
+// handler serves
+//
+//	POST /tasks {"number": 91}    202 with the task's id; 429 if its estimate does not fit
+//	GET  /tasks/{id}              200; 404 for a task of another account, too
+//
+// both with Authorization: Bearer and an account's key. A POST with an Idempotency-Key can be sent again.
+func (a *app) handler() (http.Handler, error) {
+	policies, err := httplimit.New(httplimit.Config{Limits: a.limits})
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /tasks", a.authenticated(func(w http.ResponseWriter, r *http.Request, account string) {
+		var request struct{ Number int64 }
+		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1024)).Decode(&request)
+		if err != nil || request.Number < 2 {
+			refuse(w, http.StatusBadRequest, `want {"number": n}, from 2 to 9223372036854775807`)
+			return
+		}
+		key := r.Header.Get("Idempotency-Key")
+		if key == "" {
+			key = metered.NewID()
+		}
+		done, err := a.submit(r.Context(), account, key, request.Number)
+		var exceeded *budget.ExceededError
+		switch {
+		case err == nil:
+			w.Header().Set("Location", "/tasks/"+done.ID)
+			answer(w, http.StatusAccepted, done)
+		case errors.As(err, &exceeded):
+			policies.Refuse(w, exceeded)
+		default:
+			fail(w, r, err)
+		}
+	}))
+	mux.HandleFunc("GET /tasks/{id}", a.authenticated(func(w http.ResponseWriter, r *http.Request, account string) {
+		s, err := a.status(r.Context(), account, r.PathValue("id"))
+		if err != nil {
+			fail(w, r, err)
+			return
+		}
+		answer(w, http.StatusOK, s)
+	}))
+	return mux, nil
+}
+
+func (a *app) authenticated(serve func(http.ResponseWriter, *http.Request, string)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		account, known := accounts[key]
+		if !known {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			refuse(w, http.StatusUnauthorized, "want an API key")
+			return
+		}
+		serve(w, r, account)
+	}
+}
+
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	switch {
+	case errors.Is(err, errNoTask):
+		refuse(w, http.StatusNotFound, err.Error())
+	case errors.Is(err, metered.ErrConflict):
+		refuse(w, http.StatusConflict, "the Idempotency-Key was used for another request")
+	case metered.Code(err) == "operation_retired" || metered.Code(err) == "operation_future" || metered.Code(err) == "invalid_argument":
+		refuse(w, http.StatusBadRequest, "that is not valid")
+	default: // what is not known to have failed, too: with the same key it can be sent again
+		slog.ErrorContext(r.Context(), r.Pattern, "error", err)
+		refuse(w, http.StatusServiceUnavailable, "try again")
+	}
+}
+
+func refuse(w http.ResponseWriter, code int, text string) {
+	answer(w, code, map[string]string{"error": text})
+}
+
+func answer(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+// serve serves until ctx is done, and then finishes what it has begun.
+func (a *app) serve(ctx context.Context, address string) (base string, closed <-chan error, err error) {
+	handler, err := a.handler()
+	if err != nil {
+		return "", nil, err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", nil, err
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
+	done := make(chan error, 2)
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			done <- err
+		}
+	}()
+	context.AfterFunc(ctx, func() {
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		done <- server.Shutdown(stopping)
+	})
+	return "http://" + listener.Addr().String(), done, nil
+}

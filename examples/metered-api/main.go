@@ -1,0 +1,110 @@
+// Command metered-api is an HTTP API of a computation that is paid for by what it took.
+//
+//	go run ./examples/metered-api                           # shows what it does, and ends
+//	go run ./examples/metered-api -listen 127.0.0.1:8080    # serves until Ctrl-C
+//	curl -i 127.0.0.1:8080/tasks -H 'Authorization: Bearer key-of-ann' -d '{"number": 600851475143}'
+//
+// A request holds what the work can cost at most, and enqueues it. A River job does it, and captures what it did cost
+// together with its result. If it fails for good the hold is released. If its worker dies it is tried again, and whatever
+// happened is charged once or not at all.
+//
+// With -database, of the application's own, there can be any number of processes, and workers alone:
+//
+//	go run ./examples/metered-api -database postgres://… -listen 127.0.0.1:8080
+//	go run ./examples/metered-api -database postgres://… -worker
+//
+// What to read: app.go, and http.go for its HTTP side. It needs no preparation: see package pgserver for where its
+// Postgres comes from. If DATABASE_URL is set it uses that server, in a database of its own that it drops at the end.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
+)
+
+// hourly is what an account can spend. What is held counts as spent until it is known what it comes to.
+var hourly = []budget.Limit{{Name: "hourly", Max: 2_000_000, Window: time.Hour}}
+
+func main() {
+	listen := flag.String("listen", "", "serve at this address instead of showing what it does")
+	worker := flag.Bool("worker", false, "work only, without HTTP; needs -database")
+	database := flag.String("database", "", "connection string of a database to use, and to keep")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	if err := run(ctx, *listen, *worker, *database); err != nil {
+		fmt.Fprintln(os.Stderr, "metered-api:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, listen string, worker bool, database string) (err error) {
+	pool, closeDB, err := open(ctx, database)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeDB()) }()
+	a, err := newApp(pool, hourly)
+	if err != nil {
+		return err
+	}
+	if err := a.river.Start(context.WithoutCancel(ctx)); err != nil { // stopped below, also after Ctrl-C
+		return err
+	}
+	defer func() {
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		err = errors.Join(err, a.river.StopAndCancel(stopping))
+	}()
+	switch {
+	case worker && database == "":
+		return errors.New("-worker needs -database")
+	case worker:
+		fmt.Println("working")
+		<-ctx.Done()
+		return nil
+	case listen == "":
+		return show(ctx, os.Stdout, a)
+	}
+	base, closed, err := a.serve(ctx, listen)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("curl -i %s/tasks -H 'Authorization: Bearer key-of-ann' -d '{\"number\": 600851475143}'\n", base)
+	return <-closed
+}
+
+// open opens the database, or one of the program's own.
+func open(ctx context.Context, database string) (*pgxpool.Pool, func() error, error) {
+	if database == "" {
+		db, err := exampledb.Open(ctx, "api", exampledb.Options{Jobs: true, SQL: tasksSQL})
+		if err != nil {
+			return nil, nil, err
+		}
+		return db.Pool, db.Close, nil
+	}
+	pool, err := pgxpool.New(ctx, database)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err = metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err == nil {
+		_, err = pool.Exec(ctx, tasksSQL)
+	}
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	return pool, func() error { pool.Close(); return nil }, nil
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/holds"
+)
+
+// config is what a process is told.
+type config struct {
+	holdFor  time.Duration // how long a seat is held
+	payTakes time.Duration // by the pretended payment
+
+	// refresh is how often the map is read where nothing is heard of it.
+	refresh time.Duration
+	// sweep is how often holds that ran out are announced, should their cleanup jobs not have done so.
+	sweep time.Duration
+	// background is whether this process works jobs and sweeps.
+	background bool
+}
+
+var usual = config{holdFor: 5 * time.Minute, payTakes: 1500 * time.Millisecond, refresh: time.Second, sweep: 30 * time.Second, background: true}
+
+// app is one process of the application.
+type app struct {
+	cfg      config
+	pool     *pgxpool.Pool
+	river    *river.Client[pgx.Tx]
+	metered  *metered.Client
+	payments payments
+	live     *live
+	secret   []byte // of the sessions
+
+	background sync.WaitGroup
+	cancel     context.CancelFunc
+}
+
+func newApp(ctx context.Context, pool *pgxpool.Pool, cfg config) (*app, error) {
+	a := &app{cfg: cfg, pool: pool, payments: pretended{cfg.payTakes}}
+	a.live = newLive(cfg.refresh, a.readMap)
+	workers := river.NewWorkers()
+	var err error
+	a.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
+		Workers: workers,
+		Logger:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.metered, err = metered.New(pool, metered.Config{
+		River: a.river,
+		Holds: holds.Config{MaxTTL: max(cfg.holdFor, holds.DefaultMaxTTL), Subscribers: []holds.Subscriber{project}, Notify: true},
+	})
+	if err != nil {
+		return nil, err
+	}
+	river.AddWorker(workers, a.metered.CleanupWorker())
+	a.secret, err = sessionKey(ctx, pool)
+	return a, err
+}
+
+// start begins what runs beside the requests: the listener that feeds the map, the workers of the cleanup jobs, and the
+// sweeper.
+func (a *app) start(ctx context.Context) error {
+	ctx, a.cancel = context.WithCancel(ctx)
+	a.background.Go(func() { a.listen(ctx) })
+	if !a.cfg.background {
+		return nil
+	}
+	a.background.Go(func() { a.sweep(ctx) })
+	return a.river.Start(ctx)
+}
+
+func (a *app) stop() error {
+	a.cancel()
+	a.live.close()
+	a.background.Wait()
+	if !a.cfg.background {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return a.river.StopAndCancel(ctx)
+}
+
+// listen has the map read anew when a hold changes, whichever process changed it.
+func (a *app) listen(ctx context.Context) {
+	err := a.metered.Holds.Listen(ctx, a.pool, holds.ListenOptions{
+		OnError: func(err error) { slog.Warn("not listening", "error", err) },
+	}, func(_ context.Context, n holds.Notice) error {
+		if n.Missed {
+			a.live.touchAll()
+		} else {
+			a.live.touch(n.Tenant)
+		}
+		return nil
+	})
+	if ctx.Err() == nil {
+		slog.Error("listening has ended", "error", err) // the map is still read once in a while
+	}
+}
+
+// sweep announces what ran out and was not announced by its cleanup job. The seats are free without it.
+func (a *app) sweep(ctx context.Context) {
+	ticker := time.NewTicker(a.cfg.sweep)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if _, err := a.metered.Holds.Sweep(ctx, a.pool, holds.SweepOptions{}); err != nil && !errors.Is(err, context.Canceled) {
+				slog.Warn("sweep", "error", err)
+			}
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/holds"
+)
+
+// payments is the service of somebody else that takes the money: slow, and outside of any transaction. It knows a
+// payment by the id of the operation, so that one which is authorised again is the same.
+type payments interface {
+	authorise(ctx context.Context, id string, cents int64) (reference string, err error)
+	void(ctx context.Context, reference string) error
+}
+
+// pretended takes its time.
+type pretended struct{ takes time.Duration }
+
+func (p pretended) authorise(ctx context.Context, id string, _ int64) (string, error) {
+	select {
+	case <-time.After(p.takes):
+		return "pay_" + id, nil
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+func (pretended) void(context.Context, string) error { return nil }
+
+// order is what came of a checkout.
+type order struct {
+	ID      string   `json:"order_id"`
+	Holds   []string `json:"holds"`
+	Cents   int64    `json:"cents"`
+	Payment string   `json:"payment"`
+}
+
+func (a *app) serveCheckout(w http.ResponseWriter, r request) error {
+	var body struct{ Holds []string }
+	if err := decode(w, r, &body); err != nil {
+		return err
+	}
+	if len(body.Holds) == 0 || len(body.Holds) > holds.MaxHolds {
+		return badRequest("holds are too few or too many")
+	}
+	slices.Sort(body.Holds)
+	if len(slices.Compact(slices.Clone(body.Holds))) != len(body.Holds) || slices.ContainsFunc(body.Holds, func(id string) bool { return !holdForm.MatchString(id) }) {
+		return badRequest("holds are not ids, each of them once")
+	}
+	o, err := a.checkout(r.Context(), r, body.Holds)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, o)
+}
+
+const priceSQL = `
+select coalesce(sum(b.cents), 0), count(*)
+from hall.seats s join hall.blocks b on b.id = s.block join hall.events e on e.id = s.event
+where e.id = $1 and e.org = $2 and s.hold = any ($3) and s.holder = $4`
+
+// checkout pays for holds and makes them an order, all of them or none. The seats stay held while the payment is on its
+// way, and no transaction is open; if one of them runs out meanwhile the capture is refused, and the payment given back.
+func (a *app) checkout(ctx context.Context, r request, ids []string) (order, error) {
+	o := order{Holds: ids}
+	_, err := a.metered.Lookup(ctx, a.pool, r.who.namespace(), r.operation)
+	if replay := err == nil; !replay {
+		if !errors.Is(err, metered.ErrUnknownOperation) {
+			return order{}, err
+		}
+		var found int
+		if err := a.pool.QueryRow(ctx, priceSQL, r.event, r.who.Org, ids, r.who.User).Scan(&o.Cents, &found); err != nil {
+			return order{}, err
+		}
+		if found != len(ids) {
+			return order{}, a.whyNot(ctx, r, ids)
+		}
+		if o.Payment, err = a.payments.authorise(ctx, r.who.namespace()+"/"+r.operation, o.Cents); err != nil {
+			return order{}, err
+		}
+	}
+	out, err := metered.Do(ctx, a.metered, metered.Command{
+		ID: r.operation, Namespace: r.who.namespace(), Name: "checkout", Input: append([]string{r.event}, ids...),
+	}, func(ctx context.Context, tx *metered.Tx) (order, error) { return a.sell(ctx, tx, r, o) })
+	if err != nil && o.Payment != "" && definite(err) {
+		if err := a.payments.void(context.WithoutCancel(ctx), o.Payment); err != nil {
+			slog.Error("a payment was not given back", "payment", o.Payment, "error", err)
+		}
+	}
+	return out.Result, err
+}
+
+const orderSQL = `
+insert into hall.orders (id, org, event, buyer, holds, cents, payment)
+select $1, e.org, e.id, $4, $5, $6, $7
+from (select e.id, e.org from hall.events e where e.id = $2 and e.org = $3 and e.status = 'published' for share) e`
+
+// sell is the part of the checkout that is one transaction.
+func (a *app) sell(ctx context.Context, tx *metered.Tx, r request, o order) (order, error) {
+	o.ID = metered.NewID()
+	tag, err := tx.Exec(ctx, orderSQL, o.ID, r.event, r.who.Org, r.who.User, o.Holds, o.Cents, o.Payment)
+	if err != nil {
+		return order{}, err
+	}
+	if tag.RowsAffected() == 0 {
+		return order{}, errNotOpen
+	}
+	return o, tx.Capture(holds.Capture{
+		Tenant: r.who.Org, IDs: o.Holds, Holder: r.who.User, Entity: "order/" + o.ID, Note: r.note(""),
+	})
+}
+
+// whyNot finds out what is wrong with holds that cannot be paid for. The holds of others do not exist.
+func (a *app) whyNot(ctx context.Context, r request, ids []string) error {
+	for _, id := range ids {
+		h, err := a.metered.Holds.Get(ctx, a.pool, r.who.Org, id, r.who.User)
+		if err != nil {
+			return err
+		}
+		if h.State != holds.Held {
+			return &holds.StateError{ID: id, State: h.State, Hold: h}
+		}
+	}
+	return errNotFound // held, for another event
+}
+
+// definite reports whether the checkout has failed for good, with nobody else at the same operation: whoever repeats it
+// after another answer needs the payment still.
+func definite(err error) bool {
+	r := explain(err)
+	return r.Status < http.StatusInternalServerError && r.Code != "operation_conflict"
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+)
+
+//go:embed schema.sql
+var schemaSQL string
+
+// setUpLock is held by the process that sets the database up.
+const setUpLock = 7_328_321
+
+// setUp makes what is not there yet: the library's schema, River's tables, the application's own, and a hall to try.
+func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
+	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock($1)`, setUpLock); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, schemaSQL); err != nil {
+			return err
+		}
+		var filled bool
+		if err := tx.QueryRow(ctx, `select exists (select from hall.organisations)`).Scan(&filled); err != nil || filled {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `insert into hall.secrets (key) values ($1)`, []byte(rand.Text()+rand.Text())); err != nil {
+			return err
+		}
+		for _, d := range demo {
+			if err := d.insert(ctx, tx, seats); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func sessionKey(ctx context.Context, pool *pgxpool.Pool) (key []byte, err error) {
+	err = pool.QueryRow(ctx, `select key from hall.secrets`).Scan(&key)
+	return key, err
+}
+
+// organisation is one to try the program with.
+type organisation struct {
+	name, event string
+	users       []string // the first is the admin
+}
+
+var demo = []organisation{
+	{"City Theatre", "A Winter's Tale", []string{"Ada (box office)", "Ben", "Cleo", "Dan"}},
+	{"Harbour Hall", "Chamber Music on Sunday", []string{"Eve (box office)", "Finn", "Gwen"}},
+}
+
+// blockSeats is the size of a block: 10 rows of 10 seats.
+const blockSeats = 100
+
+var sections = []struct {
+	name  string
+	cents int64
+}{{"Stalls left", 4500}, {"Stalls centre", 5200}, {"Stalls right", 4500}, {"Balcony left", 3000}, {"Balcony right", 3000}}
+
+func (o organisation) insert(ctx context.Context, tx pgx.Tx, seats int) error {
+	org, event := metered.NewID(), metered.NewID()
+	b := &pgx.Batch{}
+	b.Queue(`insert into hall.organisations values ($1, $2)`, org, o.name)
+	for i, name := range o.users {
+		b.Queue(`insert into hall.users values ($1, $2, $3, $4)`, metered.NewID(), org, name, i == 0)
+	}
+	b.Queue(`insert into hall.events values ($1, $2, $3, 'published')`, event, org, o.event)
+	block := ""
+	for i := range seats {
+		no, in := i/blockSeats, i%blockSeats
+		if in == 0 {
+			block = metered.NewID()
+			section := sections[no%len(sections)]
+			if no >= len(sections) {
+				section.name = fmt.Sprintf("%s %d", section.name, no/len(sections)+1)
+			}
+			size := min(blockSeats, seats-i)
+			b.Queue(`insert into hall.blocks values ($1, $2, $3, $4, $5, $6)`, block, event, no, section.name, section.cents, size)
+		}
+		b.Queue(`insert into hall.seats (id, event, block, ordinal, row, number) values ($1, $2, $3, $4, $5, $6)`,
+			metered.NewID(), event, block, i, string(rune('A'+in/10)), in%10+1)
+	}
+	return tx.SendBatch(ctx, b).Close()
+}

@@ -1,0 +1,314 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+var noon = time.Date(2031, 5, 6, 12, 0, 0, 0, time.UTC)
+
+// quiet are processes that neither work jobs nor sweep.
+var quiet = config{holdFor: 5 * time.Minute, refresh: 100 * time.Millisecond, sweep: time.Hour}
+
+// hall is a database with two organisations in it, and processes that serve it.
+type hall struct {
+	t     *testing.T
+	pool  *pgxpool.Pool
+	app   *app
+	apps  []*app
+	bases []string
+
+	org, event, otherOrg, otherEvent string
+	admin, otherAdmin                *browser
+	seats, blocks                    []string
+}
+
+func open(t *testing.T, processes int, cfg config) *hall {
+	t.Helper()
+	return openOn(t, pgtest.Open(t), processes, cfg)
+}
+
+// openOn is open with a database, and with further processes that run already.
+func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running ...string) *hall {
+	t.Helper()
+	h := &hall{t: t, pool: pool, bases: running}
+	require.NoError(t, setUp(t.Context(), pool, 500))
+	for range processes {
+		a, err := newApp(t.Context(), pool, cfg)
+		require.NoError(t, err)
+		require.NoError(t, a.start(context.Background()))
+		server := httptest.NewUnstartedServer(a.handler())
+		server.Config.RegisterOnShutdown(a.live.close)
+		server.Start()
+		t.Cleanup(func() {
+			a.live.close()
+			server.CloseClientConnections()
+			server.Close()
+			require.NoError(t, a.stop())
+		})
+		h.apps, h.bases = append(h.apps, a), append(h.bases, server.URL)
+	}
+	var err error
+	h.app, err = newApp(t.Context(), pool, cfg) // one that serves nobody, to ask
+	require.NoError(t, err)
+	h.org, h.otherOrg = one[string](h, `select id::text from hall.organisations where name = $1`, demo[0].name), one[string](h, `select id::text from hall.organisations where name = $1`, demo[1].name)
+	h.event, h.otherEvent = h.eventOf(h.org), h.eventOf(h.otherOrg)
+	h.admin, h.otherAdmin = h.adminOf(h.org), h.adminOf(h.otherOrg)
+	h.seats, h.blocks = h.seatsOf(h.event), all[string](h, `select id::text from hall.blocks where event = $1 order by position`, h.event)
+	require.Len(t, h.seats, 500)
+	return h
+}
+
+func (h *hall) eventOf(org string) string {
+	return one[string](h, `select id::text from hall.events where org = $1`, org)
+}
+
+func (h *hall) seatsOf(event string) []string {
+	return all[string](h, `select id::text from hall.seats where event = $1 order by ordinal`, event)
+}
+
+func (h *hall) adminOf(org string) *browser {
+	return h.login(one[string](h, `select id::text from hall.users where org = $1 and admin`, org))
+}
+
+func one[T any](h *hall, sql string, args ...any) (v T) {
+	h.t.Helper()
+	require.NoError(h.t, h.pool.QueryRow(context.Background(), sql, args...).Scan(&v))
+	return v
+}
+
+func all[T any](h *hall, sql string, args ...any) []T {
+	h.t.Helper()
+	rows, err := h.pool.Query(context.Background(), sql, args...)
+	require.NoError(h.t, err)
+	list, err := pgx.CollectRows(rows, pgx.RowTo[T])
+	require.NoError(h.t, err)
+	return list
+}
+
+func (h *hall) exec(sql string, args ...any) {
+	h.t.Helper()
+	_, err := h.pool.Exec(context.Background(), sql, args...)
+	require.NoError(h.t, err)
+}
+
+// browser is a user who is signed in, at any of the processes.
+type browser struct {
+	h       *hall
+	user    string
+	cookie  *http.Cookie
+	process int
+}
+
+// login signs a user in over HTTP.
+func (h *hall) login(user string) *browser {
+	h.t.Helper()
+	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	response, err := client.PostForm(h.bases[0]+"/login", map[string][]string{"user": {user}})
+	require.NoError(h.t, err)
+	require.NoError(h.t, response.Body.Close())
+	require.Len(h.t, response.Cookies(), 1)
+	return &browser{h: h, user: user, cookie: response.Cookies()[0]}
+}
+
+// people makes n users of an organisation and signs them in, at the processes in turn.
+func (h *hall) people(org string, n int) []*browser {
+	h.t.Helper()
+	list := make([]*browser, n)
+	for i := range list {
+		user := metered.NewID()
+		h.exec(`insert into hall.users values ($1, $2, $3)`, user, org, fmt.Sprint("user ", i))
+		list[i] = h.login(user)
+		list[i].process = i % len(h.bases)
+	}
+	return list
+}
+
+// at is the same user in a tab at another process.
+func (b *browser) at(process int) *browser {
+	other := *b
+	other.process = process
+	return &other
+}
+
+// answer is what came back.
+type answer struct {
+	status int
+	header http.Header
+	text   string
+	body   map[string]any
+}
+
+func (a answer) code() string { s, _ := a.body["code"].(string); return s }
+
+func (a answer) hold() string { s, _ := a.body["hold_id"].(string); return s }
+
+func (b *browser) do(method, path, key string, body any) (a answer, err error) {
+	var reader io.Reader
+	if body != nil {
+		raw, err := json.Marshal(body)
+		if err != nil {
+			return a, err
+		}
+		reader = bytes.NewReader(raw)
+	}
+	request, err := http.NewRequest(method, b.h.bases[b.process]+path, reader)
+	if err != nil {
+		return a, err
+	}
+	if b.cookie != nil {
+		request.AddCookie(b.cookie)
+	}
+	if key != "" {
+		request.Header.Set("Idempotency-Key", key)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return a, err
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	a = answer{status: response.StatusCode, header: response.Header, text: string(raw)}
+	_ = json.Unmarshal(raw, &a.body)
+	return a, err
+}
+
+func (b *browser) ask(method, path, key string, body any) answer {
+	b.h.t.Helper()
+	a, err := b.do(method, path, key, body)
+	require.NoError(b.h.t, err)
+	return a
+}
+
+func (b *browser) seatPath(seat, what string) string {
+	return "/api/events/" + b.h.event + "/seats/" + seat + "/" + what
+}
+
+func (b *browser) hold(seat string) answer {
+	b.h.t.Helper()
+	return b.ask(http.MethodPost, b.seatPath(seat, "hold"), "", nil)
+}
+
+func (b *browser) holding(seat string) string {
+	b.h.t.Helper()
+	a := b.hold(seat)
+	require.Equal(b.h.t, http.StatusCreated, a.status, a.text)
+	return a.hold()
+}
+
+func (b *browser) checkout(key string, ids ...string) answer {
+	b.h.t.Helper()
+	return b.ask(http.MethodPost, "/api/events/"+b.h.event+"/checkout", key, map[string]any{"holds": ids})
+}
+
+func (b *browser) cancel(hold string) answer {
+	b.h.t.Helper()
+	return b.ask(http.MethodDelete, "/api/holds/"+hold, "", nil)
+}
+
+// together calls f for each at the same time.
+func together[T, R any](list []T, f func(int, T) R) []R {
+	results := make([]R, len(list))
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	for i, x := range list {
+		wg.Go(func() {
+			<-start
+			results[i] = f(i, x)
+		})
+	}
+	close(start)
+	wg.Wait()
+	return results
+}
+
+// counted is how many answers there were of each status.
+func counted(answers []answer) map[int]int {
+	n := map[int]int{}
+	for _, a := range answers {
+		n[a.status]++
+	}
+	return n
+}
+
+// written is what a hold writes.
+type written struct{ Holds, Events, Entries, Jobs, Operations, Audit int }
+
+func (h *hall) written() (w written) {
+	h.t.Helper()
+	require.NoError(h.t, h.pool.QueryRow(context.Background(), `
+		select (select count(*) from metered.holds), (select count(*) from metered.hold_events), (select count(*) from metered.ledger),
+		    (select count(*) from river_job), (select count(*) from metered.operations), (select count(*) from hall.audit where code = '')`).
+		Scan(&w.Holds, &w.Events, &w.Entries, &w.Jobs, &w.Operations, &w.Audit))
+	return w
+}
+
+// refusals are the codes in the audit table, oldest first.
+func (h *hall) refusals() []string {
+	h.t.Helper()
+	return all[string](h, `select code from hall.audit where code <> '' order by id`)
+}
+
+// charged is what a user has used of the window.
+func (h *hall) charged(user string) int64 {
+	h.t.Helper()
+	usage, err := h.app.metered.Budget.Usage(context.Background(), h.pool, budget.Query{Scope: budget.ScopeKey("holds", user, ""), Window: perUser.Window})
+	require.NoError(h.t, err)
+	return usage[0].Used
+}
+
+// verify checks the ledger, and the seats' copy against what the library says of each.
+func (h *hall) verify() {
+	h.t.Helper()
+	ctx := context.Background()
+	report, err := h.app.metered.Budget.Verify(ctx, h.pool, budget.VerifyOptions{})
+	require.NoError(h.t, err)
+	require.Empty(h.t, report.Differences)
+	m, err := h.app.readMap(ctx, h.org, h.event)
+	require.NoError(h.t, err)
+	for i, seat := range h.seats {
+		claim, err := h.app.metered.Holds.Claimed(ctx, h.pool, h.org, seatKey(seat))
+		want := byte('s')
+		switch {
+		case metered.Code(err) == "hold_unknown":
+			want, err = 'a', nil
+		case claim.State == holds.Held:
+			want = 'h'
+		case isBlock(claim):
+			want = 'b'
+		}
+		require.NoError(h.t, err)
+		require.Equal(h.t, string(want), m.Seats[i:i+1], "seat %d", i)
+	}
+	for _, block := range m.Blocks {
+		usage, err := h.app.metered.Budget.Usage(ctx, h.pool, budget.Query{Scope: budget.ScopeKey("block", block.ID, "")})
+		require.NoError(h.t, err)
+		if usage[0].Held > 0 && usage[0].HoldDue <= 0 {
+			continue // of holds that are over, and not freed yet
+		}
+		require.Equal(h.t, usage[0].Used+usage[0].Held, block.Taken)
+	}
+}
+
+func sorted(list []string) []string {
+	slices.Sort(list)
+	return list
+}

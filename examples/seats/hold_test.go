@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
+	t.Parallel()
+	h := open(t, 1, quiet)
+	clock := pgtest.SetClock(t, h.pool, noon)
+	ben := h.people(h.org, 1)[0]
+	a := ben.ask(http.MethodPost, ben.seatPath(h.seats[123], "hold"), "click-1", nil)
+	require.Equal(t, http.StatusCreated, a.status, a.text)
+	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+	require.Regexp(t, holdForm, a.hold())
+	require.Equal(t, map[string]any{
+		"hold_id": a.hold(), "event_id": h.event, "seat_id": h.seats[123],
+		"section": "Stalls centre", "row": "C", "number": 4.0, "status": "held",
+		"held_until": noon.Add(5 * time.Minute).Format(time.RFC3339), "expires_in_seconds": 300.0,
+	}, a.body)
+	// The seat, the block and the user each have their entry; the rest is there once.
+	require.Equal(t, written{Holds: 1, Events: 1, Entries: 3, Jobs: 1, Operations: 1, Audit: 1}, h.written())
+	require.Equal(t, int64(1), h.charged(ben.user))
+	require.Equal(t, 1, one[int](h, `select count(distinct x.xmin::text)::int from (select xmin from metered.holds union all select xmin from metered.hold_events
+		union all select xmin from metered.ledger union all select xmin from river_job union all select xmin from metered.operations
+		union all select xmin from hall.audit) x`), "all of one transaction")
+	delay := one[float64](h, `select extract(epoch from scheduled_at - created_at)::float8 from river_job where kind = 'metered_hold_cleanup'`)
+	require.InDelta(t, 310, delay, 5) // both by the clocks of one machine
+
+	// Its answer was lost, and it is asked for again, later and at another time of day: the first answer.
+	clock.Advance(90 * time.Second)
+	again := ben.ask(http.MethodPost, ben.seatPath(h.seats[123], "hold"), "click-1", nil)
+	require.Equal(t, http.StatusOK, again.status)
+	require.Equal(t, a.text, again.text)
+	require.Equal(t, written{Holds: 1, Events: 1, Entries: 3, Jobs: 1, Operations: 1, Audit: 1}, h.written())
+
+	// The key belongs to that request, and to that user.
+	a = ben.ask(http.MethodPost, ben.seatPath(h.seats[124], "hold"), "click-1", nil)
+	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, "operation_conflict", a.code())
+	cleo := h.people(h.org, 1)[0]
+	a = cleo.ask(http.MethodPost, ben.seatPath(h.seats[124], "hold"), "click-1", nil)
+	require.Equal(t, http.StatusCreated, a.status)
+	h.verify()
+}
+
+func TestHold_OneOfTwoHundredGetsTheSeat(t *testing.T) {
+	t.Parallel()
+	h := open(t, 2, quiet)
+	clients := h.people(h.org, 200)
+	answers := together(clients, func(_ int, b *browser) answer { return b.hold(h.seats[0]) })
+	require.Equal(t, map[int]int{http.StatusCreated: 1, http.StatusConflict: 199}, counted(answers))
+	winner := 0
+	for i, a := range answers {
+		if a.status == http.StatusCreated {
+			winner = i
+			continue
+		}
+		require.Equal(t, "seat_held", a.code())
+		left := a.body["retry_after_seconds"].(float64)
+		require.True(t, 290 < left && left <= 300, left)
+		require.Equal(t, strconv.Itoa(int(left)), a.header.Get("Retry-After"))
+		require.NotContains(t, a.text, "claim_")
+	}
+	for i, a := range answers {
+		if i == winner {
+			continue
+		}
+		require.NotContains(t, a.text, clients[winner].user)
+		require.Zero(t, h.charged(clients[i].user))
+	}
+	require.Equal(t, written{Holds: 1, Events: 1, Entries: 3, Jobs: 1, Operations: 1, Audit: 1}, h.written())
+	require.Len(t, h.refusals(), 199)
+	h.verify()
+
+	bought := clients[winner].checkout("", answers[winner].hold())
+	require.Equal(t, http.StatusOK, bought.status, bought.text)
+	a := clients[(winner+1)%200].hold(h.seats[0])
+	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, "seat_taken", a.code())
+	require.Empty(t, a.header.Get("Retry-After"))
+	require.NotContains(t, a.text, "seconds")
+	require.NotContains(t, a.text, clients[winner].user)
+}
+
+func TestHold_TheSameUserAgainGetsTheSameHoldAndIsChargedOnce(t *testing.T) {
+	t.Parallel()
+	h := open(t, 2, quiet)
+	clock := pgtest.SetClock(t, h.pool, noon)
+	ben := h.people(h.org, 1)[0]
+	answers := together(make([]struct{}, 20), func(i int, _ struct{}) answer { return ben.at(i % 2).hold(h.seats[7]) })
+	require.Equal(t, map[int]int{http.StatusCreated: 1, http.StatusOK: 19}, counted(answers))
+	for _, a := range answers {
+		require.Equal(t, answers[0].text, a.text)
+	}
+	clock.Advance(100*time.Second + 500*time.Millisecond)
+	a := ben.hold(h.seats[7])
+	require.Equal(t, http.StatusOK, a.status)
+	require.Equal(t, answers[0].hold(), a.hold())
+	require.Equal(t, answers[0].body["held_until"], a.body["held_until"])
+	require.Equal(t, 199.0, a.body["expires_in_seconds"])
+	require.Equal(t, int64(1), h.charged(ben.user))
+	require.Equal(t, 1, h.written().Holds)
+	require.Equal(t, 3, h.written().Entries)
+	h.verify()
+}
+
+func TestHold_TheEleventhWithinFiveMinutesIsLetInWhenItSaid(t *testing.T) {
+	t.Parallel()
+	h := open(t, 2, quiet)
+	clock := pgtest.SetClock(t, h.pool, noon)
+	ben := h.people(h.org, 1)[0]
+	var last string
+	for i := range 10 {
+		last = ben.at(i % 2).holding(h.seats[i])
+		clock.Advance(1500 * time.Millisecond)
+	}
+	require.Equal(t, http.StatusOK, ben.cancel(last).status)
+	before := h.written()
+	a := ben.hold(h.seats[10]) // a seat given up is no place in the window
+	require.Equal(t, http.StatusTooManyRequests, a.status, a.text)
+	require.Equal(t, "285", a.header.Get("Retry-After"))
+	require.Equal(t, before, h.written())
+	require.Equal(t, []string{"too_many_holds"}, h.refusals())
+	require.Equal(t, http.StatusOK, ben.hold(h.seats[3]).status, "what one has is no new one")
+
+	clock.Advance(285*time.Second - time.Microsecond)
+	require.Equal(t, http.StatusTooManyRequests, ben.hold(h.seats[10]).status)
+	clock.Advance(time.Microsecond)
+	require.Equal(t, http.StatusCreated, ben.hold(h.seats[10]).status)
+	require.Equal(t, int64(10), h.charged(ben.user))
+	h.verify()
+}
+
+func TestHold_AFullBlockRefusesAndChargesNothing(t *testing.T) {
+	t.Parallel()
+	h := open(t, 1, quiet)
+	people := h.people(h.org, 2)
+	a := h.admin.ask(http.MethodPut, "/api/events/"+h.event+"/blocks/"+h.blocks[1], "", map[string]any{"capacity": 3})
+	require.Equal(t, http.StatusOK, a.status, a.text)
+	for i := range 3 {
+		people[0].holding(h.seats[100+i])
+	}
+	before := h.written()
+	a = people[1].hold(h.seats[110])
+	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, "block_full", a.code())
+	require.Empty(t, a.header.Get("Retry-After"))
+	require.Equal(t, before, h.written())
+	require.Zero(t, h.charged(people[1].user))
+	require.Equal(t, "free", one[string](h, `select state from hall.seats where id = $1`, h.seats[110]))
+	require.Equal(t, []string{"block_full"}, h.refusals())
+	people[1].holding(h.seats[0]) // another block
+	h.verify()
+}
+
+// The capacity is lowered, or the event closed, by a transaction that has not committed when the click arrives.
+func TestHold_WaitsForTheBoxOfficeAndKeepsToWhatItDecided(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ sql, code string }{
+		"capacity lowered": {`update hall.blocks set capacity = 0 where event = $1`, "block_full"},
+		"unpublished":      {`update hall.events set status = 'draft' where id = $1`, "event_not_open"},
+		"closed":           {`update hall.events set status = 'closed' where id = $1`, "event_not_open"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := open(t, 1, quiet)
+			ben := h.people(h.org, 1)[0]
+			before := h.written()
+			tx, err := h.pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer tx.Rollback(context.Background())
+			_, err = tx.Exec(t.Context(), test.sql, h.event)
+			require.NoError(t, err)
+			answered := make(chan answer)
+			go func() {
+				a, _ := ben.do(http.MethodPost, ben.seatPath(h.seats[0], "hold"), "", nil)
+				answered <- a
+			}()
+			require.Eventually(t, func() bool {
+				return one[int](h, `select count(*)::int from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 1
+			}, 20*time.Second, 5*time.Millisecond)
+			require.NoError(t, tx.Commit(t.Context()))
+			a := <-answered
+			require.Equal(t, http.StatusConflict, a.status, a.text)
+			require.Equal(t, test.code, a.code())
+			require.Equal(t, before, h.written())
+			require.Zero(t, h.charged(ben.user))
+			require.Equal(t, []string{test.code}, h.refusals())
+			h.verify()
+		})
+	}
+}
+
+// A backend that is killed while it holds a seat leaves nothing of it.
+func TestHold_AKilledBackendLeavesNothing(t *testing.T) {
+	t.Parallel()
+	h := open(t, 1, quiet)
+	ben := h.people(h.org, 1)[0]
+	before := h.written()
+	tx, err := h.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	// The seat's copy is written last: all else of the hold has been done by then.
+	_, err = tx.Exec(t.Context(), `select from hall.seats where id = $1 for update`, h.seats[0])
+	require.NoError(t, err)
+	key := metered.NewID()
+	answered := make(chan answer)
+	go func() {
+		a, _ := ben.do(http.MethodPost, ben.seatPath(h.seats[0], "hold"), key, nil)
+		answered <- a
+	}()
+	const waiting = ` from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+waiting) == 1 }, 20*time.Second, 5*time.Millisecond)
+	require.True(t, one[bool](h, `select pg_terminate_backend(pid)`+waiting))
+	a := <-answered
+	require.Equal(t, http.StatusServiceUnavailable, a.status, a.text)
+	require.Equal(t, key, a.body["operation"])
+	require.Equal(t, "1", a.header.Get("Retry-After"))
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, before, h.written())
+	h.verify()
+
+	a = ben.ask(http.MethodPost, ben.seatPath(h.seats[0], "hold"), key, nil)
+	require.Equal(t, http.StatusCreated, a.status, a.text)
+	h.verify()
+}

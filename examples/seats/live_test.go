@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// message is a map as it comes over the stream.
+type message struct {
+	hallMap
+	Mine []ownHold `json:"mine"`
+}
+
+// watch opens a stream, which is closed with the test, and reads it. The channel is closed when the stream ends.
+func (b *browser) watch() <-chan message {
+	b.h.t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	b.h.t.Cleanup(stop)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.h.bases[b.process]+"/api/events/"+b.h.event+"/stream", nil)
+	require.NoError(b.h.t, err)
+	request.AddCookie(b.cookie)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(b.h.t, err)
+	require.Equal(b.h.t, http.StatusOK, response.StatusCode)
+	require.Equal(b.h.t, "text/event-stream", response.Header.Get("Content-Type"))
+	messages := make(chan message, 10_000)
+	go func() {
+		defer close(messages)
+		defer response.Body.Close()
+		lines := bufio.NewScanner(response.Body)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok {
+				continue
+			}
+			var m message
+			if json.Unmarshal([]byte(data), &m) != nil {
+				m.Status = "broken: " + data
+			}
+			messages <- m
+		}
+	}()
+	return messages
+}
+
+// until reads messages until one is as wanted; all have to add up.
+func (h *hall) until(messages <-chan message, what string, wanted func(message) bool) message {
+	h.t.Helper()
+	end := time.After(30 * time.Second)
+	for {
+		select {
+		case m, ok := <-messages:
+			require.True(h.t, ok, "the stream has ended, waiting for %s", what)
+			h.addsUp(m)
+			if wanted(m) {
+				return m
+			}
+		case <-end:
+			require.Fail(h.t, "not seen: "+what)
+		}
+	}
+}
+
+func (h *hall) addsUp(m message) {
+	h.t.Helper()
+	c := m.Counts
+	require.Equal(h.t, 500, c.Available+c.Held+c.Sold+c.Blocked, m.Status)
+	require.Equal(h.t, 500, c.Seats)
+	require.Equal(h.t, c, counts{
+		strings.Count(m.Seats, "a"), strings.Count(m.Seats, "h"), strings.Count(m.Seats, "s"), strings.Count(m.Seats, "b"), len(m.Seats),
+	})
+}
+
+func TestStream_BrowsersAtAllProcessesSeeWhatHappensAndOnlyTheirOwn(t *testing.T) {
+	t.Parallel()
+	h := open(t, 2, quiet)
+	clock := pgtest.SetClock(t, h.pool, noon)
+	people := h.people(h.org, 2)
+	ben, cleo := people[0], people[1] // at different processes
+	a, b := ben.watch(), cleo.watch()
+	h.until(b, "the whole hall", func(m message) bool { return m.Counts.Available == 500 && len(m.Blocks) == 5 })
+	hold := ben.holding(h.seats[3])
+	m := h.until(a, "one's own hold", func(m message) bool { return m.Counts.Held == 1 })
+	require.Equal(t, []ownHold{{Hold: hold, Seat: 3, State: "held", HeldUntil: noon.Add(5 * time.Minute), LeftMS: m.Mine[0].LeftMS}}, m.Mine)
+	require.Greater(t, m.Mine[0].LeftMS, int64(200_000))
+	m = h.until(b, "another's hold", func(m message) bool { return m.Counts.Held == 1 })
+	require.Equal(t, byte('h'), m.Seats[3])
+	require.Empty(t, m.Mine)
+
+	second := h.people(h.org, 1)[0].at(1).holding(h.seats[4])
+	_ = second
+	h.until(a, "a second one", func(m message) bool { return m.Counts.Held == 2 && len(m.Mine) == 1 })
+	require.Equal(t, http.StatusOK, ben.checkout("", hold).status)
+	m = h.until(b, "sold", func(m message) bool { return m.Counts.Sold == 1 })
+	require.Equal(t, int64(2), m.Blocks[0].Taken)
+	require.Equal(t, http.StatusOK, h.admin.ask(http.MethodPost, h.admin.seatPath(h.seats[9], "block"), "", nil).status)
+	h.until(b, "blocked", func(m message) bool { return m.Counts.Blocked == 1 })
+	h.admin.ask(http.MethodPut, "/api/events/"+h.event+"/blocks/"+h.blocks[2], "", map[string]any{"capacity": 7})
+	h.until(b, "the capacity", func(m message) bool { return m.Blocks[2].Capacity == 7 })
+	// What runs out is free at that time, swept or not: no job and no sweeper runs here.
+	clock.Advance(5 * time.Minute)
+	h.until(a, "run out", func(m message) bool { return m.Counts == counts{498, 0, 1, 1, 500} })
+	h.until(b, "run out", func(m message) bool { return m.Counts == counts{498, 0, 1, 1, 500} })
+	h.admin.ask(http.MethodPut, "/api/events/"+h.event, "", map[string]any{"status": "closed"})
+	h.until(a, "closed", func(m message) bool { return m.Status == "closed" })
+}
+
+func TestStream_AddsUpUnderLoadAndConverges(t *testing.T) {
+	t.Parallel()
+	h := open(t, 2, quiet)
+	people := h.people(h.org, 12)
+	var streams []<-chan message
+	for _, b := range people {
+		streams = append(streams, b.watch())
+	}
+	// One that never reads: over TCP, and one that is never even taken from.
+	deaf, err := net.Dial("tcp", strings.TrimPrefix(h.bases[0], "http://"))
+	require.NoError(t, err)
+	defer deaf.Close()
+	_, err = deaf.Write([]byte("GET /api/events/" + h.event + "/stream HTTP/1.1\r\nHost: x\r\nCookie: " + people[0].cookie.String() + "\r\n\r\n"))
+	require.NoError(t, err)
+	slow, leave := h.apps[0].live.look(h.org, h.event)
+	defer leave()
+
+	held := together(people, func(i int, b *browser) (kept []string) {
+		for n := range 10 {
+			id := b.hold(h.seats[i*10+n]).hold()
+			if n%3 == 0 {
+				b.cancel(id)
+			} else {
+				kept = append(kept, id)
+			}
+		}
+		b.checkout("", kept[:3]...)
+		return kept[3:]
+	})
+	final := counts{Available: 500 - 12*6, Held: 12 * 3, Sold: 12 * 3, Seats: 500}
+	for i, messages := range streams {
+		m := h.until(messages, "the end", func(m message) bool { return m.Counts == final && len(m.Mine) == 6 })
+		var own []string
+		for _, mine := range m.Mine {
+			if mine.State == "held" {
+				own = append(own, mine.Hold)
+			}
+		}
+		require.Equal(t, sorted(held[i]), sorted(own))
+	}
+	require.Len(t, slow, 1)
+	require.Equal(t, final, (<-slow).Counts, "the newest, and nothing in between")
+	h.verify()
+}
+
+// The map is read as good as never by itself here.
+func TestStream_ConvergesWhenTheListenersConnectionIsLost(t *testing.T) {
+	t.Parallel()
+	cfg := quiet
+	cfg.refresh = time.Hour
+	h := open(t, 1, cfg)
+	ben := h.people(h.org, 1)[0]
+	messages := ben.watch()
+	h.until(messages, "the beginning", func(m message) bool { return m.Counts.Available == 500 })
+	const listeners = ` from pg_stat_activity where datname = current_database() and query like 'listen %'`
+	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 }, 10*time.Second, time.Millisecond)
+	for i := range 5 {
+		require.True(t, one[bool](h, `select pg_terminate_backend(pid)`+listeners))
+		ben.holding(h.seats[i]) // nobody may hear of it
+		h.until(messages, "a hold that was not heard of", func(m message) bool { return m.Counts.Held == i+1 })
+		require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 }, 20*time.Second, 5*time.Millisecond)
+	}
+}
+
+// A hold that is made, and its end, without any notification: by a program that sends none.
+func TestStream_ConvergesWithoutNotifications(t *testing.T) {
+	t.Parallel()
+	h := open(t, 1, quiet)
+	ben := h.people(h.org, 1)[0]
+	messages := ben.watch()
+	h.until(messages, "the beginning", func(m message) bool { return m.Counts.Available == 500 })
+	silent, err := metered.New(h.pool, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{project}}})
+	require.NoError(t, err)
+	var held holds.Hold
+	require.NoError(t, pgx.BeginFunc(t.Context(), h.pool, func(tx pgx.Tx) (err error) {
+		held, err = silent.Holds.Claim(t.Context(), tx, holds.Claim{Tenant: h.org, Key: seatKey(h.seats[0]), Holder: ben.user, TTL: time.Minute, Note: budget.Note{Actor: "somebody"}})
+		return err
+	}))
+	m := h.until(messages, "held", func(m message) bool { return m.Counts.Held == 1 })
+	require.Equal(t, held.ID, m.Mine[0].Hold)
+	require.NoError(t, pgx.BeginFunc(t.Context(), h.pool, func(tx pgx.Tx) error {
+		_, err = silent.Holds.Release(t.Context(), tx, holds.Release{Tenant: h.org, IDs: []string{held.ID}, Note: budget.Note{Actor: "somebody"}})
+		return err
+	}))
+	h.until(messages, "free", func(m message) bool { return m.Counts.Held == 0 && len(m.Mine) == 0 })
+}

@@ -1,0 +1,110 @@
+// Command seats sells the seats of a hall: a map that changes live in the browser, holds of five minutes with a
+// countdown, a checkout of all that one holds, and an admin who blocks seats.
+//
+//	go run ./examples/seats                             # then open http://127.0.0.1:8080
+//	go run ./examples/seats -listen 127.0.0.1:8081      # a second process, with the DATABASE_URL that the first prints
+//
+// Any number of processes serve one database. Each may end at any time, and none knows anything that the database does
+// not.
+//
+// What to read: hold.go, the command behind a click; checkout.go, which pays for what is held; admin.go; projection.go
+// and live.go, from the library's transitions to the browsers. See README.md for what it guarantees.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/pgserver"
+)
+
+func main() {
+	listen := flag.String("listen", "127.0.0.1:8080", "the address to serve at")
+	seats := flag.Int("seats", 500, "how many seats the hall gets, when the database is set up")
+	cfg := usual
+	flag.DurationVar(&cfg.holdFor, "hold", cfg.holdFor, "how long a seat is held")
+	flag.DurationVar(&cfg.payTakes, "pay", cfg.payTakes, "how long the pretended payment takes")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	if err := run(ctx, *listen, *seats, cfg); err != nil {
+		fmt.Fprintln(os.Stderr, "seats:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, listen string, seats int, cfg config) (err error) {
+	// With DATABASE_URL its server and its database: what another process has made there is used.
+	server, err := pgserver.Start(ctx, pgserver.Options{Durable: true, TCP: true, Log: os.Stderr})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Stop()) }()
+	poolConfig, err := pgxpool.ParseConfig(server.ConnString())
+	if err != nil {
+		return err
+	}
+	poolConfig.MaxConns = 16
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := setUp(ctx, pool, seats); err != nil {
+		return err
+	}
+	a, err := newApp(ctx, pool, cfg)
+	if err != nil {
+		return err
+	}
+	// Its own end comes after that of the last request, also after Ctrl-C.
+	if err := a.start(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.stop()) }()
+	base, closed, err := serve(ctx, listen, a)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("open %s\n", base)
+	if server.Owned() {
+		fmt.Printf("a second process: DATABASE_URL='%s' go run ./examples/seats -listen 127.0.0.1:8081\n", server.ConnString())
+	}
+	return <-closed
+}
+
+// serve serves until ctx is done, and then finishes what it has begun.
+func serve(ctx context.Context, address string, a *app) (base string, closed <-chan error, err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", nil, err
+	}
+	server := &http.Server{
+		Handler: a.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
+	}
+	server.RegisterOnShutdown(a.live.close) // the streams would never end by themselves
+	done := make(chan error, 2)
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			done <- err
+		}
+	}()
+	context.AfterFunc(ctx, func() {
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		done <- server.Shutdown(stopping)
+	})
+	return "http://" + listener.Addr().String(), done, nil
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
+	t.Parallel()
+	h := open(t, 1, quiet)
+	people := h.people(h.org, 2)
+	seat := h.seats[42]
+	hold := people[0].holding(seat)
+	before := h.written()
+	require.Equal(t, http.StatusForbidden, people[0].ask(http.MethodPost, people[0].seatPath(seat, "block"), "", nil).status)
+	require.Equal(t, before, h.written())
+	for range 2 { // blocked is blocked
+		a := h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "block"), "", nil)
+		require.Equal(t, http.StatusOK, a.status, a.text)
+	}
+	a := people[0].checkout("", hold)
+	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, "hold_released", a.code())
+	for _, b := range people {
+		a := b.hold(seat)
+		require.Equal(t, http.StatusConflict, a.status)
+		require.Equal(t, "seat_taken", a.code())
+	}
+	h.verify()
+	events, err := h.apps[0].metered.Holds.History(t.Context(), h.pool, h.org, hold, "")
+	require.NoError(t, err)
+	require.Equal(t, "user:"+h.admin.user, events[1].Note.Actor)
+
+	require.Equal(t, http.StatusOK, h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "unblock"), "", nil).status)
+	h.verify()
+	bought := people[1].checkout("", people[1].holding(seat))
+	require.Equal(t, http.StatusOK, bought.status)
+	a = h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "block"), "", nil)
+	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, "seat_sold", a.code())
+	require.Equal(t, http.StatusOK, h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "unblock"), "", nil).status, "of no effect")
+	h.verify()
+	m, err := h.apps[0].readMap(t.Context(), h.org, h.event)
+	require.NoError(t, err)
+	require.Equal(t, counts{Available: 499, Sold: 1, Seats: 500}, m.Counts)
+}
+
+// More buyers than seats at the same places, and blocked seats that come and go: each seat is sold once.
+func TestSale_SellsEverySeatOnce(t *testing.T) {
+	t.Parallel()
+	h := open(t, 2, quiet)
+	people := h.people(h.org, 60)
+	admin := make(chan struct{})
+	go func() {
+		defer close(admin)
+		for i := range 20 {
+			_, _ = h.admin.do(http.MethodPost, h.admin.seatPath(h.seats[i*25], "block"), "", nil)
+			_, _ = h.admin.do(http.MethodPost, h.admin.seatPath(h.seats[i*25], "unblock"), "", nil)
+		}
+	}()
+	sell := func(b *browser, seats ...string) (bought int) {
+		for _, seat := range seats {
+			a := b.hold(seat)
+			if a.status == http.StatusTooManyRequests {
+				return bought
+			}
+			if a.status != http.StatusCreated {
+				continue
+			}
+			c := b.checkout("", a.hold())
+			if c.status == http.StatusOK {
+				bought++
+			} else if !strings.HasPrefix(c.code(), "hold_") { // the box office may have blocked it
+				t.Errorf("checkout: %s", c.text)
+			}
+		}
+		return bought
+	}
+	sum := 0
+	twice := slices.Concat(h.seats, h.seats)
+	for _, n := range together(people, func(i int, b *browser) int { return sell(b, twice[i*8:i*8+30]...) }) {
+		sum += n
+	}
+	<-admin
+	for _, b := range h.people(h.org, 60) { // what nobody passed by, and what was blocked just then
+		sum += sell(b, all[string](h, `select id::text from hall.seats where event = $1 and state = 'free' order by ordinal`, h.event)...)
+	}
+	require.Equal(t, 500, sum)
+	m, err := h.apps[0].readMap(t.Context(), h.org, h.event)
+	require.NoError(t, err)
+	require.Equal(t, counts{Sold: 500, Seats: 500}, m.Counts)
+	require.Equal(t, 500, one[int](h, `select count(*)::int from hall.orders`))
+	require.Equal(t, 500, one[int](h, `select count(distinct x.h)::int from hall.orders o, unnest(o.holds) x(h)`))
+	a := h.people(h.org, 1)[0].hold(h.seats[499])
+	require.Equal(t, "seat_taken", a.code())
+	h.verify()
+}

@@ -1,0 +1,83 @@
+-- The application's own tables. Its processes make them together: whoever comes first.
+
+create schema if not exists hall;
+
+create table if not exists hall.organisations (
+    id   uuid primary key,
+    name text not null
+);
+
+create table if not exists hall.users (
+    id    uuid primary key,
+    org   uuid not null references hall.organisations,
+    name  text not null,
+    admin boolean not null default false
+);
+
+create table if not exists hall.events (
+    id     uuid primary key,
+    org    uuid not null references hall.organisations,
+    name   text not null,
+    status text not null check (status in ('draft', 'published', 'closed'))
+);
+
+create table if not exists hall.blocks (
+    id       uuid primary key,
+    event    uuid not null references hall.events,
+    position int  not null,
+    name     text not null,
+    cents    bigint not null,
+    capacity bigint not null check (capacity >= 0), -- how many of its seats may be held or sold
+    unique (event, position)
+);
+
+-- The first columns never change. The others are a copy of what the library's holds say, for the map: a subscriber
+-- writes them in the transaction of each transition. What decides is the library: a seat whose hold has run out is free,
+-- whatever is written here.
+create table if not exists hall.seats (
+    id         uuid primary key,
+    event      uuid not null references hall.events,
+    block      uuid not null references hall.blocks,
+    ordinal    int  not null, -- within the event: by block, row and number
+    row        text not null,
+    number     int  not null,
+    state      text not null default 'free' check (state in ('free', 'held', 'sold', 'blocked')),
+    hold       text,
+    holder     text,
+    held_until timestamptz,
+    unique (event, ordinal)
+);
+
+create table if not exists hall.orders (
+    id      uuid primary key,
+    org     uuid not null references hall.organisations,
+    event   uuid not null references hall.events,
+    buyer   uuid not null references hall.users,
+    holds   text[] not null,
+    cents   bigint not null,
+    payment text not null,
+    at      timestamptz not null default now()
+);
+
+-- What became of each request, and of each hold. What was done is written in its transaction, a refusal on its own.
+create table if not exists hall.audit (
+    id        bigint generated always as identity primary key,
+    at        timestamptz not null default now(),
+    org       uuid not null,
+    actor     text not null,
+    action    text not null,
+    code      text not null default '', -- of a refusal
+    event     uuid,
+    seat      uuid,
+    hold      text,
+    operation text,
+    remote    text
+);
+
+create index if not exists audit_seat on hall.audit (seat, id);
+
+-- The key of the session cookies, common to all processes. A real service has it from where it keeps its secrets.
+create table if not exists hall.secrets (
+    one boolean primary key default true check (one),
+    key bytea not null
+);

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// hallMap is an event's map at one moment.
+type hallMap struct {
+	Status string `json:"status"`
+	// Seats has a letter for each seat, in their order: a available, h held, s sold, b blocked.
+	Seats  string     `json:"seats"`
+	Counts counts     `json:"counts"`
+	Blocks []blockUse `json:"blocks"`
+
+	holds   map[string][]ownHold // by holder: each gets their own
+	nextEnd time.Duration        // until a hold runs out
+	readAt  time.Time
+}
+
+type counts struct {
+	Available int `json:"available"`
+	Held      int `json:"held"`
+	Sold      int `json:"sold"`
+	Blocked   int `json:"blocked"`
+	Seats     int `json:"seats"`
+}
+
+type blockUse struct {
+	ID       string `json:"id"`
+	Capacity int64  `json:"capacity"`
+	Taken    int64  `json:"taken"` // held and sold
+}
+
+// ownHold is a hold of the one who looks.
+type ownHold struct {
+	Hold      string    `json:"hold_id"`
+	Seat      int       `json:"seat"` // its place in hallMap.Seats
+	State     string    `json:"status"`
+	HeldUntil time.Time `json:"held_until,omitzero"`
+	// LeftMS is the time left, by the database's clock: that of the browser may be wrong.
+	LeftMS int64 `json:"left_ms"`
+}
+
+// shown is what of a map a browser sees, times left aside.
+func (m *hallMap) shown() hallMap {
+	s := hallMap{Status: m.Status, Seats: m.Seats, Counts: m.Counts, Blocks: m.Blocks, holds: map[string][]ownHold{}}
+	for holder, own := range m.holds {
+		for _, h := range own {
+			h.LeftMS = 0
+			s.holds[holder] = append(s.holds[holder], h)
+		}
+	}
+	return s
+}
+
+// One statement, and so one moment. metered.clock() is the clock by which the library ends holds.
+const mapSQL = `
+select e.status, b.id, b.capacity, s.state, coalesce(s.hold, ''), coalesce(s.holder, ''),
+    coalesce(s.held_until, 'epoch'), coalesce(extract(epoch from s.held_until - c.now) * 1000, 0)::bigint,
+    coalesce(s.held_until <= c.now, false)
+from (select metered.clock() as now) c, hall.events e join hall.seats s on s.event = e.id join hall.blocks b on b.id = s.block
+where e.id = $1 and e.org = $2
+order by s.ordinal`
+
+var letters = map[string]byte{"free": 'a', "held": 'h', "sold": 's', "blocked": 'b'}
+
+func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) {
+	rows, err := a.pool.Query(ctx, mapSQL, event, org)
+	if err != nil {
+		return nil, err
+	}
+	m := &hallMap{holds: map[string][]ownHold{}, nextEnd: time.Hour, readAt: time.Now()}
+	var seats []byte
+	var block blockUse
+	var h ownHold
+	var holder string
+	var over bool
+	_, err = pgx.ForEachRow(rows, []any{&m.Status, &block.ID, &block.Capacity, &h.State, &h.Hold, &holder, &h.HeldUntil, &h.LeftMS, &over}, func() error {
+		if over {
+			h.State, holder = "free", ""
+		}
+		if n := len(m.Blocks); n == 0 || m.Blocks[n-1].ID != block.ID {
+			m.Blocks = append(m.Blocks, block)
+		}
+		use := &m.Blocks[len(m.Blocks)-1]
+		switch h.State {
+		case "free":
+			m.Counts.Available++
+		case "held":
+			m.Counts.Held++
+			use.Taken++
+			m.nextEnd = min(m.nextEnd, time.Duration(h.LeftMS)*time.Millisecond)
+		case "sold":
+			m.Counts.Sold++
+			use.Taken++
+		case "blocked":
+			m.Counts.Blocked++
+		}
+		if holder != "" {
+			own := h
+			own.Seat, own.HeldUntil = len(seats), h.HeldUntil.UTC()
+			if h.State != "held" {
+				own.HeldUntil = time.Time{}
+			}
+			m.holds[holder] = append(m.holds[holder], own)
+		}
+		seats = append(seats, letters[h.State])
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(seats) == 0 {
+		return nil, errNotFound
+	}
+	m.Seats, m.Counts.Seats = string(seats), len(seats)
+	return m, nil
+}
+
+// message is a map as its viewer gets it.
+func (m *hallMap) message(user string) ([]byte, error) {
+	own := append([]ownHold{}, m.holds[user]...)
+	for i := range own {
+		own[i].LeftMS = max(0, own[i].LeftMS-time.Since(m.readAt).Milliseconds())
+	}
+	return json.Marshal(struct {
+		*hallMap
+		Mine []ownHold `json:"mine"`
+	}{m, own})
+}
+
+// serveMap answers with the map as it is now.
+func (a *app) serveMap(w http.ResponseWriter, r request) error {
+	m, err := a.readMap(r.Context(), r.who.Org, r.event)
+	if err != nil {
+		return err
+	}
+	text, err := m.message(r.who.User)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, json.RawMessage(text))
+}
+
+const (
+	heartbeat    = 10 * time.Second
+	writeTimeout = 10 * time.Second
+)
+
+// serveStream sends the map now and whenever it has changed, as server-sent events.
+func (a *app) serveStream(w http.ResponseWriter, r request) error {
+	if _, err := a.readMap(r.Context(), r.who.Org, r.event); err != nil {
+		return err
+	}
+	maps, leave := a.live.look(r.who.Org, r.event)
+	defer leave()
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Accel-Buffering", "no") // for a proxy in between
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Time{}) // a stream outlives Server.ReadTimeout
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	for {
+		var text []byte
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-beat.C:
+			text = []byte(": still here\n\n")
+		case m, ok := <-maps:
+			if !ok {
+				return nil
+			}
+			body, err := m.message(r.who.User)
+			if err != nil {
+				return nil
+			}
+			text = fmt.Appendf(nil, "data: %s\n\n", body)
+		}
+		// Whoever does not read for so long loses the connection, and may come again.
+		if control.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil {
+			return nil
+		}
+		if _, err := w.Write(text); err != nil || control.Flush() != nil {
+			return nil
+		}
+	}
+}

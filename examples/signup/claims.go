@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/mail"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/text/cases"
+	"golang.org/x/text/unicode/norm"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/holds"
+)
+
+// usersSQL is the application's own table. It needs no unique index on the address: the claim keeps it unique, from before
+// there is a user.
+const usersSQL = `
+create table users (
+    id    bigint generated always as identity primary key,
+    email text not null,
+    name  text not null
+)`
+
+// signup gives each address to one visitor at a time, and to one user for good.
+type signup struct {
+	pool    *pgxpool.Pool
+	metered *metered.Client
+	ttl     time.Duration // how long a visitor has to finish
+}
+
+const emailType = "email"
+
+var errAddress = errors.New("that is no e-mail address")
+
+// normalise is the application's idea of when two addresses are the same: whatever their case and their Unicode form. The
+// library compares bytes. (By the letter of the standard Ann@ and ann@ are two people; hardly a provider has both.)
+func normalise(text string) (string, error) {
+	text = strings.TrimSpace(text)
+	address, err := mail.ParseAddress(text)
+	if err != nil || address.Address != text || len(text) > 254 {
+		return "", errAddress
+	}
+	return norm.NFKC.String(cases.Fold().String(norm.NFKC.String(text))), nil
+}
+
+// claim holds an address for a visitor. Who asks again gets the same claim and the same deadline; everybody else a
+// *holds.TakenError, which says how long, and not who.
+func (s *signup) claim(ctx context.Context, visitor, email string) (h holds.Hold, err error) {
+	email, err = normalise(email)
+	if err != nil {
+		return h, err
+	}
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		h, err = s.metered.Holds.Claim(ctx, tx, holds.Claim{
+			Key: holds.Key{Type: emailType, Value: email}, Holder: visitor, TTL: s.ttl,
+		})
+		return err
+	})
+	return h, err
+}
+
+type user struct {
+	ID    int64  `json:"id"`
+	Email string `json:"email"`
+	Name  string `json:"name"`
+}
+
+// confirm makes the user and confirms the claim with the user's id, or does neither. It is a command with the claim's id:
+// sent again, it is answered with the same user.
+func (s *signup) confirm(ctx context.Context, visitor, claim, name string) (user, error) {
+	out, err := metered.Do(ctx, s.metered, metered.Command{
+		ID: claim, Namespace: visitor, Name: "confirm", Input: name,
+	}, func(ctx context.Context, tx *metered.Tx) (u user, err error) {
+		h, err := s.metered.Holds.Get(ctx, tx, "", claim, visitor)
+		if err != nil {
+			return u, err
+		}
+		u = user{Email: h.Claim.Value, Name: name}
+		err = tx.QueryRow(ctx, `insert into users (email, name) values ($1, $2) returning id`, u.Email, u.Name).Scan(&u.ID)
+		if err != nil {
+			return u, err
+		}
+		return u, tx.Capture(holds.Capture{IDs: []string{claim}, Holder: visitor, Entity: fmt.Sprint("user/", u.ID)})
+	})
+	return out.Result, err
+}
+
+// cancel gives the address up. A claim that has ended by itself is as good as cancelled.
+func (s *signup) cancel(ctx context.Context, visitor, claim string) error {
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		_, err := s.metered.Holds.Release(ctx, tx, holds.Release{IDs: []string{claim}, Holder: visitor})
+		return err
+	})
+	if errors.Is(err, holds.ErrReleased) || errors.Is(err, holds.ErrExpired) {
+		return nil
+	}
+	return err
+}
+
+// sweep writes down, now and then, which claims were abandoned, until ctx is done. Their addresses are free when they are
+// due, without it.
+func (s *signup) sweep(ctx context.Context, every time.Duration) {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if _, err := s.metered.Holds.Sweep(ctx, s.pool, holds.SweepOptions{}); err != nil && ctx.Err() == nil {
+				slog.ErrorContext(ctx, "sweep", "error", err)
+			}
+		}
+	}
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/holds"
+)
+
+// handler serves
+//
+//	POST   /claims              {"email": "…"}   201, or 200 for the visitor's own claim; 409 if it is taken
+//	POST   /claims/{id}/confirm {"name": "…"}    201, also when it is sent again; 410 if it is too late
+//	DELETE /claims/{id}                          204
+//
+// A visitor is whoever has the cookie. Another visitor's claim is a 404, as one that does not exist.
+func (s *signup) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /claims", s.serveClaim)
+	mux.HandleFunc("POST /claims/{id}/confirm", s.serveConfirm)
+	mux.HandleFunc("DELETE /claims/{id}", s.serveCancel)
+	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+// claimed is a claim as its visitor sees it.
+type claimed struct {
+	ID        string    `json:"id"`
+	Email     string    `json:"email"`
+	HeldUntil time.Time `json:"held_until"`
+	ExpiresIn int       `json:"expires_in_seconds"` // by the database's clock
+}
+
+func (s *signup) serveClaim(w http.ResponseWriter, r *http.Request) {
+	var request struct{ Email string }
+	if !read(w, r, &request) {
+		return
+	}
+	h, err := s.claim(r.Context(), visitor(w, r), request.Email)
+	if err != nil {
+		refuse(w, r, err)
+		return
+	}
+	status := http.StatusOK
+	if h.Created {
+		status = http.StatusCreated
+	}
+	answer(w, status, claimed{h.ID, h.Claim.Value, h.Deadline, seconds(h.Remaining())})
+}
+
+func (s *signup) serveConfirm(w http.ResponseWriter, r *http.Request) {
+	var request struct{ Name string }
+	if !read(w, r, &request) {
+		return
+	}
+	u, err := s.confirm(r.Context(), visitor(w, r), r.PathValue("id"), request.Name)
+	if err != nil {
+		refuse(w, r, err)
+		return
+	}
+	answer(w, http.StatusCreated, u)
+}
+
+func (s *signup) serveCancel(w http.ResponseWriter, r *http.Request) {
+	if err := s.cancel(r.Context(), visitor(w, r), r.PathValue("id")); err != nil {
+		refuse(w, r, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+const cookieName = "visitor"
+
+// visitor is who asks: nobody can guess another one's cookie. With HTTPS make it Secure, and name it __Host-visitor.
+func visitor(w http.ResponseWriter, r *http.Request) string {
+	if c, err := r.Cookie(cookieName); err == nil && len(c.Value) == len(rand.Text()) {
+		return c.Value
+	}
+	id := rand.Text()
+	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: id, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode})
+	return id
+}
+
+// refuse says no more than the visitor may know.
+func refuse(w http.ResponseWriter, r *http.Request, err error) {
+	var taken *holds.TakenError
+	switch {
+	case errors.As(err, &taken) && !taken.Confirmed:
+		w.Header().Set("Retry-After", strconv.Itoa(seconds(taken.RetryAfter)))
+		fail(w, http.StatusConflict, "somebody is signing up with this address")
+	case errors.As(err, &taken):
+		fail(w, http.StatusConflict, "there is an account with this address")
+	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired):
+		fail(w, http.StatusNotFound, "no such claim")
+	case errors.Is(err, holds.ErrExpired), errors.Is(err, holds.ErrReleased):
+		fail(w, http.StatusGone, "the claim has ended: claim the address again")
+	case errors.Is(err, holds.ErrCaptured), errors.Is(err, metered.ErrConflict):
+		fail(w, http.StatusConflict, "the claim is confirmed already")
+	case errors.Is(err, errAddress):
+		fail(w, http.StatusBadRequest, err.Error())
+	case errors.Is(err, metered.ErrArgument), errors.Is(err, holds.ErrArgument):
+		fail(w, http.StatusBadRequest, "that is not valid")
+	default:
+		slog.ErrorContext(r.Context(), r.Pattern, "error", err)
+		fail(w, http.StatusServiceUnavailable, "try again")
+	}
+}
+
+func fail(w http.ResponseWriter, status int, text string) {
+	answer(w, status, map[string]string{"error": text})
+}
+
+func answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func read(w http.ResponseWriter, r *http.Request, request any) bool {
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(request)
+	if err != nil {
+		fail(w, http.StatusBadRequest, "that is not the JSON that is expected here")
+	}
+	return err == nil
+}
+
+// seconds are whole ones, and not too few.
+func seconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }

@@ -1,0 +1,96 @@
+// Command signup gives each e-mail address to one person, who may still be filling in the form.
+//
+//	go run ./examples/signup                           # shows what it does, and ends
+//	go run ./examples/signup -listen 127.0.0.1:8080    # serves until Ctrl-C
+//	curl -i -c jar -b jar 127.0.0.1:8080/claims -d '{"email": "ann@example.com"}'
+//
+// A visitor claims an address and has some minutes to finish. Until then nobody else gets it; if the visitor cancels, or
+// never comes back, somebody else does; once it is confirmed it belongs to the new user for good.
+//
+// What to read: claims.go, and http.go for its HTTP side. It needs no preparation: see package pgserver for where its
+// Postgres comes from. If DATABASE_URL is set it uses that server, in a database of its own that it drops at the end.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
+)
+
+func main() {
+	listen := flag.String("listen", "", "serve at this address instead of showing what it does")
+	ttl := flag.Duration("ttl", 15*time.Minute, "with -listen: how long a visitor has to finish")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	if err := run(ctx, *listen, *ttl); err != nil {
+		fmt.Fprintln(os.Stderr, "signup:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, listen string, ttl time.Duration) (err error) {
+	db, err := exampledb.Open(ctx, "signup", exampledb.Options{SQL: usersSQL})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if listen == "" {
+		return show(ctx, os.Stdout, db.Pool)
+	}
+	s, err := newSignup(db.Pool, ttl)
+	if err != nil {
+		return err
+	}
+	base, closed, err := serve(ctx, listen, s)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("curl -i -c jar -b jar %s/claims -d '{\"email\": \"ann@example.com\"}'\n", base)
+	return <-closed
+}
+
+func newSignup(pool *pgxpool.Pool, ttl time.Duration) (*signup, error) {
+	client, err := metered.New(pool, metered.Config{})
+	return &signup{pool, client, ttl}, err
+}
+
+// serve serves until ctx is done, and then finishes what it has begun.
+func serve(ctx context.Context, address string, s *signup) (base string, closed <-chan error, err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", nil, err
+	}
+	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
+	done := make(chan error, 2)
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			done <- err
+		}
+	}()
+	swept := make(chan struct{})
+	go func() {
+		defer close(swept)
+		s.sweep(ctx, 10*time.Second)
+	}()
+	context.AfterFunc(ctx, func() {
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		err := server.Shutdown(stopping)
+		<-swept
+		done <- err
+	})
+	return "http://" + listener.Addr().String(), done, nil
+}

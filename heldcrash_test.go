@@ -1,0 +1,178 @@
+package metered_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// settling are the statements of the transaction that captures a cost.
+var settling = []string{"begin isolation", "insert into uploads", "job_input", "capture_holds", "commit"}
+
+// settlingJob submits a job, and works it through a wire. strike is called with the first flush of settling that has the
+// statement. It returns what became of the job, and of the wire.
+func settlingJob(t *testing.T, statement string, strike func(w *wire, owner *pgxpool.Pool, f *flush)) (owner *pgxpool.Pool, c *metered.Client, job int64, runs *atomic.Int64, client *river.Client[pgx.Tx]) {
+	t.Helper()
+	owner, c = setUp(t, metered.Config{})
+	job = submit(t, c, 5)
+	pool, w := tap(t, owner, func(c *pgxpool.Config) { c.MaxConns = 16 })
+	runs = new(atomic.Int64)
+	client = workHeld(t, pool, newClient(t, pool, metered.Config{}), metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+		runs.Add(1)
+		cost, err := costs(7, holds.OverRefused)(ctx, j)
+		own, armed := cost.Write, false
+		arm := func(pid int32) {
+			if !armed {
+				armed = true
+				w.once(func(f *flush) bool { return f.has(statement) && (pid == 0 || f.conn.pid.Load() == pid) }, func(f *flush) { strike(w, owner, f) })
+			}
+		}
+		if statement == settling[0] {
+			arm(0)
+		}
+		cost.Write = func(ctx context.Context, tx pgx.Tx) error {
+			arm(int32(tx.Conn().PgConn().PID())) // what follows is on this connection
+			return own(ctx, tx)
+		}
+		return cost, err
+	})
+	return owner, c, job, runs, client
+}
+
+// The backend is killed, or the connection lost, before and after each statement: the work is not done again, and what it
+// came to is charged once.
+func TestHeldWorker_ALostConnectionWhileCapturingIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	for _, statement := range settling {
+		for what, fault := range map[string]func(w *wire, owner *pgxpool.Pool, f *flush){
+			"kill before": func(_ *wire, owner *pgxpool.Pool, f *flush) { terminate(t, owner, f) },
+			"kill after": func(_ *wire, owner *pgxpool.Pool, f *flush) {
+				f.deliver = func() { _ = f.pass(); f.conn.answer = f.answers(); terminate(t, owner, f) }
+			},
+			"cut after": func(_ *wire, _ *pgxpool.Pool, f *flush) { f.loseAnswer() },
+		} {
+			var struck atomic.Bool
+			owner, c, job, runs, _ := settlingJob(t, statement, func(w *wire, owner *pgxpool.Pool, f *flush) {
+				struck.Store(true)
+				fault(w, owner, f)
+			})
+			awaitJob(t, owner, job, "completed")
+			require.True(t, struck.Load(), statement)
+			require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job), "%s: %s", what, statement)
+			require.Equal(t, int64(1), runs.Load(), "%s: %s", what, statement)
+		}
+	}
+}
+
+// The process dies before and after each statement: nobody hears of it again. If the job is rescued in time it is worked
+// again, and charged once; if not the hold expires, and nothing is charged.
+func TestHeldWorker_AWorkerThatDiesChargesOnceOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	for i, statement := range settling {
+		for _, after := range []bool{false, true} {
+			dead := make(chan struct{})
+			owner, c, job, _, client := settlingJob(t, statement, func(w *wire, _ *pgxpool.Pool, f *flush) {
+				w.refuse(true)
+				w.each(func(f *flush) { f.lose() })
+				f.lose()
+				if after {
+					f.loseAnswer()
+				}
+				close(dead)
+			})
+			<-dead
+			if committed := statement == "commit" && after; committed {
+				awaitJob(t, owner, job, "completed")
+				require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job))
+				continue
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+			_ = client.StopAndCancel(ctx)
+			cancel()
+			settled(t, owner)
+			require.Equal(t, books{Job: "running", Hold: holds.Held, Held: 10}, booksOf(t, owner, c, job), statement)
+
+			inTime := (i%2 == 0) == after
+			if !inTime {
+				pgtest.SetClock(t, owner, time.Now().Add(2*time.Hour))
+			}
+			_, err := owner.Exec(t.Context(), `update river_job set state = 'available' where id = $1`, job) // as River's rescuer does
+			require.NoError(t, err)
+			workHeld(t, owner, c, metered.HeldOptions{}, costs(7, holds.OverRefused))
+			if inTime {
+				awaitJob(t, owner, job, "completed")
+				require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job), statement)
+				continue
+			}
+			awaitJob(t, owner, job, "cancelled")
+			_, err = c.Holds.Sweep(t.Context(), owner, holds.SweepOptions{})
+			require.NoError(t, err)
+			require.Equal(t, books{Job: "cancelled", Hold: holds.Expired}, booksOf(t, owner, c, job), statement)
+		}
+	}
+}
+
+// River has taken the job away from a worker that is too slow: it cannot complete it, so it charges nothing.
+func TestHeldWorker_AJobThatWasTakenAwayIsNotCharged(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{
+		`update river_job set state = 'cancelled', finalized_at = now() where id = $1`,
+		`update river_job set state = 'retryable', scheduled_at = now() + interval '1 hour' where id = $1`,
+		`delete from river_job where id = $1`,
+	} {
+		pool, c := setUp(t, metered.Config{})
+		submit(t, c, 1)
+		ended := make(chan struct{})
+		client := workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+			_, err := pool.Exec(ctx, sql, j.ID)
+			if err != nil {
+				return metered.Cost{}, err
+			}
+			defer close(ended)
+			return costs(7, holds.OverRefused)(ctx, j)
+		})
+		<-ended
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		require.NoError(t, client.Stop(ctx)) // which waits for the job
+		cancel()
+		h, err := c.Holds.Get(t.Context(), pool, "", "h", "")
+		require.NoError(t, err)
+		require.Equal(t, holds.Held, h.State, sql)
+		usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "gpu"})
+		require.NoError(t, err)
+		require.Equal(t, []int64{0, 10}, []int64{usage[0].Spent, usage[0].Held}, sql)
+		require.Zero(t, count(t, pool, "uploads"), sql)
+	}
+}
+
+// Two workers of one job, since the first was taken for dead: one of them charges.
+func TestHeldWorker_OfTwoWorkersOfOneJobOneCharges(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	job := submit(t, c, 5)
+	var runs atomic.Int64
+	both := make(chan struct{})
+	workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+		if runs.Add(1) == 2 {
+			close(both)
+		} else if _, err := pool.Exec(ctx, `update river_job set state = 'available' where id = $1`, j.ID); err != nil {
+			return metered.Cost{}, err
+		}
+		<-both
+		return costs(7, holds.OverRefused)(ctx, j)
+	})
+	awaitJob(t, pool, job, "completed")
+	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
+	require.Equal(t, int64(2), runs.Load())
+}

@@ -1,0 +1,220 @@
+package metered_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+func TestHeldWorker_AFailedAttemptStaysHeldUntilTheNext(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	clock := pgtest.SetClock(t, pool, time.Now())
+	job := submit(t, c, 3)
+	var runs atomic.Int64
+	opts := metered.HeldOptions{Timeout: 5 * time.Minute, RetryAfter: time.Hour, Margin: 20 * time.Minute}
+	left := func() time.Duration {
+		h, err := c.Holds.Get(context.Background(), pool, "", "h", "")
+		if err != nil {
+			t.Error(err)
+		}
+		return h.Remaining()
+	}
+	atStart := make(chan time.Duration, 3)
+	workHeld(t, pool, c, opts, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+		atStart <- left()
+		if runs.Add(1) < 3 {
+			clock.Advance(opts.Timeout + opts.Margin - time.Second) // the latest that it can be
+			return metered.Cost{}, errOwn
+		}
+		return costs(7, holds.OverRefused)(ctx, j)
+	})
+	for range 2 {
+		awaitJob(t, pool, job, "retryable")
+		require.Equal(t, opts.Timeout+opts.Margin, <-atStart)
+		require.Equal(t, opts.RetryAfter+opts.Margin, left())
+		clock.Advance(opts.RetryAfter + opts.Margin - time.Second)
+		_, err := pool.Exec(t.Context(), `update river_job set state = 'available', scheduled_at = now() where id = $1`, job)
+		require.NoError(t, err)
+	}
+	awaitJob(t, pool, job, "completed")
+	require.Equal(t, opts.Timeout+opts.Margin, <-atStart)
+	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
+}
+
+func TestHeldWorker_TheLastFailureAndACancellationRelease(t *testing.T) {
+	t.Parallel()
+	for reason, test := range map[string]struct {
+		attempts int
+		end      func(ctx context.Context, c *river.Client[pgx.Tx], j *rendering) error
+		job      string
+	}{
+		"failed for the last time": {1, func(context.Context, *river.Client[pgx.Tx], *rendering) error { return errOwn }, "discarded"},
+		"cancelled by its work": {5, func(context.Context, *river.Client[pgx.Tx], *rendering) error {
+			return river.JobCancel(errOwn)
+		}, "cancelled"},
+		"cancelled": {5, func(ctx context.Context, c *river.Client[pgx.Tx], j *rendering) error {
+			if _, err := c.JobCancel(ctx, j.ID); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return river.JobSnooze(time.Hour) // has no effect then
+		}, "cancelled"},
+		"failed for the last time ": {1, func(context.Context, *river.Client[pgx.Tx], *rendering) error { panic("oh") }, "discarded"},
+	} {
+		pool, c := setUp(t, metered.Config{})
+		job := submit(t, c, test.attempts)
+		workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+			return metered.Cost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
+		})
+		awaitJob(t, pool, job, test.job)
+		require.Equal(t, books{Job: test.job, Hold: holds.Released}, booksOf(t, pool, c, job), reason)
+		require.Equal(t, strings.TrimSpace(reason), lastEvent(t, pool, c).Note.Reason)
+	}
+}
+
+func TestHeldWorker_APanicThatIsNotTheLastKeepsTheHoldAndItsTrace(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	job := submit(t, c, 2)
+	var runs atomic.Int64
+	workHeld(t, pool, c, metered.HeldOptions{RetryAfter: time.Millisecond}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+		if runs.Add(1) == 1 {
+			panics()
+		}
+		return costs(7, holds.OverRefused)(ctx, j)
+	})
+	awaitJob(t, pool, job, "completed")
+	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
+	require.Contains(t, queryRow[string](t, pool, `select errors[1]->>'trace' from river_job where id = $1`, job), "metered_test.panics")
+}
+
+func panics() { panic("oh") }
+
+func TestHeldWorker_ASnoozedJobStaysHeldUntilItRuns(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	pgtest.SetClock(t, pool, time.Now())
+	job := submit(t, c, 1)
+	workHeld(t, pool, c, metered.HeldOptions{Margin: 7 * time.Minute}, func(context.Context, *rendering) (metered.Cost, error) {
+		return metered.Cost{}, river.JobSnooze(time.Hour)
+	})
+	awaitJob(t, pool, job, "scheduled")
+	h, err := c.Holds.Get(t.Context(), pool, "", "h", "")
+	require.NoError(t, err)
+	require.Equal(t, time.Hour+7*time.Minute, h.Remaining())
+}
+
+// A client that is stopped gives its jobs back, and does not count the attempt: the last one either.
+func TestHeldWorker_AStoppedClientGivesTheJobBackHeld(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	job := submit(t, c, 1)
+	running := make(chan struct{})
+	client := workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, _ *rendering) (metered.Cost, error) {
+		close(running)
+		<-ctx.Done()
+		return metered.Cost{}, ctx.Err()
+	})
+	<-running
+	stopWorkers(t, client)
+	require.Equal(t, books{Job: "available", Hold: holds.Held, Held: 10}, booksOf(t, pool, c, job))
+	workHeld(t, pool, c, metered.HeldOptions{}, costs(7, holds.OverRefused))
+	awaitJob(t, pool, job, "completed")
+	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
+}
+
+func TestHeldWorker_AJobThatIsNotHeldAnyMoreIsCancelledUnworked(t *testing.T) {
+	t.Parallel()
+	end := func(ctx context.Context, pool *pgxpool.Pool, do func(tx pgx.Tx) error) error {
+		return pgx.BeginFunc(ctx, pool, do)
+	}
+	for state, lose := range map[holds.State]func(pool *pgxpool.Pool, c *metered.Client) error{
+		holds.Expired: func(pool *pgxpool.Pool, _ *metered.Client) error {
+			pgtest.SetClock(t, pool, time.Now().Add(time.Minute+time.Second))
+			return nil
+		},
+		holds.Released: func(pool *pgxpool.Pool, c *metered.Client) error {
+			return end(t.Context(), pool, func(tx pgx.Tx) error {
+				_, err := c.Holds.Release(t.Context(), tx, holds.Release{IDs: []string{"h"}})
+				return err
+			})
+		},
+		holds.Captured: func(pool *pgxpool.Pool, c *metered.Client) error {
+			return end(t.Context(), pool, func(tx pgx.Tx) error {
+				_, err := c.Holds.Capture(t.Context(), tx, holds.Capture{IDs: []string{"h"}})
+				return err
+			})
+		},
+	} {
+		pool, c := setUp(t, metered.Config{})
+		job := submit(t, c, 5)
+		require.NoError(t, lose(pool, c))
+		workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
+			t.Error("the work was done")
+			return metered.Cost{}, nil
+		})
+		awaitJob(t, pool, job, "cancelled")
+		require.Equal(t, state, booksOf(t, pool, c, job).Hold)
+	}
+}
+
+func TestHeldWorker_AHoldThatExpiresDuringTheWorkChargesNothing(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{Holds: holds.Config{MaxTTL: time.Minute, MaxLifetime: 90 * time.Second}})
+	clock := pgtest.SetClock(t, pool, time.Now())
+	job := submit(t, c, 5)
+	workHeld(t, pool, c, metered.HeldOptions{Timeout: time.Hour}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+		h, err := c.Holds.Get(ctx, pool, "", "h", "")
+		if err != nil || h.Remaining() != 90*time.Second { // its ceiling
+			t.Errorf("%v is left: %v", h.Remaining(), err)
+		}
+		clock.Advance(90 * time.Second)
+		return costs(7, holds.OverAllowed)(ctx, j)
+	})
+	awaitJob(t, pool, job, "cancelled")
+	require.Equal(t, holds.Expired, booksOf(t, pool, c, job).Hold)
+	require.Zero(t, booksOf(t, pool, c, job).Spent)
+	require.Zero(t, booksOf(t, pool, c, job).Rows)
+}
+
+// Another hold than the job's own is the work's business.
+func TestHeldWorker_TheStateOfAnotherHoldIsAnOrdinaryFailure(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	job := submit(t, c, 1)
+	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
+		return metered.Cost{}, &holds.StateError{ID: "other", State: holds.Expired}
+	})
+	awaitJob(t, pool, job, "discarded")
+	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))
+}
+
+func TestHeldWorker_WriteCannotEndTheTransaction(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	job := submit(t, c, 1)
+	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
+		return metered.Cost{Lines: []holds.Line{room("gpu", 7, 100)}, Write: func(ctx context.Context, tx pgx.Tx) error {
+			if err := tx.Commit(ctx); !errors.Is(err, metered.ErrTxControl) {
+				t.Errorf("commit: %v", err)
+			}
+			_, err := tx.Exec(ctx, "commit")
+			return err
+		}}, nil
+	})
+	awaitJob(t, pool, job, "discarded")
+	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))
+}

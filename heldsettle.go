@@ -1,0 +1,86 @@
+package metered
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered/holds"
+)
+
+// errNotRunning means that River took the job away while it was being worked: as stuck,
+// or because somebody deleted it.
+var errNotRunning = errors.New("metered: the job is not running any more")
+
+var errChanged = errors.New("metered: the job was changed at the same time")
+
+// settle captures the cost and completes the job, together. What can be tried again is,
+// until the attempt's time is up, since the work that was done cannot. That is so also
+// if it is not known what became of a COMMIT: had it succeeded, the hold is captured and
+// the job completed, and what River then hears of it changes nothing.
+func (w *heldWorker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
+	for n := 1; ; n++ {
+		again, err := w.settleOnce(ctx, job, cost)
+		if !again {
+			return err
+		}
+		if ended := pause(ctx, n); ended != nil {
+			return fmt.Errorf("%w, while its cost could not be captured: %w", ended, err)
+		}
+	}
+}
+
+func (w *heldWorker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost Cost) (again bool, err error) {
+	lost := true
+	err = w.client.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		err := pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return w.settleIn(ctx, tx, job, cost)
+		})
+		lost = conn.Conn().IsClosed()
+		return err
+	})
+	return err != nil && (lost || retryable(err) || errors.Is(err, ErrBusy) || errors.Is(err, errChanged)), err
+}
+
+// settleIn takes the scopes' locks last, for the shortest time.
+func (w *heldWorker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], cost Cost) error {
+	if cost.Write != nil {
+		if err := write(ctx, tx, cost); err != nil {
+			return err
+		}
+	}
+	// A job that does not run is not changed, and comes back as it is.
+	done, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+	switch {
+	case errors.Is(err, rivertype.ErrNotFound):
+		return fmt.Errorf("%w: it was deleted", errNotRunning)
+	case err != nil:
+		return err
+	case done.State == rivertype.JobStateRunning: // it was changed at this moment: see again how it stands
+		return errChanged
+	case done.State != rivertype.JobStateCompleted:
+		return fmt.Errorf("%w: it is %s", errNotRunning, done.State)
+	}
+	if len(cost.Lines) == 0 {
+		return w.release(ctx, tx, job, "nothing was used")
+	}
+	ref := job.Args.HeldBy()
+	_, err = w.client.Holds.Capture(ctx, tx, holds.Capture{
+		Tenant: ref.Tenant, IDs: []string{ref.ID}, Lines: cost.Lines, Over: cost.Over, Entity: cost.Entity, Note: note(job.JobRow, ref.Tenant, ""),
+	})
+	return ofHold(err)
+}
+
+// write calls Cost.Write, with a transaction that it cannot end.
+func write(ctx context.Context, tx pgx.Tx, cost Cost) error {
+	own := guarded{bareTx: tx, done: new(atomic.Bool)}
+	defer own.done.Store(true)
+	return cost.Write(ctx, untouchable{own})
+}
