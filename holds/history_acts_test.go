@@ -137,26 +137,22 @@ func (h *history) charge() {
 		scope := h.scope()
 		charges = append(charges, budget.Charge{Scope: scope, Amount: h.int("amount", 1, 5), Limits: h.limits(scope)})
 	}
-	_, checkErr := h.f.ledger.Check(h.ctx(), checker(h), charges...)
-	wantErr := h.m.charges(h.now, merged(nil, charges))
-	_, err := h.f.ledger.Charge(h.ctx(), h.tx, charges...)
-	h.compareError(wantErr, err)
-	if !errors.Is(wantErr, budget.ErrClock) {
-		h.compareError(wantErr, checkErr)
-	}
-}
-
-// checker is where a look at the budget can fail without aborting the transaction.
-func checker(h *history) budget.Querier {
-	if _, ok := h.tx.(autocommit); ok {
-		return h.conn
-	}
-	for _, s := range h.scopes {
-		if h.m.scopes[s].last.After(h.now.Add(time.Minute)) {
-			return h.f.pool // not in the transaction: only its failure is the same
+	checks := true
+	if _, ok := h.tx.(autocommit); !ok { // a look that fails would abort the transaction
+		for _, s := range h.scopes {
+			checks = checks && !h.m.scopes[s].last.After(h.now.Add(time.Minute))
 		}
 	}
-	return h.tx
+	var checkErr error
+	if checks {
+		_, checkErr = h.f.ledger.Check(h.ctx(), h.tx, charges...)
+	}
+	wantErr := h.m.charges(h.now, merged(nil, charges))
+	if checks {
+		h.compareError(wantErr, checkErr)
+	}
+	_, err := h.f.ledger.Charge(h.ctx(), h.tx, charges...)
+	h.compareError(wantErr, err)
 }
 
 func (h *history) capture() {
