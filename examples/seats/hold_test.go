@@ -39,7 +39,7 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 	// Its answer was lost, and it is asked for again, later and at another time of day: the first answer.
 	clock.Advance(90 * time.Second)
 	again := ben.ask(http.MethodPost, ben.seatPath(h.seats[123], "hold"), "click-1", nil)
-	require.Equal(t, http.StatusOK, again.status)
+	require.Equal(t, http.StatusCreated, again.status)
 	require.Equal(t, a.text, again.text)
 	require.Equal(t, written{Holds: 1, Events: 1, Entries: 3, Jobs: 1, Operations: 1, Audit: 1}, h.written())
 
