@@ -63,7 +63,8 @@ func TestDo_RetriesADeadlockWhole(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	require.Equal(t, int64(3), runs.Load())
+	// More than 3 if the one that was ended locks its row again before the other gets it.
+	require.GreaterOrEqual(t, runs.Load(), int64(3))
 	require.Equal(t, 4, queryRow[int](t, pool, "select sum(n) from counters"))
 }
 
