@@ -636,10 +636,8 @@ begin
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;
-        -- A lower bound, where one is ahead: looking for the very first could mean wading
-        -- through all that was placed and ended since.
-        due_us := case when held > 0 then extract(epoch from
-            case when tip.next_due > clk then tip.next_due else metered.first_due(scopes[i], tip.next_due, clk) end - clk) * 1000000 end;
+        due_us := case when held > 0 then
+            extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;
     end loop;
 end
