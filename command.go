@@ -11,11 +11,11 @@ import (
 	"io"
 	"log/slog"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/uuidv7"
 	"github.com/pgmetered/metered/tokens"
@@ -267,20 +267,7 @@ func checkID(namespace, id string) error {
 	return checkText("Command.Namespace", namespace)
 }
 
-func checkText(field, text string) error {
-	switch {
-	case len(text) > MaxIDBytes:
-		return invalid(field, "is %d bytes long, want at most %d", len(text), MaxIDBytes)
-	case !utf8.ValidString(text):
-		return invalid(field, "is not valid UTF-8")
-	}
-	for i := range len(text) {
-		if text[i] == 0 {
-			return invalid(field, "contains a zero byte")
-		}
-	}
-	return nil
-}
+func checkText(field, text string) error { return fault.Text(errArgument, field, text, MaxIDBytes) }
 
 // newMarker names one attempt's transaction.
 func newMarker() string {

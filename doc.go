@@ -14,7 +14,7 @@
 //	})
 //
 // Do owns its transaction; DoTx runs the same command inside one of yours. The
-// pieces can be used alone, each in a transaction of yours: packages budget,
+// pieces can be used alone, each in a transaction of yours: packages budget, holds,
 // tokens and jobs.
 //
 // # The order of things
@@ -23,7 +23,7 @@
 //
 //	flush 1      BEGIN, claim the id, spend the token, a first look at the budget
 //	function     your writes and jobs
-//	last flush   charges, operation record, COMMIT
+//	last flush   holds (Tx.Place, …), charges, operation record, COMMIT
 //
 // The first look takes no lock and refuses hopeless commands before they work.
 // The charge in the last flush is the one that counts: it can refuse after the

@@ -37,6 +37,6 @@ func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error
 		return Posted{}, err
 	}
 	p := Posted{Scope: c.Scope, Amount: c.Amount}
-	err := tx.QueryRow(ctx, l.sql.credit, c.Scope, l.LockKey(c.Scope), c.Amount, l.waitMS(), c.Note.encode()).Scan(&p.Seq, &p.At)
+	err := tx.QueryRow(ctx, l.sql.credit, c.Scope, l.LockKey(c.Scope), c.Amount, l.waitMS(), c.Note.JSON()).Scan(&p.Seq, &p.At)
 	return p, failed("credit", err)
 }

@@ -24,8 +24,8 @@ func (n Note) check(field string) error {
 	return nil
 }
 
-// encode returns the note as JSON, and "" for an empty one.
-func (n Note) encode() string {
+// JSON returns the note as it is stored, and "" for an empty one.
+func (n Note) JSON() string {
 	if n == (Note{}) {
 		return ""
 	}

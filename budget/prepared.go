@@ -75,14 +75,14 @@ func (p *Prepared) add(at map[string]int, i int, c Charge) error {
 		at[c.Scope] = len(p.scopes)
 		p.scopes = append(p.scopes, c.Scope)
 		p.amounts = append(p.amounts, c.Amount)
-		p.notes = append(p.notes, c.Note.encode())
+		p.notes = append(p.notes, c.Note.JSON())
 		p.limits = append(p.limits, slices.Clone(c.Limits))
 		return nil
 	}
 	if p.amounts[j] += c.Amount; p.amounts[j] > MaxAmount {
 		return invalid(index("charges", i, ".Amount"), "the charges of scope %q add up to more than %d", c.Scope, int64(MaxAmount))
 	}
-	if p.notes[j] != c.Note.encode() {
+	if p.notes[j] != c.Note.JSON() {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
 	}
 	for _, limit := range c.Limits {

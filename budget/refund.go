@@ -60,7 +60,7 @@ func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error
 	p := Posted{Scope: r.Scope, Amount: r.Amount}
 	var status string
 	var remaining int64
-	err := tx.QueryRow(ctx, l.sql.refund, r.Scope, l.LockKey(r.Scope), r.Seq, r.Amount, l.waitMS(), r.Note.encode()).
+	err := tx.QueryRow(ctx, l.sql.refund, r.Scope, l.LockKey(r.Scope), r.Seq, r.Amount, l.waitMS(), r.Note.JSON()).
 		Scan(&status, &remaining, &p.Seq, &p.At)
 	if err != nil {
 		return Posted{}, failed("refund", err)

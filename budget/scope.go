@@ -3,7 +3,8 @@ package budget
 import (
 	"fmt"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 // MaxScopeBytes is the longest scope, in bytes of UTF-8.
@@ -61,15 +62,7 @@ func checkScope(field, scope string) error {
 
 // checkText refuses what Postgres cannot store as text, or is too long.
 func checkText(field, text string, maxBytes int) error {
-	switch {
-	case len(text) > maxBytes:
-		return invalid(field, "is %d bytes long, want at most %d", len(text), maxBytes)
-	case !utf8.ValidString(text):
-		return invalid(field, "is not valid UTF-8")
-	case strings.IndexByte(text, 0) >= 0:
-		return invalid(field, "contains a zero byte")
-	}
-	return nil
+	return fault.Text(errArgument, field, text, maxBytes)
 }
 
 // index names an element of an argument, "charges[2].Scope".

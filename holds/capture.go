@@ -128,7 +128,7 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 	p := &Prepared{
 		book: b, sql: b.sql.capture, tenant: c.Tenant, ids: c.IDs, kind: kind, note: c.Note,
 		args: []any{c.Tenant, c.IDs, issued(c.IDs), c.Holder, used.scopes, used.units, !c.Keep, policy,
-			used.limitScopes, used.maxima, used.windows, used.tolerance, b.waitMS(), entity, encodeNote(c.Note), b.channel()},
+			used.limitScopes, used.maxima, used.windows, used.tolerance, b.waitMS(), entity, c.Note.JSON(), b.channel()},
 	}
 	p.failed = func(err error) error { return b.captureFailed(c, err) }
 	p.scan = func(row pgx.Row) ([]Hold, error) {

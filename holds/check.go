@@ -1,14 +1,13 @@
 package holds
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 func checkNames(tenant, holder string, ids ...string) error {
@@ -80,24 +79,4 @@ func renamed(err error, all string, each func(i int) string) error {
 }
 
 // checkText refuses what Postgres cannot store as text, or is too long.
-func checkText(field, text string) error {
-	switch {
-	case len(text) > MaxIDBytes:
-		return invalid(field, "is %d bytes long, want at most %d", len(text), MaxIDBytes)
-	case !utf8.ValidString(text):
-		return invalid(field, "is not valid UTF-8")
-	case strings.IndexByte(text, 0) >= 0:
-		return invalid(field, "contains a zero byte")
-	}
-	return nil
-}
-
-// encodeNote returns the note as JSON, and "" for an empty one.
-func encodeNote(n budget.Note) string {
-	if n == (budget.Note{}) {
-		return ""
-	}
-	// Strings that are valid UTF-8 cannot fail to marshal.
-	b, _ := json.Marshal(n)
-	return string(b)
-}
+func checkText(field, text string) error { return fault.Text(errArgument, field, text, MaxIDBytes) }

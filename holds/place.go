@@ -134,7 +134,7 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 	p := &Prepared{
 		book: b, sql: b.sql.place, keys: call.Keys(), kind: EventPlaced, note: r.Note, placed: r.ID,
 		args: []any{r.Tenant, r.ID, r.Holder, claim, r.fingerprint(scopes, held, charge[2].([]int64)), issuedAt(r.ID),
-			interval(r.TTL), interval(r.Grace), interval(b.cfg.MaxLifetime), metadata, string(detail), encodeNote(r.Note), b.channel(),
+			interval(r.TTL), interval(r.Grace), interval(b.cfg.MaxLifetime), metadata, string(detail), r.Note.JSON(), b.channel(),
 			scopes, charge[1], charge[2], held, keys,
 			charge[3], charge[4], charge[5], charge[6], charge[7], charge[8]},
 	}

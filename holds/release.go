@@ -133,7 +133,7 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	}
 	p := &Prepared{
 		book: b, sql: sql, tenant: tenant, ids: ids, kind: kind, note: note,
-		args: []any{tenant, ids, issued(ids), holder, b.waitMS(), encodeNote(note), b.channel()},
+		args: []any{tenant, ids, issued(ids), holder, b.waitMS(), note.JSON(), b.channel()},
 	}
 	p.failed = func(err error) error { return failed(string(kind), err) }
 	p.scan = func(row pgx.Row) ([]Hold, error) {

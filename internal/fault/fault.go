@@ -5,6 +5,8 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"strings"
+	"unicode/utf8"
 )
 
 // Sentinel is an error that identifies one kind of failure by its code: two
@@ -49,6 +51,19 @@ func (a *Argument) Unwrap() error { return a.kind }
 
 // Code returns the sentinel's stable code.
 func (a *Argument) Code() string { return a.kind.code }
+
+// Text refuses text that Postgres cannot store, or that is longer than maxBytes.
+func Text(kind *Sentinel, field, text string, maxBytes int) error {
+	switch {
+	case len(text) > maxBytes:
+		return Invalid(kind, field, "is %d bytes long, want at most %d", len(text), maxBytes)
+	case !utf8.ValidString(text):
+		return Invalid(kind, field, "is not valid UTF-8")
+	case strings.IndexByte(text, 0) >= 0:
+		return Invalid(kind, field, "contains a zero byte")
+	}
+	return nil
+}
 
 // Code returns the code of the first sentinel in err's tree, and "" if there is
 // none: a Code method of somebody else's error is not asked.
