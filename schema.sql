@@ -36,8 +36,10 @@ as 'select pg_catalog.clock_timestamp()';
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
 -- The first try is without a time limit to set, since it nearly always succeeds;
--- it does not overtake those who already wait.
-create function metered.lock_keys(keys bigint[], wait_ms int) returns void
+-- it does not overtake those who already wait. Returns whether it had to wait: a
+-- function that returns something can be called by an assignment, which costs a
+-- fifth of a PERFORM.
+create function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -55,6 +57,7 @@ begin
         perform pg_advisory_xact_lock(k);
         perform set_config('lock_timeout', before, true);
     end loop;
+    return deadline is not null;
 end
 $$;
 
@@ -66,22 +69,21 @@ language plpgsql volatile
 as $$
 declare
     before text := current_setting('lock_timeout');
+    bound  text;
 begin
     if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
         return null;
     end if;
-    perform set_config('lock_timeout', wait_ms::text, true);
+    bound := set_config('lock_timeout', wait_ms::text, true);
     return before;
 end
 $$;
 
-create function metered.unbound_lock_wait(before text) returns void
+create function metered.unbound_lock_wait(before text) returns text
 language plpgsql volatile
 as $$
 begin
-    if before is not null then
-        perform set_config('lock_timeout', before, true);
-    end if;
+    return case when before is not null then set_config('lock_timeout', before, true) end;
 end
 $$;
 
@@ -351,70 +353,47 @@ begin
 end
 $$;
 
--- Judges the limits of one call. The first ten arrays hold, for each scope of the
--- call, its last entry and what it is to be charged; limit_scopes says which of
--- them a limit belongs to; a window of 0 is the lifetime. used is what each limit
--- has used so far, holds aside; denied lists every limit that refuses, with the
--- microseconds until it would not (-1 for never: spending cannot get out of a
--- lifetime's way) and until a hold falls due.
-create function metered.judge(scopes text[], seqs bigint[], ats timestamptz[], epochs int[],
-    spent bigint[], refunded bigint[], credited bigint[], held bigint[], due timestamptz[], amounts bigint[],
-    clk timestamptz, limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
+-- Judges the limits of one call. tips are the last entries of its scopes, held is
+-- what open holds keep of each, and amounts is what they are to be charged;
+-- limit_scopes says which of them a limit belongs to; a window of 0 is the lifetime.
+-- used is what each limit has used so far, holds aside; denied lists every limit that
+-- refuses, with the microseconds until it would not (-1 for never: spending cannot get
+-- out of a lifetime's way) and until a hold falls due.
+create function metered.judge(tips metered.ledger[], held bigint[], amounts bigint[], clk timestamptz,
+    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     out used bigint[], out denied jsonb)
 language plpgsql stable
 as $$
 declare
-    s      int;
-    u      bigint;
-    room   bigint;
-    since  timestamptz;
-    before bigint;
-    gone   bigint;
-    given  bigint;
-    retry  timestamptz;
-    falls  timestamptz;
+    s     int;
+    t     metered.ledger;
+    u     bigint;
+    room  bigint;
+    since timestamptz;
+    retry timestamptz;
+    falls timestamptz;
 begin
     for i in 1..cardinality(limit_scopes) loop
         s := limit_scopes[i];
+        t := tips[s];
         if windows[i] = interval '0' then
-            u := spent[s] - refunded[s] - credited[s];
+            u := t.spent - t.refunded - t.credited;
         else
-            if ats[s] > clk + max_ahead then
+            if t.at > clk + max_ahead then
                 raise exception 'the last entry is ahead of the clock'
-                    using errcode = 'MT003', detail = jsonb_build_object('scope', scopes[s],
-                        'ahead_us', (extract(epoch from ats[s] - clk) * 1000000)::bigint);
+                    using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
+                        'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
             end if;
-            since := greatest(clk, ats[s]) - windows[i];
-            if ats[s] <= since then
-                u := 0;
-            else
-                -- spent_since for the usual cases, without calls: the base is in the newest
-                -- epoch, and no refund came after it; or all that was ever spent is inside.
-                select b.seq, b.spent, b.refunded into before, gone, given
-                from (select l.seq from metered.ledger l
-                      where l.scope = scopes[s] and l.epoch = epochs[s] and l.at <= since
-                        and (l.seq & 15 = 1 or l.kind = 'k')
-                      order by l.at desc, l.seq desc limit 1) i,
-                     lateral (select l.seq, l.spent, l.refunded from metered.ledger l
-                      where l.scope = scopes[s] and l.seq between i.seq and i.seq + 15
-                        and l.epoch = epochs[s] and l.at <= since
-                      order by l.seq desc limit 1) b;
-                if before > 1 and given = refunded[s] then
-                    u := spent[s] - gone;
-                elsif before is null and epochs[s] = 0 and refunded[s] = 0
-                      and (seqs[s] <= 16 or exists (select from metered.ledger l where l.scope = scopes[s] and l.seq = 2)) then
-                    u := spent[s];
-                else
-                    u := metered.spent_since(scopes[s], seqs[s], epochs[s], spent[s], refunded[s], since);
-                end if;
-            end if;
+            since := greatest(clk, t.at) - windows[i];
+            u := case when t.at <= since then 0
+                else metered.spent_since(t.scope, t.seq, t.epoch, t.spent, t.refunded, since) end;
         end if;
         used[i] := u;
         room := maxima[i] - held[s] - amounts[s];
         continue when u <= room;
-        falls := case when held[s] > 0 then metered.first_due(scopes[s], due[s], clk) end;
+        falls := case when held[s] > 0 then metered.first_due(t.scope, t.next_due, clk) end;
         if windows[i] > interval '0' and room >= 0 then
-            retry := metered.leaves_at(scopes[s], seqs[s], epochs[s], spent[s], refunded[s], since, windows[i], room);
+            retry := metered.leaves_at(t.scope, t.seq, t.epoch, t.spent, t.refunded, since, windows[i], room);
         elsif held[s] > 0 and amounts[s] + (case when windows[i] > interval '0' then 0 else u end) <= maxima[i] then
             -- Only the end of a hold can make room, and can make enough.
             retry := falls;
@@ -429,6 +408,58 @@ begin
 end
 $$;
 
+-- Judges a charge for which it is not plain that it is let in, and ends the holds
+-- that are due and in its way. stand are the last entries after that.
+create function metered.admit(tips metered.ledger[], keys bigint[], amounts bigint[], clk timestamptz,
+    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
+    out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
+language plpgsql volatile
+as $$
+declare
+    tip       metered.ledger;
+    kept      bigint[];         -- what the last entries say is held, lines that are due among it
+    remain    bigint[];         -- of that, once lines are ended
+    scopes    text[];
+    due       timestamptz[];
+    verdict   record;
+    max_lines int := 500;
+begin
+    foreach tip in array tips loop
+        scopes := scopes || tip.scope;
+        due := due || tip.next_due;
+        kept := kept || tip.held;
+        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+    end loop;
+    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead);
+    used := verdict.used;
+    denied := verdict.denied;
+    stand := tips;
+    if denied is not null or kept = held then
+        return;
+    end if;
+    -- What is let in for lines that are due is let in for good, so their holds
+    -- are ended for good, as many as it takes: a clock that is set back must not
+    -- bring them to life. The rest is left to those who come after. How many it
+    -- takes is found first, since rows of holds must be locked all at once, in order.
+    loop
+        for i in 1..cardinality(scopes) loop
+            remain[i] := kept[i] - case when due[i] <= clk then metered.overdue(scopes[i], due[i], clk, max_lines) else 0 end;
+        end loop;
+        exit when remain = held or (metered.judge(tips, remain, amounts, clk,
+            limit_scopes, maxima, windows, max_ahead)).denied is null;
+        max_lines := 2 * max_lines;
+    end loop;
+    perform metered.expire_due(scopes, keys, due, clk, max_lines, wait_ms);
+    for i in 1..cardinality(scopes) loop
+        tip := metered.tip_for_write(scopes[i]);
+        if tip.held > remain[i] then
+            perform metered.collided();
+        end if;
+        stand[i] := tip;
+    end loop;
+end
+$$;
+
 -- Charges scopes, all or none. keys are their lock keys, sorted and distinct.
 -- Either denied is null, and each scope has one new entry, or nothing was
 -- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
@@ -436,6 +467,10 @@ $$;
 -- Of amounts, hold_amounts are not spent but held, by the hold of that id until
 -- ttl from now: an entry of their own. at is what counts as now: what the caller read
 -- under the locks (as_of), which it judged holds by, or else the clock.
+--
+-- Most charges are let in, and nothing is due: that much is found out here, and the
+-- rest left to admit. limit_scopes ascend. What a statement of PL/pgSQL costs in a
+-- transaction that runs it once is mostly its preparation, so there are few.
 create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
@@ -444,21 +479,18 @@ create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k        bigint;
-    tip      metered.ledger;
-    epochs   int[];
-    spent    bigint[];
-    refunded bigint[];
-    credited bigint[];
-    due      timestamptz[];
-    kept     bigint[];          -- what the last entries say is held, lines that are due among it
-    remain   bigint[];          -- of that, once lines are ended
-    overdue  boolean := false;
-    max_lines int;
-    units    bigint;
-    verdict  record;
+    k     bigint;
+    tip   metered.ledger;
+    tips  metered.ledger[];
+    n     int := 1;
+    since timestamptz;
+    base  record;
+    plain boolean := true;
+    a     record;
+    units bigint;
 begin
     foreach k in array keys loop
         continue when pg_try_advisory_xact_lock(k);
@@ -472,93 +504,88 @@ begin
         if not found then
             tip := metered.first_for_write(scopes[i]);
         end if;
-        seqs[i] := tip.seq;
-        ats[i] := tip.at;
-        epochs[i] := tip.epoch;
-        spent[i] := tip.spent;
-        refunded[i] := tip.refunded;
-        credited[i] := tip.credited;
+        tips[i] := tip;
         held[i] := tip.held;
-        due[i] := tip.next_due;
-        overdue := overdue or tip.next_due <= at is true;
-    end loop;
-    kept := held;
-    if overdue then
-        for i in 1..cardinality(scopes) loop
-            if due[i] <= at then
-                held[i] := held[i] - metered.overdue(scopes[i], due[i], at);
-            end if;
-        end loop;
-    end if;
-    verdict := metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, held, due, amounts,
-        at, limit_scopes, maxima, windows, max_ahead);
-    used := verdict.used;
-    denied := verdict.denied;
-    if denied is not null then
-        if raising then
-            raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
-        end if;
-        seqs := null;
-        ats := null;
-        return;
-    end if;
-    if kept <> held then
-        -- What is let in for lines that are due is let in for good, so their holds
-        -- are ended for good, as many as it takes: a clock that is set back must not
-        -- bring them to life. The rest is left to those who come after. How many it
-        -- takes is found first, since rows of holds must be locked all at once, in order.
-        max_lines := 500;
-        loop
-            for i in 1..cardinality(scopes) loop
-                if due[i] <= at then
-                    remain[i] := kept[i] - metered.overdue(scopes[i], due[i], at, max_lines);
+        plain := plain and tip.at <= at and (tip.next_due <= at) is not true;
+        while plain and limit_scopes[n] = i loop
+            since := at - windows[n];
+            if since = at then
+                used[n] := tip.spent - tip.refunded - tip.credited;
+            elsif tip.at <= since then
+                used[n] := 0;
+            else
+                -- spent_since for the usual cases, without calls: the base is in the newest
+                -- epoch, and no refund came after it; or all that was ever spent is inside.
+                select b.seq, b.spent, b.refunded into base
+                from (select l.seq from metered.ledger l
+                      where l.scope = scopes[i] and l.epoch = tip.epoch and l.at <= since
+                        and (l.seq & 15 = 1 or l.kind = 'k')
+                      order by l.at desc, l.seq desc limit 1) x,
+                     lateral (select l.seq, l.spent, l.refunded from metered.ledger l
+                      where l.scope = scopes[i] and l.seq between x.seq and x.seq + 15
+                        and l.epoch = tip.epoch and l.at <= since
+                      order by l.seq desc limit 1) b;
+                if base.seq > 1 and base.refunded = tip.refunded then
+                    used[n] := tip.spent - base.spent;
+                elsif base.seq is null and tip.epoch = 0 and tip.refunded = 0
+                      and (tip.seq <= 16 or exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2)) then
+                    used[n] := tip.spent;
                 else
-                    remain[i] := kept[i];
+                    used[n] := metered.spent_since(scopes[i], tip.seq, tip.epoch, tip.spent, tip.refunded, since);
                 end if;
-            end loop;
-            exit when remain = held or (metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, remain, due, amounts,
-                at, limit_scopes, maxima, windows, max_ahead)).denied is null;
-            max_lines := 2 * max_lines;
-        end loop;
-        perform metered.expire_due(scopes, keys, due, at, max_lines, wait_ms);
-        for i in 1..cardinality(scopes) loop
-            tip := metered.tip_for_write(scopes[i]);
-            seqs[i] := tip.seq;
-            ats[i] := tip.at;
-            kept[i] := tip.held;
-            due[i] := tip.next_due;
-            if kept[i] > remain[i] then
-                perform metered.collided();
             end if;
+            plain := used[n] <= maxima[n] - tip.held - amounts[i];
+            n := n + 1;
         end loop;
+    end loop;
+    if not plain or n <= cardinality(limit_scopes) then
+        a := metered.admit(tips, keys, amounts, at, limit_scopes, maxima, windows, max_ahead, wait_ms);
+        used := a.used;
+        held := a.held;
+        denied := a.denied;
+        tips := a.stand;
+        if denied is not null then
+            if raising then
+                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
+            end if;
+            return;
+        end if;
     end if;
     for i in 1..cardinality(scopes) loop
-        seqs[i] := seqs[i] + 1;
-        ats[i] := greatest(at, ats[i]);
-        units := amounts[i];
-        if due[i] <= at then
-            due[i] := metered.later_due(scopes[i], kept[i], due[i], at);
+        tip := tips[i];
+        if tip.next_due <= at then
+            tip.next_due := metered.later_due(scopes[i], tip.held, tip.next_due, at);
         end if;
-        if hold_amounts[i] > 0 then
-            kept[i] := kept[i] + hold_amounts[i];
-            due[i] := least(due[i], at + ttl);
-            perform metered.append(row(seqs[i], hold_amounts[i], ats[i], spent[i], refunded[i], credited[i], kept[i],
-                epochs[i], 'h', scopes[i], due[i], null, of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)::metered.ledger);
-            units := units - hold_amounts[i];
-            continue when units = 0;
-            seqs[i] := seqs[i] + 1;
+        tip.at := greatest(at, tip.at);
+        units := amounts[i] - coalesce(hold_amounts[i], 0);
+        if units < amounts[i] then
+            tip.seq := tip.seq + 1;
+            tip.held := tip.held + hold_amounts[i];
+            tip.next_due := least(tip.next_due, at + ttl);
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note)
+            values (tip.seq, hold_amounts[i], tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'h', scopes[i], tip.next_due, of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
+            on conflict do nothing;
+            if not found then
+                perform metered.collided();
+            end if;
         end if;
-        if units < 1 then
+        if units > 0 then
+            tip.seq := tip.seq + 1;
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note)
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'c', scopes[i], tip.next_due, of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
+            on conflict do nothing;
+            if not found then
+                perform metered.collided();
+            end if;
+        elsif units < 0 or amounts[i] < 1 then
             perform metered.no_amount();
         end if;
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, hold, namespace, operation, note)
-        values (seqs[i], units, ats[i], spent[i] + units, refunded[i], credited[i], kept[i],
-            epochs[i], 'c', scopes[i], due[i], of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
-        on conflict do nothing;
-        if not found then
-            perform metered.collided();
-        end if;
+        seqs[i] := tip.seq;
+        ats[i] := tip.at;
     end loop;
 end
 $$;
@@ -571,35 +598,20 @@ create function metered.check_charge(scopes text[], amounts bigint[],
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-    tip      record;
-    seqs     bigint[];
-    ats      timestamptz[];
-    epochs   int[];
-    spent    bigint[];
-    refunded bigint[];
-    credited bigint[];
-    due      timestamptz[];
-    clk      timestamptz := metered.clock();
-    verdict  record;
+    tip     metered.ledger;
+    tips    metered.ledger[];
+    clk     timestamptz := metered.clock();
+    verdict record;
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered.tip(scopes[i]);
-        seqs[i] := tip.seq;
-        ats[i] := tip.at;
-        epochs[i] := tip.epoch;
-        spent[i] := tip.spent;
-        refunded[i] := tip.refunded;
-        credited[i] := tip.credited;
-        held[i] := tip.held;
-        due[i] := tip.next_due;
-        if tip.next_due <= clk then
-            held[i] := held[i] - metered.overdue(scopes[i], tip.next_due, clk);
-        end if;
+        tips[i] := tip;
+        held[i] := tip.held - case when tip.next_due <= clk then metered.overdue(scopes[i], tip.next_due, clk) else 0 end;
     end loop;
-    verdict := metered.judge(scopes, seqs, ats, epochs, spent, refunded, credited, held, due, amounts,
-        clk, limit_scopes, maxima, windows, max_ahead);
+    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead);
     used := verdict.used;
     denied := verdict.denied;
 end
@@ -612,6 +624,7 @@ returns table (used bigint, held bigint, spent bigint, refunded bigint, credited
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     clk   timestamptz := metered.clock();
@@ -693,6 +706,7 @@ create function metered.credit(of_scope text, key bigint, units bigint, wait_ms 
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     e metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
@@ -714,6 +728,7 @@ create function metered.refund(of_scope text, key bigint, charge_seq bigint, uni
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
@@ -766,6 +781,7 @@ create function metered.purge_scope(of_scope text, key bigint, cutoff timestampt
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     tip   metered.ledger;
@@ -805,6 +821,7 @@ create function metered.repair_clock(of_scope text, key bigint, wait_ms int, not
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     e   metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, null, null);
@@ -851,9 +868,9 @@ create table metered.holds (
     claim       text collate "C",       -- the scope of what is claimed, if it is a claim
     entity      text collate "C",
     fingerprint bytea       not null,   -- a version byte and a SHA-256
+    keys        bigint[]    not null,   -- of the locks of its scopes, ascending
     metadata    json,
-    unique (tenant, id),
-    check ((state = 'h') = (ended_at is null))
+    unique (tenant, id)
 );
 
 -- What the sweeper takes first.
@@ -1023,43 +1040,57 @@ begin
     end if;
     before := metered.bound_lock_wait(wait_ms);
     perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
-    perform metered.unbound_lock_wait(before);
+    before := metered.unbound_lock_wait(before);
     perform metered.expire_rows(nos, clk, null);
     perform metered.free_lines(nos, keys, 'x', clk, null, null, null, null);
 end
 $$;
 
 -- A hold as JSON. One that is due has expired, whether that is written down or not.
+-- Inlined wherever it stands.
+create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz) returns json
+language sql stable
+as $$
+    select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
+        'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
+        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', h.ceiling,
+        'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
+        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'metadata', h.metadata, 'lines', lines)
+$$;
+
+-- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
+-- not been freed yet. Inlined wherever it stands.
+create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint) returns json
+language sql stable
+as $$
+    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open)
+$$;
+
+-- The hold of that no.
 create function metered.hold_json(of_no bigint, clk timestamptz) returns json
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     return (
-        select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
-            'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
-            'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', h.ceiling,
-            'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
-            'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'metadata', h.metadata,
-            'lines', (
-                select json_agg(json_build_object('scope', l.scope, 'amount', l.amount, 'captured', l.captured,
-                    'open', case when h.state = 'h' and h.due > clk then l.open else 0 end) order by l.scope)
-                from metered.hold_lines l where l.hold = h.no))
+        select metered.hold_as_json(h, (
+            select json_agg(metered.line_json(l.scope, l.amount, l.captured,
+                case when h.state = 'h' and h.due > clk then l.open else 0 end) order by l.scope)
+            from metered.hold_lines l where l.hold = h.no), clk)
         from metered.holds h where h.no = of_no);
 end
 $$;
 
 -- Keeps what a command did to a hold for the command's record, which is written later
 -- in its transaction. JSON has no record separator in it.
-create function metered.remember_hold(hold json, of_operation text) returns void
+create function metered.remember_hold(hold json) returns text
 language plpgsql volatile
 as $$
 begin
-    if of_operation is not null then
-        perform set_config('metered_tx.holds',
-            concat_ws(chr(30), nullif(current_setting('metered_tx.holds', true), ''), hold::text), true);
-    end if;
+    return set_config('metered_tx.holds',
+        concat_ws(chr(30), nullif(current_setting('metered_tx.holds', true), ''), hold::text), true);
 end
 $$;
 
@@ -1069,6 +1100,7 @@ create function metered.lock_all(keys bigint[], tenants text[], ids text[], wait
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     nos    bigint[];
@@ -1079,25 +1111,23 @@ begin
          lateral (select x.no from metered.holds x where x.tenant = n.tenant and x.id = n.id limit 1) h;
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
-        from (select l.key from metered.hold_lines l where l.hold = any (nos) union select unnest(keys)) k(key);
+        from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
     perform metered.lock_keys(keys, wait_ms);
     if nos is not null then
         before := metered.bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
-        perform metered.unbound_lock_wait(before);
+        before := metered.unbound_lock_wait(before);
     end if;
 end
 $$;
 
--- Says a transition of the hold to those who listen.
+-- Says a transition of the hold to those who listen to the channel.
 create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
 as $$
 begin
-    if channel is not null then
-        perform pg_notify(channel, json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind)::text);
-    end if;
+    perform pg_notify(channel, json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind)::text);
 end
 $$;
 
@@ -1105,9 +1135,13 @@ $$;
 -- of amounts, all or none. status: placed; same (placed before, with the same
 -- content: hold tells); conflict (with other content); retired; taken (of a claim:
 -- somebody else has it, until deadline if that is not null); denied.
+--
+-- keys end with that of the id, if the caller chose it: whoever places the same id on
+-- other scopes waits there, as long as for a scope, and then sees the first one.
+-- hold_keys are those of the scopes; line_keys those of them that are held, ascending.
 create function metered.place(of_tenant text, of_id text, of_holder text, of_claim text, print bytea, issued timestamptz,
     ttl interval, grace interval, lifetime interval, of_metadata text, detail text, note text, channel text,
-    scopes text[], keys bigint[], amounts bigint[], hold_amounts bigint[], hold_keys bigint[],
+    scopes text[], keys bigint[], amounts bigint[], hold_amounts bigint[], hold_keys bigint[], line_keys bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
     of_namespace text, of_operation text, raising boolean,
     out status text, out hold_id text, out placed_at timestamptz, out deadline timestamptz,
@@ -1115,15 +1149,17 @@ create function metered.place(of_tenant text, of_id text, of_holder text, of_cla
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     c      record;
     was    record;
     clk    timestamptz;
     new_no bigint;
-    before text;
+    waited boolean;
+    unused text;
 begin
-    perform metered.lock_keys(keys, wait_ms);
+    waited := metered.lock_keys(keys, wait_ms);
     clk := metered.clock();
     hold_id := of_id;
     if of_claim is null then
@@ -1160,7 +1196,7 @@ begin
             perform metered.refuse_hold(true, jsonb_build_object('status', 'state', 'id', hold_id,
                 'state', case when was.state = 'h' then 'x' else was.state end, 'hold', hold));
         end if;
-        perform metered.remember_hold(hold, of_operation);
+        unused := case when of_operation is not null then metered.remember_hold(hold) end;
     end if;
     if status is not null then
         if raising and status <> 'same' then
@@ -1180,27 +1216,28 @@ begin
         return;
     end if;
     deadline := placed_at + ttl;
-    before := metered.bound_lock_wait(wait_ms);     -- for one of the same id that is being placed on other scopes
-    insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, metadata)
-    values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
-        of_tenant, hold_id, of_holder, of_claim, print, of_metadata::json)
-    on conflict do nothing
-    returning no into new_no;
-    if not found then
-        -- Placed meanwhile, on other scopes: trying again will tell that.
-        perform metered.collided();
-    end if;
-    perform metered.unbound_lock_wait(before);
-    for i in 1..cardinality(scopes) loop
-        continue when hold_amounts[i] = 0;
+    with made as (
+        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, keys, metadata)
+        values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
+            of_tenant, hold_id, of_holder, of_claim, print, line_keys, of_metadata::json)
+        on conflict do nothing
+        returning no),
+    lines as (
         insert into metered.hold_lines (hold, key, amount, open, due, scope)
-        values (new_no, hold_keys[i], hold_amounts[i], hold_amounts[i], place.deadline + grace, scopes[i]);
-    end loop;
+        select m.no, l.key, l.units, l.units, place.deadline + grace, l.scope
+        from made m, unnest(scopes, hold_keys, hold_amounts) l(scope, key, units) where l.units > 0)
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
-    values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation);
-    perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
+    select m.no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation
+    from made m
+    returning hold_events.hold into new_no;
+    if new_no is null then
+        perform metered.collided();     -- this view is older than one that was placed
+    end if;
+    if channel is not null then
+        perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
+    end if;
     if of_operation is not null then
-        perform metered.remember_hold(('{"created":true,' || substr(metered.hold_json(new_no, placed_at)::text, 2))::json, of_operation);
+        unused := metered.remember_hold(('{"created":true,' || substr(metered.hold_json(new_no, placed_at)::text, 2))::json);
     end if;
     status := 'placed';
 end
@@ -1216,45 +1253,55 @@ create function metered.lock_holds(of_tenant text, ids text[], issued timestampt
 language plpgsql volatile
 as $$
 declare
-    h      record;
-    seen   bigint[];
-    before text;
+    h       record;
+    seen    bigint[] := '{}';
+    waited  boolean;
+    locked  boolean := false;
+    before  text;
 begin
-    select array_agg(x.no) into seen from (
-        select y.no from metered.holds y where y.tenant = of_tenant and y.id = any (ids)) x;
-    if seen is not null then
-        select array_agg(k.key order by k.key) into keys
-        from (select distinct l.key from metered.hold_lines l where l.hold = any (seen)) k;
-        perform metered.lock_keys(keys, wait_ms);
+    keys := '{}';
+    for i in 1..cardinality(ids) loop
+        select y.no, y.keys into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        seen := seen || h.no;
+        keys := keys || h.keys;
+    end loop;
+    if cardinality(ids) > 1 then
+        select coalesce(array_agg(k.key order by k.key), '{}') into keys from (select distinct unnest(keys)) k(key);
+    end if;
+    waited := metered.lock_keys(keys, wait_ms);
+    -- Without a time limit to set, since the row of one is nearly always to be had. Of
+    -- several, those after one that is skipped would be locked out of order.
+    if cardinality(ids) = 1 then
+        select y.no, y.state, y.due, y.holder into h from metered.holds y where y.no = seen[1] for no key update skip locked;
+        locked := found;
+    end if;
+    if not locked then
         before := metered.bound_lock_wait(wait_ms);
         perform from metered.holds y where y.no = any (seen) order by y.no for no key update;
-        perform metered.unbound_lock_wait(before);
+        before := metered.unbound_lock_wait(before);
     end if;
-    clk := metered.clock();
-    nos := '{}';
+    clk := metered.clock();     -- after the lock
     for i in 1..cardinality(ids) loop
-        -- One that was placed while this waited is not locked: it comes too late.
-        select y.no, y.state, y.due, y.holder into h from metered.holds y
-        where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
-        if h.no is null then
-            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
-        elsif of_holder <> '' and h.holder <> of_holder then
-            -- What does not exist would be retired with such an id.
-            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'holder' end;
-        elsif h.state = 'h' and h.due <= clk then
+        if not locked then
+            -- One that was placed while this waited is not locked: it comes too late.
+            select y.no, y.state, y.due, y.holder into h from metered.holds y
+            where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
+        end if;
+        if h.no is not null and (of_holder = '' or h.holder = of_holder) and h.state = needs and (needs <> 'h' or h.due > clk) then
+            nos[i] := h.no;
+            continue;
+        end if;
+        failed := ids[i];
+        if h.no is null or of_holder <> '' and h.holder <> of_holder then
+            -- What does not exist would be retired with such an id: so is one of somebody else.
+            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
+                when h.no is null then 'unknown' else 'holder' end;
+        else
             status := 'state';
-            stands := 'x';
-            failed_no := h.no;
-        elsif h.state <> needs then
-            status := 'state';
-            stands := h.state;
+            stands := case when h.state = 'h' and h.due <= clk then 'x' else h.state end;
             failed_no := h.no;
         end if;
-        if status is not null then
-            failed := ids[i];
-            return;
-        end if;
-        nos[i] := h.no;
+        return;
     end loop;
 end
 $$;
@@ -1283,11 +1330,11 @@ create function metered.capture_holds(of_tenant text, ids text[], issued timesta
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     k       record;
     l       record;
-    tip     record;
     c       record;
     seq     bigint;
     take    bigint;
@@ -1298,7 +1345,10 @@ declare
     excess_maxima bigint[] := '{}';
     excess_windows interval[] := '{}';
     detail  jsonb;
+    lines   json[];
     v       int;
+    hold    json;
+    unused  text;
 begin
     k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
     if k.status is not null then
@@ -1342,23 +1392,27 @@ begin
     end if;
     for i in 1..cardinality(ids) loop
         detail := '[]';
-        for l in select y.scope, y.open, y.captured from metered.hold_lines y where y.hold = k.nos[i] order by y.scope loop
+        lines := '{}';
+        for l in
+            select y.scope, y.amount, y.captured, y.open, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
+            from metered.hold_lines y left join lateral (
+                select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
+            where y.hold = k.nos[i] order by y.scope
+        loop
             take := case when line_scopes is null then l.open
                 else coalesce(line_units[array_position(line_scopes, l.scope)], 0) end;
             covered := least(take, l.open);
             if covered > 0 or closing and l.open > 0 then
-                select t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due into tip
-                from metered.ledger t where t.scope = l.scope order by t.seq desc limit 1 for key share;
-                if tip.seq is null then
+                if l.seq is null then
                     perform metered.collided();
                 end if;
-                seq := tip.seq;
+                seq := l.seq;
                 if covered > 0 then
                     seq := seq + 1;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
-                    values (seq, covered, greatest(k.clk, tip.at), tip.spent + covered, tip.refunded, tip.credited, tip.held - covered,
-                        tip.epoch, 'u', l.scope, case when tip.held > covered then tip.next_due end, ids[i], of_namespace, of_operation,
+                    values (seq, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered,
+                        l.epoch, 'u', l.scope, case when l.held > covered then l.next_due end, ids[i], of_namespace, of_operation,
                         nullif(capture_holds.note, '')::jsonb)
                     on conflict do nothing;
                     if not found then
@@ -1369,8 +1423,8 @@ begin
                 if closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
-                    values (seq + 1, l.open - covered, greatest(k.clk, tip.at), tip.spent + covered, tip.refunded, tip.credited, tip.held - l.open,
-                        tip.epoch, 'l', l.scope, case when tip.held > l.open then tip.next_due end, ids[i], of_namespace, of_operation,
+                    values (seq + 1, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open,
+                        l.epoch, 'l', l.scope, case when l.held > l.open then l.next_due end, ids[i], of_namespace, of_operation,
                         nullif(capture_holds.note, '')::jsonb)
                     on conflict do nothing;
                     if not found then
@@ -1382,6 +1436,7 @@ begin
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered,
                     'seq', c.seqs[array_position(excess_scopes, l.scope)], 'excess', true);
             end if;
+            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when closing then 0 else l.open - covered end);
             if take > 0 or closing and l.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;
@@ -1389,13 +1444,16 @@ begin
         end loop;
         update metered.holds h set version = h.version + 1, entity = coalesce(of_entity, h.entity),
             state = case when closing then 'c' else 'h' end::"char", ended_at = case when closing then k.clk end, pending = not closing
-        where h.no = k.nos[i] returning h.version into v;
+        where h.no = k.nos[i]
+        returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk) into v, hold;
+        holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
         values (k.nos[i], k.clk, v, case when closing then 'c' else 'p' end, of_entity, detail,
             nullif(capture_holds.note, '')::jsonb, of_namespace, of_operation);
-        perform metered.announce(channel, of_tenant, ids[i], v, case when closing then 'captured' else 'captured_part' end);
-        holds[i] := metered.hold_json(k.nos[i], k.clk);
-        perform metered.remember_hold(holds[i], of_operation);
+        if channel is not null then
+            perform metered.announce(channel, of_tenant, ids[i], v, case when closing then 'captured' else 'captured_part' end);
+        end if;
+        unused := case when of_operation is not null then metered.remember_hold(hold) end;
     end loop;
 end
 $$;
@@ -1407,10 +1465,13 @@ create function metered.release_holds(of_tenant text, ids text[], issued timesta
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k record;
-    v int;
+    k      record;
+    v      int;
+    hold   json;
+    unused text;
 begin
     k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
     if k.status is not null then
@@ -1421,12 +1482,17 @@ begin
     perform metered.free_lines(k.nos, k.keys, 'l', k.clk, case when cardinality(ids) = 1 then ids[1] end, note, of_namespace, of_operation);
     for i in 1..cardinality(ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
-        where h.no = k.nos[i] returning h.version into v;
+        where h.no = k.nos[i]
+        returning h.version, metered.hold_as_json(h, (
+            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0) order by l.scope)
+            from metered.hold_lines l where l.hold = h.no), k.clk) into v, hold;
+        holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
         values (k.nos[i], k.clk, v, 'r', nullif(release_holds.note, '')::jsonb, of_namespace, of_operation);
-        perform metered.announce(channel, of_tenant, ids[i], v, 'released');
-        holds[i] := metered.hold_json(k.nos[i], k.clk);
-        perform metered.remember_hold(holds[i], of_operation);
+        if channel is not null then
+            perform metered.announce(channel, of_tenant, ids[i], v, 'released');
+        end if;
+        unused := case when of_operation is not null then metered.remember_hold(hold) end;
     end loop;
 end
 $$;
@@ -1438,10 +1504,12 @@ create function metered.extend_holds(of_tenant text, ids text[], issued timestam
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k record;
-    h record;
+    k      record;
+    h      record;
+    unused text;
 begin
     k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
     if k.status is not null then
@@ -1468,9 +1536,11 @@ begin
         update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
         insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
         values (k.nos[i], k.clk, h.deadline, h.version, 'e', nullif(extend_holds.note, '')::jsonb, of_namespace, of_operation);
-        perform metered.announce(channel, of_tenant, ids[i], h.version, 'extended');
+        if channel is not null then
+            perform metered.announce(channel, of_tenant, ids[i], h.version, 'extended');
+        end if;
         holds[i] := metered.hold_json(k.nos[i], k.clk);
-        perform metered.remember_hold(holds[i], of_operation);
+        unused := case when of_operation is not null then metered.remember_hold(holds[i]) end;
     end loop;
 end
 $$;
@@ -1484,12 +1554,14 @@ create function metered.refund_holds(of_tenant text, ids text[], issued timestam
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-    k   record;
-    e   record;
-    r   record;
-    v   int;
+    k      record;
+    e      record;
+    r      record;
+    v      int;
+    unused text;
 begin
     k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
@@ -1518,9 +1590,11 @@ begin
             where h.no = k.nos[i] returning h.version into v;
             insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
             values (k.nos[i], k.clk, v, 'b', nullif(refund_holds.note, '')::jsonb, of_namespace, of_operation);
-            perform metered.announce(channel, of_tenant, ids[i], v, 'returned');
+            if channel is not null then
+                perform metered.announce(channel, of_tenant, ids[i], v, 'returned');
+            end if;
             holds[i] := metered.hold_json(k.nos[i], k.clk);
-            perform metered.remember_hold(holds[i], of_operation);
+            unused := case when of_operation is not null then metered.remember_hold(holds[i]) end;
         end loop;
     exception when sqlstate 'MT000' then
         holds := null;
@@ -1537,6 +1611,7 @@ create function metered.expire_hold(of_tenant text, of_id text, issued timestamp
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     of_no  bigint;
@@ -1545,17 +1620,15 @@ declare
     h      record;
     before text;
 begin
-    select y.no into of_no from metered.holds y where y.tenant = of_tenant and y.id = of_id;
+    select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
         status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         return;
     end if;
-    select array_agg(k.key order by k.key) into keys
-    from (select distinct l.key from metered.hold_lines l where l.hold = of_no) k;
     perform metered.lock_keys(keys, wait_ms);
     before := metered.bound_lock_wait(wait_ms);
     select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
-    perform metered.unbound_lock_wait(before);
+    before := metered.unbound_lock_wait(before);
     if h.state is null then     -- purged while this waited
         status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         return;
@@ -1571,7 +1644,9 @@ begin
         perform metered.expire_rows(array[of_no], clk, note);
         perform metered.free_lines(array[of_no], keys, 'x', clk, of_id, note, null, null);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
-        perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
+        if channel is not null then
+            perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
+        end if;
         status := 'expired';
     end if;
     hold := metered.hold_json(of_no, clk);
@@ -1587,11 +1662,12 @@ create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     clk     timestamptz := metered.clock();
     due_nos bigint[];
-    keys    bigint[];
+    locked  bigint[] := '{}';
     k       bigint;
     h       record;
 begin
@@ -1603,10 +1679,9 @@ begin
         return;
     end if;
     last_no := due_nos[seen];
-    keys := '{}';
     for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
         if pg_try_advisory_xact_lock(k) then
-            keys := keys || k;
+            locked := locked || k;
         end if;
     end loop;
     select array_agg(r.no) into due_nos from (
@@ -1618,12 +1693,12 @@ begin
     end if;
     select array_agg(y.no) into due_nos from metered.holds y
     where y.no = any (due_nos) and not exists (
-        select from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (keys));
+        select from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
     if due_nos is null then
         return;
     end if;
     perform metered.expire_rows(due_nos, clk, '{"actor": "system"}');
-    perform metered.free_lines(due_nos, keys, 'x', clk, null, '{"actor": "system"}', null, null);
+    perform metered.free_lines(due_nos, locked, 'x', clk, null, '{"actor": "system"}', null, null);
     nos := due_nos;
     if not keep_pending then
         perform metered.announced(nos, channel);
@@ -1636,6 +1711,7 @@ create function metered.announced(nos bigint[], channel text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
@@ -1652,6 +1728,7 @@ create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_r
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     nos bigint[];
@@ -1710,6 +1787,7 @@ create function metered.mint_tokens(digests bytea[], purposes text[], subjects t
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     before  text := metered.bound_lock_wait(wait_ms);
@@ -1732,7 +1810,7 @@ begin
     else
         status := 'ok';
     end if;
-    perform metered.unbound_lock_wait(before);
+    before := metered.unbound_lock_wait(before);
 end
 $$;
 
@@ -1745,6 +1823,7 @@ create function metered.inspect_token(token_digest bytea, for_purpose text, for_
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     now_at timestamptz := metered.clock();
@@ -1781,6 +1860,7 @@ create function metered.consume_token(token_digest bytea, for_purpose text, for_
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     now_at  timestamptz := metered.clock();
@@ -1817,6 +1897,7 @@ create function metered.revoke_token(token_digest bytea, wait_ms int) returns bo
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     now_at  timestamptz := metered.clock();
@@ -1827,7 +1908,7 @@ begin
     set revoked = true, ended_at = now_at
     where t.digest = token_digest and t.ended_at is null and t.expires_at > now_at;
     was := found;
-    perform metered.unbound_lock_wait(before);
+    before := metered.unbound_lock_wait(before);
     return was;
 end
 $$;
@@ -1838,6 +1919,7 @@ create function metered.revoke_tokens(for_purpose text, for_subject text, wait_m
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     now_at  timestamptz := metered.clock();
@@ -1854,7 +1936,7 @@ begin
         from open o where t.digest = o.digest
         returning t.revoked)
     select count(*) filter (where e.revoked) into total from ended e;
-    perform metered.unbound_lock_wait(before);
+    before := metered.unbound_lock_wait(before);
     return total;
 end
 $$;
@@ -1867,6 +1949,7 @@ create function metered.replace_token(lock_key bigint, token_digest bytea, for_p
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     before  text;
@@ -1889,7 +1972,7 @@ begin
         end if;
         status := 'ok';
     end if;
-    perform metered.unbound_lock_wait(before);
+    before := metered.unbound_lock_wait(before);
 end
 $$;
 
@@ -1902,6 +1985,7 @@ create function metered.purge_tokens(after timestamptz, keep_us bigint, batch in
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     cutoff timestamptz := metered.clock() - greatest(keep_us, 0) * interval '1 microsecond';
@@ -1953,6 +2037,7 @@ create function metered.claim_job_key(of_queue text, of_key text, of_kind text, 
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     before  text := current_setting('lock_timeout');
@@ -1986,6 +2071,7 @@ create function metered.find_job_key(of_queue text, of_key text) returns setof m
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     return query select * from metered.job_keys k where k.queue = of_queue and k.key = of_key;
@@ -2001,6 +2087,7 @@ create function metered.purge_job_keys(since timestamptz, cutoff timestamptz, ma
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 set enable_bitmapscan = off
 set enable_sort = off
 as $$
@@ -2087,6 +2174,7 @@ create function metered.begin_command(claiming boolean, opening boolean,
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     setting text;
@@ -2182,6 +2270,7 @@ create function metered.complete_command(marker text, of_namespace text, of_id t
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     c      record;
@@ -2219,6 +2308,7 @@ create function metered.purge_operations(cutoff timestamptz, max_rows int) retur
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     deleted bigint;

@@ -98,9 +98,9 @@ func placeAndCapture(k *kit) contender {
 // millisecond from $4 on: what placing them one by one would have left.
 const loadHoldsSQL = `
 with placed as (
-    insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint)
+    insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
     select clock_timestamp(), $4::timestamptz + g * interval '1 ms', $4::timestamptz + g * interval '1 ms', clock_timestamp() + interval '1 day',
-        1, 'h', '', 'load-' || $1 || '-' || g, '', ''
+        1, 'h', '', 'load-' || $1 || '-' || g, '', '', array[$3::bigint]
     from generate_series(1, $2::int) g returning no, due, placed_at),
 lines as (
     insert into metered.hold_lines (hold, key, amount, open, due, scope) select p.no, $3, 1, 1, p.due, $1 from placed p),

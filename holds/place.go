@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
@@ -72,9 +73,9 @@ const placeSQL = `
 select status, hold_id, placed_at, deadline, seqs, ats, denied, hold
 from metered.place($1::text, $2::text, $3::text, $4::text, $5::bytea, $6::timestamptz,
     $7::interval, $8::interval, $9::interval, $10::text, $11::text, $12::text, $13::text,
-    $14::text[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[],
-    $19::int[], $20::bigint[], $21::interval[], $22::interval, $23::int, $24::text[],
-    $25::text, $26::text, $27::bool)`
+    $14::text[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[],
+    $20::int[], $21::bigint[], $22::interval[], $23::interval, $24::int, $25::text[],
+    $26::text, $27::text, $28::bool)`
 
 // Place reserves the amounts of all lines, and makes all charges, or nothing: it is
 // denied, with *budget.ExceededError, if any limit refuses. One round trip.
@@ -105,6 +106,7 @@ func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 
 // PreparePlace validates a request as Place does, without any SQL.
 func (b *Book) PreparePlace(r Request) (*Prepared, error) {
+	chosen := r.ID != "" && r.claim == ""
 	if r.ID == "" {
 		r.ID = uuidv7.New()
 	}
@@ -114,10 +116,17 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 	}
 	scopes := call.Scopes()
 	held, keys := make([]int64, len(scopes)), make([]int64, len(scopes))
+	lineKeys := make([]int64, 0, len(r.Lines))
 	for _, line := range r.Lines {
 		i := slices.Index(scopes, line.Scope)
 		held[i] += line.Amount
 		keys[i] = b.ledger.LockKey(line.Scope)
+		lineKeys = append(lineKeys, keys[i])
+	}
+	slices.Sort(lineKeys)
+	locks := call.Keys()
+	if chosen {
+		locks = append(slices.Clip(locks), lockkey.Of("metered/hold/"+b.schema.String(), r.Tenant+"\x00"+r.ID))
 	}
 	claim, metadata := any(nil), any(nil)
 	if r.claim != "" {
@@ -135,7 +144,7 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 		book: b, sql: b.sql.place, keys: call.Keys(), kind: EventPlaced, note: r.Note, placed: r.ID,
 		args: []any{r.Tenant, r.ID, r.Holder, claim, r.fingerprint(scopes, held, charge[2].([]int64)), issuedAt(r.ID),
 			interval(r.TTL), interval(r.Grace), interval(b.cfg.MaxLifetime), metadata, string(detail), r.Note.JSON(), b.channel(),
-			scopes, charge[1], charge[2], held, keys,
+			scopes, locks, charge[2], held, keys, slices.Compact(lineKeys),
 			charge[3], charge[4], charge[5], charge[6], charge[7], charge[8]},
 	}
 	p.failed = func(err error) error { return placeFailed(call, r.key, err) }

@@ -26,8 +26,8 @@ func (f *fixture) crowd(scope string, n int, due time.Duration, open bool) {
 	key := f.ledger.LockKey(scope)
 	for _, sql := range []string{
 		`with h as (
-			insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint)
-			select $4::timestamptz, $5::timestamptz, $5, $5, 1, 'h', 'crowd', $1::text || '/' || $5::text || '/' || g, '', '\x00' from generate_series(1, $3::int) g
+			insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
+			select $4::timestamptz, $5::timestamptz, $5, $5, 1, 'h', 'crowd', $1::text || '/' || $5::text || '/' || g, '', '\x00', array[$2::bigint] from generate_series(1, $3::int) g
 			returning no)
 		insert into metered.hold_lines (hold, key, amount, open, due, scope) select no, $2::bigint, 1, 1, $5, $1 from h`,
 		`insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)

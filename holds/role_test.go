@@ -49,8 +49,8 @@ func TestRole_ApplicationCanMakeEveryCallButPurge(t *testing.T) {
 	open := app.mustPlace(holds.Request{ID: "open", TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 9999)}})
 	before := owner.dump()
 	for _, sql := range []string{
-		`insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint)
-			values (now(), now(), now(), now(), 1, 'h', '', 'x', '', '')`,
+		`insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
+			values (now(), now(), now(), now(), 1, 'h', '', 'x', '', '', '{}')`,
 		`update metered.holds set holder = 'me'`,
 		`update metered.holds set state = 'r'`,
 		`delete from metered.holds`,
