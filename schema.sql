@@ -472,6 +472,10 @@ $$;
 -- ttl from now: an entry of their own. at is what counts as now: what the caller read
 -- under the locks (as_of), which it judged holds by, or else the clock.
 --
+-- Without keys it only looks, takes no lock and writes nothing: denied is what
+-- check_charge says, to which it leaves whatever is not plainly let in. Then the charge
+-- that follows in the same transaction finds its statements prepared.
+--
 -- Most charges are let in, and nothing is due: that much is found out here, and the
 -- rest left to admit. limit_scopes ascend. What a statement of PL/pgSQL costs in a
 -- transaction that runs it once is mostly its preparation, so there are few.
@@ -496,17 +500,21 @@ declare
     a     record;
     units bigint;
 begin
-    foreach k in array keys loop
+    foreach k in array coalesce(keys, '{}') loop
         continue when pg_try_advisory_xact_lock(k);
         perform metered.lock_keys(keys, wait_ms);
         exit;
     end loop;
     at := coalesce(as_of, metered.clock());     -- after the lock: a wait must not date the entry back
     for i in 1..cardinality(scopes) loop
-        -- tip_for_write, without the call where there is an entry.
-        select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1 for key share;
+        if keys is null then
+            select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1;
+        else
+            -- tip_for_write, without the call where there is an entry.
+            select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1 for key share;
+        end if;
         if not found then
-            tip := metered.first_for_write(scopes[i]);
+            tip := case when keys is null then metered.fresh(scopes[i]) else metered.first_for_write(scopes[i]) end;
         end if;
         tips[i] := tip;
         held[i] := tip.held;
@@ -542,7 +550,14 @@ begin
             n := n + 1;
         end loop;
     end loop;
-    if not plain or n <= cardinality(limit_scopes) then
+    plain := plain and n > cardinality(limit_scopes);
+    if keys is null then
+        if not plain then
+            denied := (metered.check_charge(scopes, amounts, limit_scopes, maxima, windows, max_ahead)).denied;
+        end if;
+        return;
+    end if;
+    if not plain then
         a := metered.admit(tips, keys, amounts, at, limit_scopes, maxima, windows, max_ahead, wait_ms);
         used := a.used;
         held := a.held;
@@ -2262,7 +2277,8 @@ begin
         end if;
     end if;
     if cardinality(limit_scopes) > 0 then
-        denied := (metered.check_charge(charge_scopes, charge_amounts, limit_scopes, maxima, windows, max_ahead)).denied;
+        t := metered.charge(charge_scopes, null, charge_amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, null, null, null, false);
+        denied := t.denied;
     end if;
 end
 $$;
