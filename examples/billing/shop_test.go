@@ -253,7 +253,7 @@ func TestShop_EverythingAtOnceAddsUp(t *testing.T) {
 func TestDailyCap_IsOfAnyTwentyFourHours(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	clock := pgtest.SetClock(t, s.pool, time.Date(2026, 11, 21, 23, 0, 0, 0, time.UTC))
+	clock := pgtest.SetClock(t, s.pool, pgtest.Tomorrow(23))
 	s.pays(t, "ann", 500_00)
 	n := 0
 	order := func(sku string) error {

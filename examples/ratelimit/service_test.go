@@ -41,7 +41,7 @@ func start(t *testing.T, l limits, shadow bool) running {
 	require.NoError(t, err)
 	server := httptest.NewServer(s.handler())
 	t.Cleanup(server.Close)
-	clock := pgtest.SetClock(t, pool, time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC))
+	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(12))
 	return running{t, pool, clock, s, server.URL, []string{server.URL}}
 }
 

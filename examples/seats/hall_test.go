@@ -23,7 +23,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-var noon = time.Date(2031, 5, 6, 12, 0, 0, 0, time.UTC)
+var noon = pgtest.Tomorrow(12)
 
 // quiet are processes that neither work jobs nor sweep.
 var quiet = config{holdFor: 5 * time.Minute, refresh: 100 * time.Millisecond, sweep: time.Hour}

@@ -49,6 +49,13 @@ $do$`
 
 const setClockSQL = `select setval('pgtest.clock', $1)`
 
+// Tomorrow is an hour of tomorrow's date, for a clock under which operations are identified by metered.NewID: those carry
+// the time of this machine, and before a clock of the past they would be of the future.
+func Tomorrow(hour int) time.Time {
+	y, m, d := time.Now().UTC().Date()
+	return time.Date(y, m, d+1, hour, 0, 0, 0, time.UTC)
+}
+
 // SetClock stops the library's clock in the pool's database at the given time, whatever the schema's name. From then on it
 // moves only by Set and Advance. The time is cut to microseconds.
 //
