@@ -288,9 +288,11 @@ begin
 end
 $$;
 
--- Charges after t less their own refunds, in the chain that ends with tip_seq and
--- stands at spent and refunded there.
-create function metered.spent_since(of_scope text, tip_seq bigint, tip_epoch int, spent bigint, refunded bigint, t timestamptz) returns bigint
+-- Charges after t less their own refunds (used), in the chain that ends with tip_seq
+-- and stands at spent and refunded there; and how it comes about: the base, what was
+-- spent there, and the refunds of charges after it (given).
+create function metered.spent_since(of_scope text, tip_seq bigint, tip_epoch int, spent bigint, refunded bigint, t timestamptz,
+    out used bigint, out base_seq bigint, out base_spent bigint, out given bigint)
 language plpgsql stable
 as $$
 declare
@@ -301,51 +303,61 @@ begin
         raise exception 'the window reaches behind what is retained'
             using errcode = 'MT002', detail = of_scope;
     end if;
-    if b.refunded = refunded then
-        return spent - b.spent;
-    end if;
-    return spent - b.spent - metered.refunds_after(of_scope, tip_seq, b.seq);
+    base_seq := b.seq;
+    base_spent := b.spent;
+    given := case when b.refunded = refunded then 0 else metered.refunds_after(of_scope, tip_seq, b.seq) end;
+    used := spent - base_spent - given;
 end
 $$;
 
--- The time at which so much of a window's spending has left it that no more than
--- room remains, if nothing else changes. Spending only leaves, entry by entry, so
--- it is the leaving of the first entry that is enough. Searched in growing steps
--- from the window's start, since most refusals are close.
+-- The time at which so much of a window's spending (used, with the base and given as
+-- spent_since has them) has left it that no more than room remains, if nothing else
+-- changes. Spending only leaves, entry by entry, so it is the leaving of the first
+-- entry that is enough.
 --
--- What was refunded of the charges after an entry is dear to sum, and lies between
--- the sums at both ends of where the answer is: most probes are decided by these.
-create function metered.leaves_at(of_scope text, tip_seq bigint, tip_epoch int, spent bigint, refunded bigint, since timestamptz, win interval, room bigint) returns timestamptz
+-- Spending is mostly even, so that entry is looked for where it would be if it were.
+-- A probe that does not halve what is left is followed by one that does. What was
+-- refunded of the charges after an entry is dear to sum, and lies between the sums at
+-- both ends of where the answer is: most probes are decided by these.
+create function metered.leaves_at(of_scope text, tip_seq bigint, tip_epoch int, spent bigint, refunded bigint,
+    base_seq bigint, used bigint, given bigint, win interval, room bigint) returns timestamptz
 language plpgsql stable
 as $$
 declare
-    too_few  bigint := (metered.base(of_scope, tip_seq, tip_epoch, since)).seq;
-    enough   bigint := tip_seq;
-    most     bigint := case when refunded = 0 then 0 else metered.refunds_after(of_scope, tip_seq, too_few) end;
-    fewest   bigint := 0;       -- refunds after too_few, and after enough
-    probe    bigint;
-    step     bigint := 1;
-    excess   bigint;
-    given    bigint;
+    too_few bigint := base_seq;
+    enough  bigint := tip_seq;
+    most    bigint := given;            -- refunds after too_few, and after enough
+    fewest  bigint := 0;
+    over    float8 := used - room;      -- what is too much still after too_few, and after enough
+    under   float8 := -room;
+    halve   boolean := false;
+    span    bigint;
+    probe   bigint;
+    excess  bigint;
+    later   bigint;             -- refunded by then, and then the refunds of charges after it
 begin
     while enough - too_few > 1 loop
-        probe := least(too_few + step, (too_few + enough) / 2);
-        select leaves_at.spent - l.spent - room, l.refunded into strict excess, given
+        span := enough - too_few;
+        probe := too_few + case when halve then span / 2
+            else greatest(1, least(span - 1, ceil(span * (over / (over - under)))::bigint)) end;
+        select leaves_at.spent - l.spent - room, l.refunded into strict excess, later
         from metered.ledger l where l.scope = of_scope and l.seq = probe;
         if excess > fewest and excess <= most then
-            given := case when given = refunded then 0 else metered.refunds_after(of_scope, tip_seq, probe) end;
-            if excess <= given then
-                fewest := given;
+            later := case when later = refunded then 0 else metered.refunds_after(of_scope, tip_seq, probe) end;
+            if excess <= later then
+                fewest := later;
             else
-                most := given;
+                most := later;
             end if;
         end if;
         if excess <= fewest then
             enough := probe;
+            under := excess - fewest;
         else
             too_few := probe;
-            step := step * 2;
+            over := excess - most;
         end if;
+        halve := not halve and (enough - too_few) * 2 > span;
     end loop;
     -- A repair is the first entry of its epoch.
     return (select least(l.at, (
@@ -374,6 +386,7 @@ declare
     u     bigint;
     room  bigint;
     since timestamptz;
+    w     record;
     retry timestamptz;
     falls timestamptz;
 begin
@@ -389,15 +402,19 @@ begin
                         'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
             end if;
             since := greatest(clk, t.at) - windows[i];
-            u := case when t.at <= since then 0
-                else metered.spent_since(t.scope, t.seq, t.epoch, t.spent, t.refunded, since) end;
+            u := 0;
+            if t.at > since then
+                w := metered.spent_since(t.scope, t.seq, t.epoch, t.spent, t.refunded, since);
+                u := w.used;
+            end if;
         end if;
         used[i] := u;
         room := maxima[i] - held[s] - amounts[s];
         continue when u <= room;
         falls := case when held[s] > 0 then metered.first_due(t.scope, t.next_due, clk) end;
         if windows[i] > interval '0' and room >= 0 then
-            retry := metered.leaves_at(t.scope, t.seq, t.epoch, t.spent, t.refunded, since, windows[i], room);
+            retry := metered.leaves_at(t.scope, t.seq, t.epoch, t.spent, t.refunded,
+                w.base_seq, w.used, w.given, windows[i], room);
         elsif held[s] > 0 and amounts[s] + (case when windows[i] > interval '0' then 0 else u end) <= maxima[i] then
             -- Only the end of a hold can make room, and can make enough.
             retry := falls;
@@ -542,8 +559,10 @@ begin
                 elsif base.seq is null and tip.epoch = 0 and tip.refunded = 0
                       and (tip.seq <= 16 or exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2)) then
                     used[n] := tip.spent;
+                elsif base.seq > 1 and tip.spent - base.spent - (tip.refunded - base.refunded) > maxima[n] - tip.held - amounts[i] then
+                    used[n] := maxima[n];   -- too much, whichever charges the refunds are of
                 else
-                    used[n] := metered.spent_since(scopes[i], tip.seq, tip.epoch, tip.spent, tip.refunded, since);
+                    used[n] := (metered.spent_since(scopes[i], tip.seq, tip.epoch, tip.spent, tip.refunded, since)).used;
                 end if;
             end if;
             plain := used[n] <= maxima[n] - tip.held - amounts[i];
@@ -658,7 +677,7 @@ begin
         elsif tip.at <= since then
             used := 0;
         else
-            used := metered.spent_since(scopes[i], tip.seq, tip.epoch, tip.spent, tip.refunded, since);
+            used := (metered.spent_since(scopes[i], tip.seq, tip.epoch, tip.spent, tip.refunded, since)).used;
         end if;
         held := tip.held;
         if tip.next_due <= clk then

@@ -89,8 +89,10 @@ from metered.place($1::text, $2::text, $3::text, $4::text, $5::bytea, $6::timest
 // has ended, with a *StateError beside it. With other content it is ErrConflict.
 //
 // Locks: the advisory lock of each scope, held and charged, all before anything is
-// read, in the order of their keys; then the rows of holds that are due, in the
-// order in which they were placed; until tx ends. Call it as the last thing in tx.
+// read, in the order of their keys, and then that of Request.ID if it was given: of
+// two with one ID at once, the second sees the first. Then the rows of holds that are
+// due, in the order in which they were placed; until tx ends. Call it as the last
+// thing in tx.
 //
 // Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError,
 // ErrConflict, ErrRetired and *StateError leave tx usable; ErrBusy,

@@ -42,6 +42,33 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 	}
 }
 
+// Two that place the same id on different scopes meet at the id: the second waits, and
+// is told of the first, if that stays.
+func TestPlace_OfAnIDThatIsBeingPlacedElsewhereWaitsForTheOutcome(t *testing.T) {
+	t.Parallel()
+	for _, stays := range []bool{true, false} {
+		f := setUp(t, holds.Config{})
+		first := begin(t, f.pool, pgx.ReadCommitted)
+		_, err := f.book.Place(t.Context(), first, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 1)}})
+		require.NoError(t, err)
+		second := going(func() error {
+			_, err := f.place(holds.Request{ID: "h", Lines: []holds.Line{capacity("b", 1, 1)}})
+			return err
+		})
+		waitQueued(t, f.pool, 1)
+		if stays {
+			require.NoError(t, first.Commit(t.Context()))
+			require.ErrorIs(t, <-second, holds.ErrConflict)
+		} else {
+			require.NoError(t, first.Rollback(t.Context()))
+			require.NoError(t, <-second)
+		}
+		_, held := f.usage("b")
+		require.Equal(t, !stays, held == 1)
+		f.verify()
+	}
+}
+
 func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
@@ -123,6 +150,7 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 	}
 	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1), capacity("b", 1, 1)}})
 	f.mustPlace(holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{capacity("d", 1, 1)}})
+	f.mustPlace(holds.Request{ID: "too", TTL: time.Hour, Lines: []holds.Line{capacity("e", 1, 1)}})
 	f.clock.Advance(time.Minute)
 	row := func(id string) func(pgx.Tx) error {
 		return func(tx pgx.Tx) error {
@@ -139,6 +167,10 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 		"same":  {place("two places", "x"), place("two places", "y")},
 		"release": {row("live"), func(tx pgx.Tx) error {
 			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"live"}})
+			return err
+		}},
+		"release two": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"live", "too"}})
 			return err
 		}},
 		"extend": {row("live"), func(tx pgx.Tx) error {
