@@ -842,6 +842,7 @@ begin
         perform metered.append(first);
     end if;
     for lv in 0..15 loop
+        exit when keep >> (4 * lv) = 0;
         delete from metered.refund_sum r
         where r.scope = of_scope and r.level = lv
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
@@ -1174,10 +1175,11 @@ $$;
 -- content: hold tells); conflict (with other content); retired; taken (of a claim:
 -- somebody else has it, until deadline if that is not null); denied.
 --
--- keys end with that of the id, if the caller chose it: whoever places the same id on
--- other scopes waits there, as long as for a scope, and then sees the first one.
+-- If the caller chose the id, keys end with that of the id: whoever places the same id
+-- on other scopes waits there, as long as for a scope, and then sees the first one. An
+-- id that was made up for this call is not looked for.
 -- hold_keys are those of the scopes; line_keys those of them that are held, ascending.
-create function metered.place(of_tenant text, of_id text, of_holder text, of_claim text, print bytea, issued timestamptz,
+create function metered.place(of_tenant text, of_id text, chosen boolean, of_holder text, of_claim text, print bytea, issued timestamptz,
     ttl interval, grace interval, lifetime interval, of_metadata text, detail text, note text, channel text,
     scopes text[], keys bigint[], amounts bigint[], hold_amounts bigint[], hold_keys bigint[], line_keys bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
@@ -1197,10 +1199,12 @@ declare
     waited boolean;
     unused text;
 begin
-    waited := metered.lock_keys(keys, wait_ms);
-    clk := metered.clock();
     hold_id := of_id;
-    if of_claim is null then
+    if chosen or of_claim is not null then
+        waited := metered.lock_keys(keys, wait_ms);
+        clk := metered.clock();     -- else charge does both
+    end if;
+    if chosen then
         select h.no, h.fingerprint, h.state, h.holder, h.due into was
         from metered.holds h where h.tenant = of_tenant and h.id = of_id;
         if found then
@@ -1208,7 +1212,7 @@ begin
         elsif issued <= (select z.at from metered.holds_horizon z where z.one) then
             status := 'retired';
         end if;
-    else
+    elsif of_claim is not null then
         select h.no, h.fingerprint, h.state, h.holder, h.due into was
         from metered.holds h where h.claim = of_claim and (h.state = 'h' or h.state = 'c' and not h.returned);
         if found and (was.state = 'c' or was.due > clk) then

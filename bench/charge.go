@@ -130,7 +130,7 @@ func multiScope(ctx context.Context, b *bench) (samples, error) {
 	}
 	next := 0
 	inTurn := func() string { next++; return scopeName(next % 1000) }
-	out, err := b.compare(ctx, comparison{clients: 1, count: b.pick(100, 30), rounds: b.pick(31, 7)}, options{}, inTurn,
+	out, err := b.compare(ctx, b.sequential(), options{}, inTurn,
 		entry{"8 scopes", many(8)}, entry{"1 scope", many(1)})
 	return out.cost("8 scopes", "1 scope"), err
 }

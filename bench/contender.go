@@ -244,12 +244,21 @@ func (b *bench) patience() time.Duration {
 // fewest is how many rounds a comparison has in any case.
 func (b *bench) fewest() int { return b.pick(3, 2) }
 
+// sequential is a comparison by one client. Its turns are short: what a shared machine
+// does changes by the second, and must not fall to one of them.
+func (b *bench) sequential(contenders ...contender) comparison {
+	return comparison{contenders: contenders, clients: 1, count: 20, rounds: b.pick(400, 21)}
+}
+
 // progress shows that a comparison goes on.
 func (b *bench) progress(round, rounds int) {
+	const dots = 40
 	if round == 0 {
 		fmt.Fprint(b.log, "  ")
 	}
-	fmt.Fprint(b.log, ".")
+	if rounds <= dots || round*dots/rounds != (round-1)*dots/rounds {
+		fmt.Fprint(b.log, ".")
+	}
 	if round == rounds {
 		fmt.Fprintln(b.log)
 	}

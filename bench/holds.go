@@ -21,7 +21,7 @@ var holdFigures = []figure{
 		name: "hold_place_vs_charge", unit: "times the cost", goal: atMost(1.6),
 		meaning: "placing a hold on one scope of 1,000, against charging it",
 		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, comparison{clients: 1, count: b.pick(300, 60), rounds: b.pick(31, 7)}, options{}, oneOf(1000),
+			out, err := b.compare(ctx, b.sequential(), options{}, oneOf(1000),
 				entry{"place", place}, entry{"charge", chargeMetered})
 			return out.cost("place", "charge"), err
 		},
@@ -30,7 +30,7 @@ var holdFigures = []figure{
 		name: "hold_place_capture_vs_charge", unit: "times the cost", goal: atMost(2.6),
 		meaning: "placing a hold, and capturing it in another transaction, against one charge",
 		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, comparison{clients: 1, count: b.pick(300, 60), rounds: b.pick(31, 7)}, options{}, oneOf(1000),
+			out, err := b.compare(ctx, b.sequential(), options{}, oneOf(1000),
 				entry{"place + capture", placeAndCapture}, entry{"charge", chargeMetered})
 			return out.cost("place + capture", "charge"), err
 		},
@@ -167,7 +167,7 @@ func placeAmong(ctx context.Context, b *bench, ended bool) (samples, error) {
 		}}
 	}
 	a, z := on(fmt.Sprintf("among %d", many), "many"), on("among 10", "ten")
-	out, err := comparison{contenders: []contender{a, z}, clients: 1, count: b.pick(200, 50), rounds: b.pick(31, 7)}.run(ctx, b)
+	out, err := b.sequential(a, z).run(ctx, b)
 	return out.cost(a.name, z.name), err
 }
 

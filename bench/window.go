@@ -97,7 +97,7 @@ func chargeByWindow(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	big, small := c.on(c.largest(), true), c.on(100, false)
-	out, err := comparison{contenders: []contender{big, small}, clients: 1, count: b.pick(200, 50), rounds: b.pick(41, 9)}.run(ctx, b)
+	out, err := b.sequential(big, small).run(ctx, b)
 	if err != nil {
 		return samples{}, err
 	}
@@ -137,7 +137,7 @@ func denialCost(ctx context.Context, b *bench) (samples, error) {
 	}}
 	allowed := c.on(c.largest(), false)
 	allowed.name = "allowed"
-	out, err := comparison{contenders: []contender{denied, allowed}, clients: 1, count: b.pick(200, 50), rounds: b.pick(41, 9)}.run(ctx, b)
+	out, err := b.sequential(denied, allowed).run(ctx, b)
 	s := out.cost("denied", "allowed")
 	s.note += fmt.Sprintf("; %d entries; 1, 1000 or %d of them have to leave", c.largest(), used/2)
 	return s, err
@@ -153,7 +153,7 @@ from generate_series(0, $1::int - 1) g order by hashint8(g)`
 // first touch of each page puts the page into the WAL, as after any other.
 func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 	sizes := []int{b.pick(1_000_000, 100_000), 1000}
-	c := comparison{clients: 1, count: b.pick(200, 50), rounds: b.pick(41, 9)}
+	c := b.sequential()
 	for _, size := range sizes {
 		k, err := b.kit(ctx, options{}, oneOf(size))
 		if err != nil {

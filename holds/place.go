@@ -71,11 +71,11 @@ type Request struct {
 
 const placeSQL = `
 select status, hold_id, placed_at, deadline, seqs, ats, denied, hold
-from metered.place($1::text, $2::text, $3::text, $4::text, $5::bytea, $6::timestamptz,
-    $7::interval, $8::interval, $9::interval, $10::text, $11::text, $12::text, $13::text,
-    $14::text[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[],
-    $20::int[], $21::bigint[], $22::interval[], $23::interval, $24::int, $25::text[],
-    $26::text, $27::text, $28::bool)`
+from metered.place($1::text, $2::text, $3::bool, $4::text, $5::text, $6::bytea, $7::timestamptz,
+    $8::interval, $9::interval, $10::interval, $11::text, $12::text, $13::text, $14::text,
+    $15::text[], $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[],
+    $21::int[], $22::bigint[], $23::interval[], $24::interval, $25::int, $26::text[],
+    $27::text, $28::text, $29::bool)`
 
 // Place reserves the amounts of all lines, and makes all charges, or nothing: it is
 // denied, with *budget.ExceededError, if any limit refuses. One round trip.
@@ -144,7 +144,7 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 	charge := call.Args() // scopes, keys, amounts, limit_scopes, maxima, windows, tolerance, wait, notes
 	p := &Prepared{
 		book: b, sql: b.sql.place, keys: call.Keys(), kind: EventPlaced, note: r.Note, placed: r.ID,
-		args: []any{r.Tenant, r.ID, r.Holder, claim, r.fingerprint(scopes, held, charge[2].([]int64)), issuedAt(r.ID),
+		args: []any{r.Tenant, r.ID, chosen, r.Holder, claim, r.fingerprint(scopes, held, charge[2].([]int64)), issuedAt(r.ID),
 			interval(r.TTL), interval(r.Grace), interval(b.cfg.MaxLifetime), metadata, string(detail), r.Note.JSON(), b.channel(),
 			scopes, locks, charge[2], held, keys, slices.Compact(lineKeys),
 			charge[3], charge[4], charge[5], charge[6], charge[7], charge[8]},
