@@ -231,7 +231,7 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 // patience is how long a comparison may take, so that a run on a slow or busy machine
 // ends in its time as well, with fewer rounds. It ends when the run is late.
 func (b *bench) patience() time.Duration {
-	late, each := 11*time.Minute, time.Minute
+	late, each := 10*time.Minute, 40*time.Second
 	if b.short {
 		late, each = 40*time.Second, 1500*time.Millisecond
 	}
@@ -247,7 +247,7 @@ func (b *bench) fewest() int { return b.pick(3, 2) }
 // sequential is a comparison by one client. Its turns are short: what a shared machine
 // does changes by the second, and must not fall to one of them.
 func (b *bench) sequential(contenders ...contender) comparison {
-	return comparison{contenders: contenders, clients: 1, count: 20, rounds: b.pick(400, 21)}
+	return comparison{contenders: contenders, clients: 1, count: 20, rounds: b.pick(250, 21)}
 }
 
 // progress shows that a comparison goes on.

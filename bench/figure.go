@@ -102,11 +102,12 @@ func (r result) value() string {
 	return number(*r.Value)
 }
 
+// spread is between which values the middle half of the rounds lies.
 func (r result) spread() string {
 	if len(r.Rounds) < 2 {
 		return ""
 	}
-	return number(r.Spread[0]) + " … " + number(r.Spread[len(r.Spread)-1])
+	return number(r.Spread[1]) + " … " + number(r.Spread[2])
 }
 
 func (r result) verdict() string {
@@ -151,7 +152,7 @@ func pick(all []figure, names string) ([]figure, error) {
 
 func printTable(w io.Writer, results []result) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "figure\tvalue\tunit\tspread\tgoal\tmet\t")
+	fmt.Fprintln(t, "figure\tvalue\tunit\tmiddle half\tgoal\tmet\t")
 	for _, r := range results {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, r.value(), r.Unit, r.spread(), r.Goal, r.verdict())
 	}

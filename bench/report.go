@@ -54,7 +54,7 @@ lock. <b>seed</b>: lock, SUM and INSERT, a statement each. <b>early</b>: the lib
 {{end}}
 <h2>Figures</h2>
 <table>
-<tr><th>figure<th>value<th>spread<th>goal<th>met
+<tr><th>figure<th>value<th>middle half<th>goal<th>met
 {{range .Results}}<tr><td><code>{{.Name}}</code><small>{{.Meaning}}{{with .Note}}<br>{{.}}{{end}}{{with .NotRun}}<br>not run: {{.}}{{end}}</small>
 <td class="n">{{value .}}<small>{{.Unit}}</small><td class="n">{{spread .}}<td class="n">{{if ne .Goal "none"}}{{.Goal}}{{end}}<td class="{{verdict .}}">{{verdict .}}
 {{end}}</table>
