@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -184,63 +183,37 @@ func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 	return s, nil
 }
 
-// chargeColdStart charges one scope of a fresh database that nothing ever
-// analyses, and compares the last thousand charges with the first.
+// chargeColdStart charges one scope of a fresh database that nothing ever analyses, and
+// compares its last thousand charges with the first thousand of another one. The
+// connection keeps the plans that it made while the table was empty.
 func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
 	charges := b.pick(100_000, 5_000)
-	var s samples
-	began := time.Now()
-	for range b.pick(2, 1) {
-		if time.Since(began) > b.patience() {
-			break // one is what a slow machine has time for
-		}
-		k, err := b.kit(ctx, options{conns: 1, setUp: []string{
-			"alter table metered.ledger set (autovacuum_enabled = off)",
-			"alter table metered.refund_sum set (autovacuum_enabled = off)",
-		}}, hotScope)
-		if err != nil {
-			return s, err
-		}
-		ratio, where, err := firstAndLast(ctx, k, charges)
-		k.drop()
-		if err != nil {
-			return s, err
-		}
-		s.values, s.where = append(s.values, ratio), where
-	}
-	s.note = fmt.Sprintf("%d charges", charges)
-	return s, nil
-}
-
-func firstAndLast(ctx context.Context, k *kit, charges int) (float64, []profile, error) {
-	var where []profile
-	thousand := func(name string) (float64, error) {
-		w, err := newWatch(ctx, name, k.site)
-		if err != nil {
-			return 0, err
-		}
-		defer w.close()
-		stop := w.start(ctx, true)
-		_, seconds, err := drive(ctx, chargeMetered(k).op, 1, time.Hour, 1000)
-		if err2 := stop(1000, seconds); err == nil {
-			err = err2
-		}
-		where = append(where, w.profile())
-		return seconds, err
-	}
-	if err := k.Ping(ctx); err != nil { // connecting is not part of the first charge
-		return 0, nil, err
-	}
-	first, err := thousand("the first thousand")
+	never := options{conns: 1, setUp: []string{
+		"alter table metered.ledger set (autovacuum_enabled = off)",
+		"alter table metered.refund_sum set (autovacuum_enabled = off)",
+	}}
+	cons, drop, err := b.contenders(ctx, never, hotScope, entry{"the last", chargeMetered}, entry{"the first", chargeMetered})
 	if err != nil {
-		return 0, nil, err
+		return samples{}, err
 	}
-	if _, _, err := drive(ctx, chargeMetered(k).op, 1, time.Hour, charges-2000); err != nil {
-		return 0, nil, err
+	defer drop()
+	b.logf("  charging %d times", charges-1000)
+	for _, step := range []func() error{
+		func() error { _, err := cons[0].site.Exec(ctx, "set synchronous_commit = off"); return err }, // not measured yet
+		func() error { _, _, err := drive(ctx, cons[0].op, 1, time.Hour, charges-1000); return err },
+		func() error { _, err := cons[0].site.Exec(ctx, "reset synchronous_commit"); return err },
+	} {
+		if err := step(); err != nil {
+			return samples{}, err
+		}
 	}
-	last, err := thousand("the last thousand")
-	slices.Reverse(where)
-	return last / first, where, err
+	cons[0].dissect, cons[1].dissect = false, false
+	c := b.sequential(cons...)
+	c.rounds = 1000/c.count - 1
+	out, err := c.run(ctx, b)
+	s := out.cost("the last", "the first")
+	s.note += fmt.Sprintf("; %d charges", charges)
+	return s, err
 }
 
 // seedOn is the obvious charge of a chain. Its entry goes to another scope, so that
