@@ -159,6 +159,7 @@ func (s *service) serveRedeem(w http.ResponseWriter, r *http.Request) {
 func (s *service) fail(w http.ResponseWriter, id string, err error) {
 	switch metered.Code(err) {
 	case "invalid_argument", "operation_future":
+		slog.Info("redeem refused", "operation", id, "error", err) // of the future: is this process's clock ahead?
 		refuse(w, http.StatusBadRequest, "the Idempotency-Key cannot be used")
 	case "operation_conflict", "operation_retired":
 		refuse(w, http.StatusConflict, "the Idempotency-Key was used for another request, or is too old")
