@@ -288,62 +288,62 @@ begin
 end
 $$;
 
--- Charges after t less their own refunds (used), in the chain that ends with tip_seq
--- and stands at spent and refunded there; and how it comes about: the base, what was
--- spent there, and the refunds of charges after it (given).
-create function metered.spent_since(of_scope text, tip_seq bigint, tip_epoch int, spent bigint, refunded bigint, t timestamptz,
-    out used bigint, out base_seq bigint, out base_spent bigint, out given bigint)
+-- What a scope whose last entry is tip was charged after t, less the refunds of these
+-- charges (used); and the base that it is counted from.
+create function metered.spent_since(tip metered.ledger, t timestamptz,
+    out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
 as $$
 declare
     b record;
 begin
-    b := metered.base(of_scope, tip_seq, tip_epoch, t);
+    b := metered.base(tip.scope, tip.seq, tip.epoch, t);
     if b.seq is null then
         raise exception 'the window reaches behind what is retained'
-            using errcode = 'MT002', detail = of_scope;
+            using errcode = 'MT002', detail = tip.scope;
     end if;
     base_seq := b.seq;
     base_spent := b.spent;
-    given := case when b.refunded = refunded then 0 else metered.refunds_after(of_scope, tip_seq, b.seq) end;
-    used := spent - base_spent - given;
+    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, b.seq) end;
 end
 $$;
 
--- The time at which so much of a window's spending (used, with the base and given as
+-- The time at which so much of a window's spending (used, counted from the base, as
 -- spent_since has them) has left it that no more than room remains, if nothing else
 -- changes. Spending only leaves, entry by entry, so it is the leaving of the first
 -- entry that is enough.
 --
--- Spending is mostly even, so that entry is looked for where it would be if it were.
--- A probe that does not halve what is left is followed by one that does. What was
--- refunded of the charges after an entry is dear to sum, and lies between the sums at
--- both ends of where the answer is: most probes are decided by these.
-create function metered.leaves_at(of_scope text, tip_seq bigint, tip_epoch int, spent bigint, refunded bigint,
-    base_seq bigint, used bigint, given bigint, win interval, room bigint) returns timestamptz
+-- Spending and refunds are mostly even, so that entry is looked for where it would be
+-- if they were. A probe that does not halve what is left is followed by one that does.
+-- What was refunded of the charges after an entry is dear to sum, and lies between the
+-- sums at both ends of where the answer is: most probes are decided by these.
+create function metered.leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
 language plpgsql stable
 as $$
 declare
     too_few bigint := base_seq;
-    enough  bigint := tip_seq;
-    most    bigint := given;            -- refunds after too_few, and after enough
+    enough  bigint := tip.seq;
+    most    bigint := tip.spent - base_spent - used;    -- refunds after too_few, and after enough
     fewest  bigint := 0;
     over    float8 := used - room;      -- what is too much still after too_few, and after enough
     under   float8 := -room;
     halve   boolean := false;
     span    bigint;
-    probe   bigint;
+    step    bigint;
     excess  bigint;
     later   bigint;             -- refunded by then, and then the refunds of charges after it
+    l       record;
+    at      timestamptz := tip.at;      -- of enough, as is the epoch
+    in_epoch int := tip.epoch;
 begin
     while enough - too_few > 1 loop
         span := enough - too_few;
-        probe := too_few + case when halve then span / 2
-            else greatest(1, least(span - 1, ceil(span * (over / (over - under)))::bigint)) end;
-        select leaves_at.spent - l.spent - room, l.refunded into strict excess, later
-        from metered.ledger l where l.scope = of_scope and l.seq = probe;
+        step := case when halve then span / 2 else greatest(1, least(span - 1, ceil(span * (over / (over - under)))::bigint)) end;
+        select y.spent, y.refunded, y.at, y.epoch into strict l from metered.ledger y where y.scope = tip.scope and y.seq = too_few + step;
+        excess := tip.spent - l.spent - room;
+        later := most - (most - fewest) * (step::float8 / span);
         if excess > fewest and excess <= most then
-            later := case when later = refunded then 0 else metered.refunds_after(of_scope, tip_seq, probe) end;
+            later := case when l.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, too_few + step) end;
             if excess <= later then
                 fewest := later;
             else
@@ -351,21 +351,24 @@ begin
             end if;
         end if;
         if excess <= fewest then
-            enough := probe;
-            under := excess - fewest;
+            enough := too_few + step;
+            under := excess - later;
+            at := l.at;
+            in_epoch := l.epoch;
         else
-            too_few := probe;
-            over := excess - most;
+            too_few := too_few + step;
+            over := excess - later;
         end if;
         halve := not halve and (enough - too_few) * 2 > span;
     end loop;
-    -- A repair is the first entry of its epoch.
-    return (select least(l.at, (
-                select min(r.at) from generate_series(l.epoch + 1, tip_epoch) e,
-                     lateral (select k.at from metered.ledger k
-                      where k.scope = of_scope and k.epoch = e and (k.seq & 15 = 1 or k.kind = 'k')
-                      order by k.at, k.seq limit 1) r)) + win
-            from metered.ledger l where l.scope = of_scope and l.seq = enough);
+    if in_epoch < tip.epoch then   -- a repair is the first entry of its epoch
+        at := least(at, (
+            select min(r.at) from generate_series(in_epoch + 1, tip.epoch) e,
+                 lateral (select k.at from metered.ledger k
+                  where k.scope = tip.scope and k.epoch = e and (k.seq & 15 = 1 or k.kind = 'k')
+                  order by k.at, k.seq limit 1) r));
+    end if;
+    return at + win;
 end
 $$;
 
@@ -375,9 +378,13 @@ $$;
 -- used is what each limit has used so far, holds aside; denied lists every limit that
 -- refuses, with the microseconds until it would not (-1 for never: spending cannot get
 -- out of a lifetime's way) and until a hold falls due.
+--
+-- The limits before "first" are known to let it in. Of what was used, as much is
+-- given as is known, with the base of the last one.
 create function metered.judge(tips metered.ledger[], held bigint[], amounts bigint[], clk timestamptz,
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    out used bigint[], out denied jsonb)
+    inout used bigint[], out denied jsonb,
+    first int default 1, base_seq bigint default null, base_spent bigint default null)
 language plpgsql stable
 as $$
 declare
@@ -390,10 +397,13 @@ declare
     retry timestamptz;
     falls timestamptz;
 begin
-    for i in 1..cardinality(limit_scopes) loop
+    for i in first..cardinality(limit_scopes) loop
         s := limit_scopes[i];
         t := tips[s];
-        if windows[i] = interval '0' then
+        u := used[i];
+        if u is not null then
+            null;
+        elsif windows[i] = interval '0' then
             u := t.spent - t.refunded - t.credited;
         else
             if t.at > clk + max_ahead then
@@ -404,22 +414,26 @@ begin
             since := greatest(clk, t.at) - windows[i];
             u := 0;
             if t.at > since then
-                w := metered.spent_since(t.scope, t.seq, t.epoch, t.spent, t.refunded, since);
+                w := metered.spent_since(t, since);
                 u := w.used;
+                base_seq := w.base_seq;
+                base_spent := w.base_spent;
             end if;
         end if;
         used[i] := u;
         room := maxima[i] - held[s] - amounts[s];
         continue when u <= room;
         falls := case when held[s] > 0 then metered.first_due(t.scope, t.next_due, clk) end;
+        retry := null;
         if windows[i] > interval '0' and room >= 0 then
-            retry := metered.leaves_at(t.scope, t.seq, t.epoch, t.spent, t.refunded,
-                w.base_seq, w.used, w.given, windows[i], room);
-        elsif held[s] > 0 and amounts[s] + (case when windows[i] > interval '0' then 0 else u end) <= maxima[i] then
-            -- Only the end of a hold can make room, and can make enough.
-            retry := falls;
-        else
-            retry := null;
+            retry := metered.leaves_at(t, base_seq, base_spent, u, windows[i], room);
+        end if;
+        -- The end of holds can make room, sooner or at all.
+        room := maxima[i] - amounts[s];
+        if u <= room then
+            retry := least(retry, falls);
+        elsif windows[i] > interval '0' and room >= 0 and (falls >= retry) is not true then
+            retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, windows[i], room)));
         end if;
         denied := coalesce(denied, '[]') || jsonb_build_object(
             'limit', i - 1, 'used', u, 'held', held[s],
@@ -429,8 +443,8 @@ begin
 end
 $$;
 
--- Judges a charge for which it is not plain that it is let in, and ends the holds
--- that are due and in its way. stand are the last entries after that.
+-- Judges a charge that meets holds which are due, and ends those of them that are in
+-- its way. stand are the last entries after that.
 create function metered.admit(tips metered.ledger[], keys bigint[], amounts bigint[], clk timestamptz,
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
     out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
@@ -451,7 +465,7 @@ begin
         kept := kept || tip.held;
         held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
-    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead);
+    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead, null);
     used := verdict.used;
     denied := verdict.denied;
     stand := tips;
@@ -467,7 +481,7 @@ begin
             remain[i] := kept[i] - case when due[i] <= clk then metered.overdue(scopes[i], due[i], clk, max_lines) else 0 end;
         end loop;
         exit when remain = held or (metered.judge(tips, remain, amounts, clk,
-            limit_scopes, maxima, windows, max_ahead)).denied is null;
+            limit_scopes, maxima, windows, max_ahead, null)).denied is null;
         max_lines := 2 * max_lines;
     end loop;
     perform metered.expire_due(scopes, keys, due, clk, max_lines, wait_ms);
@@ -494,7 +508,7 @@ $$;
 -- that follows in the same transaction finds its statements prepared.
 --
 -- Most charges are let in, and nothing is due: that much is found out here, and the
--- rest left to admit. limit_scopes ascend. What a statement of PL/pgSQL costs in a
+-- rest left to judge, or to admit. limit_scopes ascend. What a statement of PL/pgSQL costs in a
 -- transaction that runs it once is mostly its preparation, so there are few.
 create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
@@ -512,8 +526,12 @@ declare
     tips  metered.ledger[];
     n     int := 1;
     since timestamptz;
-    base  record;
+    base_seq      bigint;   -- what a window's use is counted from
+    base_spent    bigint;
+    base_refunded bigint;
+    w     record;
     plain boolean := true;
+    due   boolean := false;
     a     record;
     units bigint;
 begin
@@ -535,7 +553,10 @@ begin
         end if;
         tips[i] := tip;
         held[i] := tip.held;
-        plain := plain and tip.at <= at and (tip.next_due <= at) is not true;
+        if tip.at > at or tip.next_due <= at then
+            plain := false;
+            due := due or tip.next_due <= at;
+        end if;
         while plain and limit_scopes[n] = i loop
             since := at - windows[n];
             if since = at then
@@ -543,9 +564,9 @@ begin
             elsif tip.at <= since then
                 used[n] := 0;
             else
-                -- spent_since for the usual cases, without calls: the base is in the newest
-                -- epoch, and no refund came after it; or all that was ever spent is inside.
-                select b.seq, b.spent, b.refunded into base
+                -- spent_since where the base is in the newest epoch, or all that was ever
+                -- spent is inside.
+                select b.seq, b.spent, b.refunded into base_seq, base_spent, base_refunded
                 from (select l.seq from metered.ledger l
                       where l.scope = scopes[i] and l.epoch = tip.epoch and l.at <= since
                         and (l.seq & 15 = 1 or l.kind = 'k')
@@ -554,15 +575,20 @@ begin
                       where l.scope = scopes[i] and l.seq between x.seq and x.seq + 15
                         and l.epoch = tip.epoch and l.at <= since
                       order by l.seq desc limit 1) b;
-                if base.seq > 1 and base.refunded = tip.refunded then
-                    used[n] := tip.spent - base.spent;
-                elsif base.seq is null and tip.epoch = 0 and tip.refunded = 0
+                if base_seq > 1 and base_refunded = tip.refunded then
+                    used[n] := tip.spent - base_spent;
+                elsif base_seq > 1 then
+                    used[n] := tip.spent - base_spent - metered.refunds_after(scopes[i], tip.seq, base_seq);
+                elsif base_seq is null and tip.epoch = 0
                       and (tip.seq <= 16 or exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2)) then
-                    used[n] := tip.spent;
-                elsif base.seq > 1 and tip.spent - base.spent - (tip.refunded - base.refunded) > maxima[n] - tip.held - amounts[i] then
-                    used[n] := maxima[n];   -- too much, whichever charges the refunds are of
+                    base_seq := 0;
+                    base_spent := 0;
+                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
                 else
-                    used[n] := (metered.spent_since(scopes[i], tip.seq, tip.epoch, tip.spent, tip.refunded, since)).used;
+                    w := metered.spent_since(tip, since);
+                    base_seq := w.base_seq;
+                    base_spent := w.base_spent;
+                    used[n] := w.used;
                 end if;
             end if;
             plain := used[n] <= maxima[n] - tip.held - amounts[i];
@@ -577,11 +603,17 @@ begin
         return;
     end if;
     if not plain then
-        a := metered.admit(tips, keys, amounts, at, limit_scopes, maxima, windows, max_ahead, wait_ms);
+        if due then
+            a := metered.admit(tips, keys, amounts, at, limit_scopes, maxima, windows, max_ahead, wait_ms);
+            tips := a.stand;
+            held := a.held;
+        else
+            -- The last limit of which something is known is the first that may refuse.
+            a := metered.judge(tips, held, amounts, at, limit_scopes, maxima, windows, max_ahead, used,
+                greatest(1, cardinality(used)), base_seq, base_spent);
+        end if;
         used := a.used;
-        held := a.held;
         denied := a.denied;
-        tips := a.stand;
         if denied is not null then
             if raising then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
@@ -649,7 +681,7 @@ begin
         tips[i] := tip;
         held[i] := tip.held - case when tip.next_due <= clk then metered.overdue(scopes[i], tip.next_due, clk) else 0 end;
     end loop;
-    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead);
+    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead, null);
     used := verdict.used;
     denied := verdict.denied;
 end
@@ -667,7 +699,7 @@ as $$
 declare
     clk   timestamptz := metered.clock();
     since timestamptz;
-    tip   record;
+    tip   metered.ledger;
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered.tip(scopes[i]);
@@ -677,7 +709,7 @@ begin
         elsif tip.at <= since then
             used := 0;
         else
-            used := (metered.spent_since(scopes[i], tip.seq, tip.epoch, tip.spent, tip.refunded, since)).used;
+            used := (metered.spent_since(tip, since)).used;
         end if;
         held := tip.held;
         if tip.next_due <= clk then

@@ -53,6 +53,17 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 	posted = mustCharge(t, pool, l, "rich", 1, limits[0])
 	require.Equal(t, budget.Standing{Limit: limits[0], Used: 1 - math.MaxInt64, Held: 7, Available: math.MaxInt64 - 7}, posted.Standings[0])
 
+	// So much spent and held that the sum of both would not fit.
+	execute(t, pool, `insert into metered.ledger (scope, seq, kind, amount, at, spent, refunded, credited, held, epoch, next_due)
+		values ('full', 1, 'c', 1, $1, $2, 0, 0, 100, 0, $1::timestamptz + interval '1 hour')`, start, int64(math.MaxInt64-50))
+	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 0, 100, 100, $1, 'full')`, start.Add(time.Hour))
+	var full *budget.ExceededError
+	for _, limit := range limits {
+		_, err := charge(ctx, pool, l, "full", budget.MaxAmount, limit)
+		require.ErrorAs(t, err, &full)
+		require.Zero(t, full.Refusals[0].Available)
+	}
+
 	var charges []budget.Charge
 	for i := range budget.MaxScopes {
 		c := budget.Charge{Scope: fmt.Sprintf("scope %d", i), Amount: 1}

@@ -157,7 +157,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	execute(t, pool, `update metered.ledger set held = 5, next_due = $1`, start.Add(time.Minute))
 	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 0, 5, 5, $1, 'a')`, start.Add(time.Minute))
 	clock.Advance(time.Second)
-	hourly, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10}
+	hourly, brief, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10, Window: 10 * time.Second}, budget.Limit{Max: 10}
 	due := time.Minute - time.Second
 
 	looked, err := l.Check(ctx, pool, budget.Charge{Scope: "a", Amount: 3, Limits: []budget.Limit{hourly, total}})
@@ -169,8 +169,11 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 		limit  budget.Limit
 		retry  time.Duration
 	}{
-		{4, hourly, time.Hour - time.Second}, // when the 2 have left the window
+		{4, hourly, due},                     // the hold is gone before the 2 have left
+		{4, brief, 9 * time.Second},          // the 2 leave before that
 		{6, hourly, due},                     // only when the hold is gone
+		{9, brief, due},                      // when both are gone
+		{9, hourly, time.Hour - time.Second}, // the same
 		{4, total, due},
 		{9, total, budget.Never}, // not even with nothing held
 		{11, total, budget.Never},

@@ -99,8 +99,8 @@ type Refusal struct {
 	// RetryAfter is how long until Requested would fit under this limit if nothing
 	// else happens, counted from the refusal, to the microsecond. Never if it exceeds
 	// the limit, or the limit is for a lifetime and no end of a hold can make room.
-	// Where open holds stand in the way it is the time until one of them may fall
-	// due.
+	// If open holds stand in the way it is the earliest that this can be: when the first
+	// of them may fall due, and what else was spent has left the window.
 	RetryAfter time.Duration
 	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0.
 	HoldDue time.Duration

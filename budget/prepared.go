@@ -241,7 +241,10 @@ func available(limit, used, held int64) int64 {
 	if used < 0 && limit > math.MaxInt64+used {
 		return math.MaxInt64 - held
 	}
-	return max(0, limit-used-held)
+	if limit-used < held {
+		return 0
+	}
+	return limit - used - held
 }
 
 func interval(d time.Duration) pgtype.Interval {

@@ -250,7 +250,7 @@ func (h *history) compareError(want, err error) {
 		got := denied{}
 		for _, r := range exceeded.Refusals {
 			got[mRefusal{scope: r.Scope, max: r.Limit.Max, window: r.Limit.Window, used: r.Used, held: r.Held,
-				requested: r.Requested, available: r.Available, due: r.HoldDue}] = true
+				requested: r.Requested, available: r.Available, due: r.HoldDue, retry: r.RetryAfter}] = true
 		}
 		require.Equal(h, want, got)
 	case *holds.StateError, *holds.TakenError, *holds.ExcessError, *holds.CeilingError:

@@ -122,7 +122,7 @@ type mRefusal struct {
 	max                              int64
 	window                           time.Duration
 	used, held, requested, available int64
-	due                              time.Duration
+	due, retry                       time.Duration
 }
 
 // judge says who refuses charges, of distinct scopes.
@@ -141,11 +141,31 @@ func (m *model) judge(now time.Time, charges []budget.Charge) (refusals map[mRef
 				if held > 0 {
 					r.due = due.Sub(now)
 				}
+				r.retry = m.retry(c, l, now, held, due)
 				refusals[r] = true
 			}
 		}
 	}
 	return refusals, nil
+}
+
+// retry tries the times at which a charge leaves the window or the first hold falls due.
+func (m *model) retry(c budget.Charge, l budget.Limit, now time.Time, held int64, due time.Time) time.Duration {
+	best := budget.Never
+	times := []time.Time{due}
+	for _, spent := range m.scopes[c.Scope].charges {
+		times = append(times, spent.at.Add(l.Window))
+	}
+	for _, t := range times {
+		kept := held
+		if !t.Before(due) {
+			kept = 0
+		}
+		if t.After(now) && m.used(c.Scope, t, l.Window)+kept+c.Amount <= l.Max {
+			best = min(best, t.Sub(now))
+		}
+	}
+	return best
 }
 
 // admit ends what is due on the scopes of a call that was let in, and frees what it
