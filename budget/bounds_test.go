@@ -58,7 +58,7 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 		values ('full', 1, 'c', 1, $1, $2, 0, 0, 100, 0, $1::timestamptz + interval '1 hour')`, start, int64(math.MaxInt64-50))
 	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 0, 100, 100, $1, 'full')`, start.Add(time.Hour))
 	var full *budget.ExceededError
-	for _, limit := range limits {
+	for _, limit := range append(limits, budget.Limit{}, budget.Limit{Window: time.Hour}) {
 		_, err := charge(ctx, pool, l, "full", budget.MaxAmount, limit)
 		require.ErrorAs(t, err, &full)
 		require.Zero(t, full.Refusals[0].Available)
