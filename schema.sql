@@ -510,15 +510,12 @@ $$;
 -- Most charges are let in, and nothing is due: that much is found out here, and the
 -- rest left to judge, or to admit. limit_scopes ascend. What a statement of PL/pgSQL costs in a
 -- transaction that runs it once is mostly its preparation, so there are few.
-create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
+create function metered.post(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
     hold_amounts bigint[] default null, of_hold text default null, ttl interval default null, as_of timestamptz default null,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
+language plpgsql volatile
 as $$
 declare
     k     bigint;
@@ -657,6 +654,23 @@ begin
         seqs[i] := tip.seq;
         ats[i] := tip.at;
     end loop;
+end
+$$;
+
+-- What charge answers, as post has it.
+create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
+
+-- post, for applications. It returns the whole: that costs less than to assign each part.
+create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
+    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
+    wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean) returns metered.posted
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return metered.post(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes, of_namespace, of_operation, raising);
 end
 $$;
 
@@ -1234,7 +1248,7 @@ begin
     hold_id := of_id;
     if chosen or of_claim is not null then
         waited := metered.lock_keys(keys, wait_ms);
-        clk := metered.clock();     -- else charge does both
+        clk := metered.clock();     -- else post does both
     end if;
     if chosen then
         select h.no, h.fingerprint, h.state, h.holder, h.due into was
@@ -1279,7 +1293,7 @@ begin
         end if;
         return;
     end if;
-    c := metered.charge(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
+    c := metered.post(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
         of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk);
     seqs := c.seqs;
     ats := c.ats;
@@ -1456,7 +1470,7 @@ begin
     end loop;
     -- The excess first: what is kept and what is spent of it count the same.
     if excess_scopes is not null then
-        c := metered.charge(excess_scopes, k.keys, excess_units, excess_limits, excess_maxima, excess_windows,
+        c := metered.post(excess_scopes, k.keys, excess_units, excess_limits, excess_maxima, excess_windows,
             max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
         if c.denied is not null then
             refused := metered.refuse_hold(raising, jsonb_build_object('status', 'denied', 'denied', c.denied,
@@ -2332,7 +2346,7 @@ begin
         end if;
     end if;
     if cardinality(limit_scopes) > 0 then
-        t := metered.charge(charge_scopes, null, charge_amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, null, null, null, false);
+        t := metered.post(charge_scopes, null, charge_amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, null, null, null, false);
         denied := t.denied;
     end if;
 end
@@ -2358,7 +2372,7 @@ begin
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charge_scopes) > 0 then
-        c := metered.charge(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
+        c := metered.post(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
             max_ahead, wait_ms, notes, of_namespace, of_id, true);
         seqs := c.seqs;
         ats := c.ats;
