@@ -68,7 +68,7 @@ func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 		`insert into metered.ledger select * from metered.ledger`, `update metered.refund_sum set amount = 1`,
 		`delete from metered.operations`, `update metered.tokens set used = 0`, `select * from metered.tokens`,
 		`create or replace function metered.clock() returns timestamptz language sql as 'select now()'`,
-		`select metered.purge_scope('s', 1, now(), 0, 16, 1)`, `select metered.repair_clock('s', 1, 1, '')`,
+		`select metered.purge_scope('s', 1, now(), 0, 16, 1, true)`, `select metered.repair_clock('s', 1, 1, '')`,
 		`select metered.append(l) from metered.ledger l`,
 		`select metered.post('{s}', '{1}', '{1}', '{}', '{}', '{}', '1 minute', 1000, '{NULL}', null, null, false, as_of => now() - interval '1 day')`,
 		`select metered.post('{s}', '{1}', '{1}', '{}', '{}', '{}', '1 minute', 1000, '{NULL}', null, null, false, '{1}', 'no hold', '1 day')`, `select * from metered.ledger for update`,

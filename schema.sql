@@ -860,8 +860,14 @@ $$;
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
-create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int,
-    out deleted bigint, out upto bigint, out done boolean)
+--
+-- With forgetting, nothing stays of a scope whose last entry is that old and of which
+-- nothing counts that a window does not measure: no credit, no open hold, no claim that
+-- stands. Whoever saw it as empty is right again, and whoever saw an entry finds it
+-- deleted. That no writer without the lock adds another meanwhile, the next entry shows:
+-- it is made and deleted, after the deletion has waited for those who have read the last.
+create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
+    out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -871,9 +877,11 @@ declare
     tip   metered.ledger;
     first metered.ledger;
     keep  bigint;   -- the first entry to stay
+    rest  bigint;
 begin
     perform metered.lock_keys(array[key], wait_ms);
     tip := metered.tip(of_scope);
+    forgotten := false;
     keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
     keep := greatest(1, ((keep - 1) & ~15) + 1);
     upto := greatest(after_seq, 1);
@@ -894,6 +902,17 @@ begin
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
     upto := greatest(upto, keep - 1);
+    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and tip.credited = 0 and not exists (
+        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
+        delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
+        get diagnostics rest = row_count;
+        deleted := deleted + rest;
+        delete from metered.refund_sum r where r.scope = of_scope;
+        tip.seq := tip.seq + 1;
+        perform metered.append(tip);
+        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
+        forgotten := true;
+    end if;
 end
 $$;
 

@@ -19,25 +19,35 @@ type PurgeOptions struct {
 	// Scope restricts the purge to one scope. Defaults to all.
 	Scope string
 	// Batch is how many entries one transaction deletes at most, from 16 to
-	// 100,000. Defaults to 5,000.
+	// 100,000, and up to 17 more of a scope that it forgets. Defaults to 5,000.
 	Batch int
+	// Forget says of which scopes nothing at all need stay once their last entry is
+	// older than OlderThan; defaults to none. It is for scopes that come and go, one for
+	// each address or each name, since of any other at least two rows stay for good. What
+	// such a scope was charged in its lifetime is forgotten with it, so forget none that
+	// has a limit without a window, or one longer than OlderThan: there is nothing left
+	// that could say ErrWindowPurged. Its entries begin at 1 again: a charge in it must not
+	// be refunded later than OlderThan, for the Seq might be another's by then. A scope
+	// with credit, with an open hold, or of a claim that stands is never forgotten.
+	Forget func(scope string) bool
 	// Progress is called after each transaction, in the goroutine of the call.
 	Progress func(PurgeReport)
 }
 
 // PurgeReport says what a purge did so far.
 type PurgeReport struct {
-	Scopes  int   // scopes looked at
-	Entries int64 // entries deleted
-	Busy    int   // scopes passed over because their lock was not to be had
+	Scopes    int   // scopes looked at
+	Entries   int64 // entries deleted
+	Forgotten int   // scopes of which nothing is left
+	Busy      int   // scopes passed over because their lock was not to be had
 }
 
 const purgeSQL = `
-select deleted, upto, done
-from metered.purge_scope($1::text, $2::bigint, metered.clock() - $3::interval, $4::bigint, $5::int, $6::int)`
+select deleted, upto, done, forgotten
+from metered.purge_scope($1::text, $2::bigint, metered.clock() - $3::interval, $4::bigint, $5::int, $6::int, $7::bool)`
 
-// scopesSQL lists the scopes after $1 that have entries to lose, by skipping from
-// scope to scope in the primary key.
+// scopesSQL lists the scopes after $1, by skipping from scope to scope in the
+// primary key.
 const scopesSQL = `
 with recursive s as (
     (select l.scope from metered.ledger l where l.scope > $1 order by l.scope limit 1)
@@ -49,7 +59,8 @@ select scope from s where scope is not null limit $2`
 
 // Purge deletes entries older than OlderThan, in small transactions of its own.
 // For each scope it keeps entry 1, the last entry that is older (the baseline that
-// windows are measured from) and up to 15 entries before that. Windows no longer
+// windows are measured from) and up to 15 entries before that, or nothing where
+// PurgeOptions.Forget lets it. Windows no longer
 // than OlderThan stay exact; a longer one is ErrWindowPurged from now on, and so
 // is a refund of a charge that is gone (ErrEntryPurged). Sums are not touched.
 //
@@ -87,10 +98,12 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 
 func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope string, opts PurgeOptions, report *PurgeReport) error {
 	var upto int64
+	forget := opts.Forget != nil && opts.Forget(scope)
 	for done := false; !done; {
 		var deleted int64
-		err := pool.QueryRow(ctx, l.sql.purge, scope, l.LockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS()).
-			Scan(&deleted, &upto, &done)
+		var forgotten bool
+		err := pool.QueryRow(ctx, l.sql.purge, scope, l.LockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS(), forget).
+			Scan(&deleted, &upto, &done, &forgotten)
 		if sqlstate.Of(err) == sqlstate.SerializationFailure {
 			continue // another purge was faster, and the default isolation is above READ COMMITTED
 		}
@@ -102,6 +115,9 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 			return err
 		}
 		report.Entries += deleted
+		if forgotten {
+			report.Forgotten++
+		}
 		if opts.Progress != nil && !done {
 			opts.Progress(*report)
 		}
