@@ -57,7 +57,7 @@ var (
 	// ErrEntryPurged: the charge was purged, so what is left of it is unknown.
 	ErrEntryPurged error = fault.New("budget_entry_purged", "budget: the charge was purged")
 
-	// ErrNotCharge: the entry is a credit, a refund or a repair.
+	// ErrNotCharge: the entry is no charge, nor what a hold captured.
 	ErrNotCharge error = fault.New("budget_not_charge", "budget: the entry is not a charge")
 
 	// ErrRefundExceeds: the refunds of a charge would sum past it.

@@ -23,6 +23,12 @@
 // in entries of the scopes' chains, so budget.Ledger.Verify covers it; who holds it and
 // what became of it is in tables of its own, with a history of every transition.
 //
+// To begin: metered.Migrate makes the tables, and New takes the ledger that the holds
+// are in.
+//
+//	ledger, err := budget.New(budget.Config{})
+//	book, err := holds.New(ledger, holds.Config{})
+//
 // Go has no way to make a value usable only once, so a hold that was captured can be
 // passed to Capture again. It is then refused by the database with a *StateError that
 // says in which state it is; a flag in the value would lie after a rollback.
