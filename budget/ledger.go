@@ -18,7 +18,8 @@ type Config struct {
 	// LockTimeout bounds how long a write waits for the locks of all its scopes
 	// together, from 1ms to 1h. When it runs out the call fails with ErrBusy.
 	// Defaults to 5s. A shorter lock_timeout or statement_timeout of the session
-	// and the context's deadline bound the wait as well.
+	// and the context's deadline bound the wait as well; the latter two end it with
+	// their own errors.
 	LockTimeout time.Duration
 
 	// ClockTolerance is how far a scope's last entry may be ahead of the

@@ -38,7 +38,8 @@ type Config struct {
 	// Limits are those of a client's own budget, as they are given to budget.Charge.
 	// Their names are shown, so they must have one each: 1 to MaxNameBytes printable
 	// ASCII characters. A window that is no whole number of seconds is shown rounded
-	// up, and a lifetime without a window.
+	// up, and a lifetime without a window. Prepaid credit is no policy: its quota would
+	// be shown as 0.
 	Limits []budget.Limit
 
 	// Shared are limits that several clients use up together. Their names are shown
