@@ -25,8 +25,9 @@ type Config struct {
 
 	// Subscribers are called, in order, with every transition that a call of this
 	// Book makes, inside the call's transaction and a savepoint: an error of one
-	// takes the transition back, and is the error of the call. What ended by time is
-	// told by the call that ends it for good: Sweep or Expire. Defaults to none.
+	// takes the transition back, and is the error of the call. So do a panic, and the
+	// end of the call's context while one runs. What ended by time is told by the call
+	// that ends it for good: Sweep or Expire. Defaults to none.
 	Subscribers []Subscriber
 
 	// Notify sends every transition to the channel Book.Channel, for Listen, when
@@ -52,7 +53,9 @@ const (
 )
 
 // Subscriber hears of a transition. It may write through tx, which ends as the
-// call's transaction ends, and must have no effect outside it.
+// call's transaction ends, and must have no effect outside it. It must not end tx, nor
+// leave rows of it open: the connection is closed then, since the transition could not
+// be taken back otherwise.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is what happened to a hold.

@@ -3,6 +3,7 @@ package holds
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -116,8 +117,13 @@ func (p *Prepared) run(ctx context.Context, tx pgx.Tx) ([]Hold, error) {
 	})
 }
 
-// inSavepoint runs fn so that its error takes back what it did, and leaves tx as
-// usable as it was.
+// undoTimeout bounds how long a transition is taken back whose context has ended.
+const undoTimeout = 5 * time.Second
+
+// inSavepoint runs fn so that its error, its panic and the end of ctx meanwhile take
+// back what it did, and leave tx as usable as it was. Where that cannot be done, since
+// fn ended the savepoint or left the connection in use, the connection is closed: the
+// caller must not commit what was answered by an error.
 func inSavepoint[T any](ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) (T, error)) (result T, err error) {
 	sub, err := tx.Begin(ctx)
 	if err != nil {
@@ -125,18 +131,28 @@ func inSavepoint[T any](ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) (T, erro
 	}
 	done := false
 	defer func() {
-		if !done { // fn panicked
-			_ = sub.Rollback(context.WithoutCancel(ctx))
+		if done {
+			return
+		}
+		// With a context of its own: under one that has ended nothing is sent.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		if sub.Rollback(ctx) == nil {
+			return
+		}
+		if conn := sub.Conn(); conn != nil {
+			_ = conn.Close(ctx)
 		}
 	}()
-	result, err = fn(sub)
-	done = true
+	if result, err = fn(sub); err == nil {
+		err = ctx.Err()
+	}
 	if err != nil {
-		_ = sub.Rollback(ctx) // if it fails, tx stays aborted, which err says
 		return result, err
 	}
 	if err := sub.Commit(ctx); err != nil {
 		return result, fmt.Errorf("holds: savepoint: %w", err)
 	}
+	done = true
 	return result, nil
 }

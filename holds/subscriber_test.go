@@ -205,6 +205,85 @@ func TestSubscriber_OfASweepHearsWhatOthersEndedUntilItTakesIt(t *testing.T) {
 	require.Equal(t, before, f.heard())
 }
 
+// However a subscriber's end comes about, a transition that was not answered does not
+// stay: also where the caller goes on and commits.
+func TestSubscriber_WhoseCallEndsMeanwhileLeavesNothingOfIt(t *testing.T) {
+	t.Parallel()
+	var end func(ctx context.Context, tx pgx.Tx) error
+	f := setUp(t, holds.Config{Subscribers: []holds.Subscriber{func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {
+		if end != nil {
+			return end(ctx, tx)
+		}
+		return nil
+	}}})
+	last := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 5, 5)}})
+	calls := map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"place": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Place(ctx, tx, holds.Request{ID: "new", TTL: time.Minute, Lines: []holds.Line{capacity("b", 1, 1)}})
+			return err
+		},
+		"capture": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}})
+			return err
+		},
+		"expire": func(ctx context.Context, tx pgx.Tx) error {
+			_, _, err := f.book.Expire(ctx, tx, holds.Expire{ID: "h", Deadline: last.Deadline})
+			return err
+		},
+	}
+	for _, way := range []struct {
+		name string
+		lost bool // the connection
+		end  func(ctx context.Context, tx pgx.Tx, cancel func()) error
+	}{
+		{"cancelled, with an error", false, func(ctx context.Context, _ pgx.Tx, cancel func()) error {
+			cancel()
+			return ctx.Err()
+		}},
+		{"cancelled, without an error", false, func(_ context.Context, _ pgx.Tx, cancel func()) error {
+			cancel()
+			return nil
+		}},
+		{"cancelled in a panic", false, func(_ context.Context, _ pgx.Tx, cancel func()) error {
+			cancel()
+			panic(errVeto)
+		}},
+		{"rows left open", true, func(ctx context.Context, tx pgx.Tx, _ func()) error {
+			_, err := tx.Query(ctx, `select generate_series(1, 9)`)
+			return err
+		}},
+		{"the savepoint released", true, func(ctx context.Context, tx pgx.Tx, _ func()) error {
+			return errors.Join(tx.Commit(ctx), errVeto)
+		}},
+	} {
+		for name, call := range calls {
+			f.clock.Set(noon)
+			if name == "expire" {
+				f.clock.Set(last.Due)
+			}
+			before := f.dump()
+			tx := begin(t, f.pool, pgx.ReadCommitted)
+			ctx, cancel := context.WithCancel(t.Context())
+			end = func(ctx context.Context, tx pgx.Tx) error { return way.end(ctx, tx, cancel) }
+			err := func() (err error) {
+				defer func() {
+					if cause := recover(); cause != nil {
+						err = cause.(error)
+					}
+				}()
+				return call(ctx, tx)
+			}()
+			end = nil
+			cancel()
+			require.Error(t, err, "%s, %s", way.name, name)
+			require.Equal(t, way.lost, tx.Conn().IsClosed(), "%s, %s", way.name, name)
+			require.Equal(t, way.lost, tx.Commit(t.Context()) != nil, "%s, %s", way.name, name)
+			require.Equal(t, before, f.dump(), "%s, %s", way.name, name)
+		}
+	}
+	f.verify()
+}
+
 // listen returns what was notified since, without waiting for more.
 func listen(t *testing.T, f *fixture) func() []string {
 	conn, err := f.pool.Acquire(t.Context())
