@@ -53,9 +53,10 @@ const (
 )
 
 // Subscriber hears of a transition. It may write through tx, which ends as the
-// call's transaction ends, and must have no effect outside it. It must not end tx, nor
-// leave rows of it open: the connection is closed then, since the transition could not
-// be taken back otherwise.
+// call's transaction ends, and must have no effect outside it. A statement of its own
+// that may fail belongs in a savepoint (tx.Begin): one that failed outside of any is
+// an error also where it returns nil. It must not end tx, nor leave rows of it open: the
+// connection is closed then, since the transition could not be taken back otherwise.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is what happened to a hold.

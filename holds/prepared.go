@@ -2,6 +2,7 @@ package holds
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -82,12 +83,18 @@ func (p *Prepared) Tell(ctx context.Context, tx pgx.Tx, holds []Hold) error {
 
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, t Transition) error {
 	for _, s := range b.cfg.Subscribers {
-		if err := s(ctx, tx, t); err != nil {
+		err := s(ctx, tx, t)
+		if conn := tx.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'E' {
+			err = errSwallowed // else whatever comes next in tx would fail for it
+		}
+		if err != nil {
 			return &SubscriberError{ID: t.Hold.ID, Kind: t.Kind, Err: err}
 		}
 	}
 	return nil
 }
+
+var errSwallowed = errors.New("holds: a statement of the subscriber failed, and it returned no error")
 
 // SubscriberError is the error of a subscriber, which took a transition back.
 type SubscriberError struct {

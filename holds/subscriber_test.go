@@ -205,6 +205,39 @@ func TestSubscriber_OfASweepHearsWhatOthersEndedUntilItTakesIt(t *testing.T) {
 	require.Equal(t, before, f.heard())
 }
 
+// A subscriber that ignores the failure of a statement of its own refuses that
+// transition, and no other one.
+func TestSubscriber_ThatSwallowsAFailureRefusesItsOwnTransitionOnly(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{Subscribers: []holds.Subscriber{func(ctx context.Context, tx pgx.Tx, tr holds.Transition) error {
+		if tr.Kind != holds.EventPlaced && tr.Hold.ID == "bad" {
+			_, _ = tx.Exec(ctx, `select 1 / 0`)
+		}
+		return nil
+	}}})
+	for _, id := range []string{"a", "bad", "c"} {
+		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("s", 5, 99)}})
+	}
+	var refusal *holds.SubscriberError
+	tx := begin(t, f.pool, pgx.ReadCommitted)
+	_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{"bad"}})
+	require.ErrorAs(t, err, &refusal)
+	require.Equal(t, "bad", refusal.ID)
+	_, err = f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{"a"}})
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, holds.Held, f.get("bad").State)
+
+	f.clock.Advance(time.Minute)
+	for _, expired := range []int{1, 0} {
+		report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+		require.ErrorAs(t, err, &refusal)
+		require.Equal(t, "bad", refusal.ID)
+		require.Equal(t, holds.SweepReport{Expired: expired, Failed: 1, Batches: 1}, report)
+	}
+	f.verify()
+}
+
 // However a subscriber's end comes about, a transition that was not answered does not
 // stay: also where the caller goes on and commits.
 func TestSubscriber_WhoseCallEndsMeanwhileLeavesNothingOfIt(t *testing.T) {
