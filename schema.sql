@@ -1199,7 +1199,8 @@ end
 $$;
 
 -- Takes the locks of a command that does several things to scopes and holds: first
--- all scopes', by key, then all rows of holds that are named, by no.
+-- all scopes', by key, then all rows of holds that are named, by no. As many locks as
+-- there are different scopes: a command that names thousands needs a larger lock table.
 create function metered.lock_all(keys bigint[], tenants text[], ids text[], wait_ms int) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -1763,9 +1764,14 @@ $$;
 -- Ends up to max_holds holds that are due, after the one of these due time and no,
 -- and frees what they keep: those whose scopes and rows are to be had without
 -- waiting. nos are these; unless they are still to be announced (keep_pending) they
--- are done with. seen is how many were due; the last of them is where to go on.
+-- are done with. seen is how many were due; the last of them is where to go on, if
+-- there may be more.
+--
+-- They have at most 2,000 scopes together, since each takes a lock of the server's
+-- table, which by default has room for some 6,400 of all sessions. One hold has at
+-- most 64.
 create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
-    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint)
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1778,10 +1784,14 @@ declare
     k       bigint;
     h       record;
 begin
-    select array_agg(d.no order by d.due, d.no), count(*), max(d.due) into due_nos, seen, last_due from (
-        select y.no, y.due from metered.holds y
-        where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
-        order by y.due, y.no limit max_holds) d;
+    select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
+        count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
+        count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
+    into due_nos, seen, last_due, more
+    from (select c.no, c.due, sum(cardinality(c.keys)) over (order by c.due, c.no) as locks
+          from (select y.no, y.due, y.keys from metered.holds y
+                where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
+                order by y.due, y.no limit max_holds) c) d;
     if seen = 0 then
         return;
     end if;

@@ -44,7 +44,10 @@ const (
 	DefaultMaxLifetime = 24 * time.Hour
 	MaxMaxLifetime     = 10 * 366 * 24 * time.Hour
 
-	// MaxHolds is the largest number of holds in one call.
+	// MaxHolds is the largest number of holds in one call. It locks each of their
+	// scopes; the server's lock table (max_locks_per_transaction) must have room for
+	// them, or it is SQLSTATE 53200: some 6,400 locks of all sessions by default, which
+	// 100 holds of 64 scopes each can use up.
 	MaxHolds = 100
 	// MaxIDBytes is the longest id, tenant, holder and entity, in bytes of UTF-8.
 	MaxIDBytes = 255

@@ -1,10 +1,14 @@
 package holds_test
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
@@ -153,4 +157,32 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, holds.SweepReport{Expired: 1, Batches: 1}, report)
 	f.verify()
+}
+
+// The server has room for so many locks, of all sessions together.
+func TestSweep_TakesNoMoreThan2000LocksAtATime(t *testing.T) {
+	t.Parallel()
+	var locks []int
+	f := setUp(t, holds.Config{Subscribers: []holds.Subscriber{func(ctx context.Context, tx pgx.Tx, tr holds.Transition) error {
+		if tr.Kind != holds.EventExpired {
+			return nil
+		}
+		var n int
+		err := tx.QueryRow(ctx, `select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()`).Scan(&n)
+		locks = append(locks, n)
+		return err
+	}}})
+	for i := range 50 {
+		r := holds.Request{}
+		for j := range 50 {
+			r.Lines = append(r.Lines, capacity(fmt.Sprintf("seat/%d/%d", i, j), 1, 1))
+		}
+		f.mustPlace(r)
+	}
+	f.clock.Advance(time.Hour)
+	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, holds.SweepReport{Expired: 50, Batches: 2}, report)
+	require.Equal(t, slices.Concat(slices.Repeat([]int{2000}, 40), slices.Repeat([]int{500}, 10)), locks)
+	f.sums()
 }

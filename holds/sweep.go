@@ -94,7 +94,8 @@ const (
 // SweepOptions says how Sweep works. The zero value sweeps all that is due, 500
 // holds in a transaction.
 type SweepOptions struct {
-	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch. Defaults to
+	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch; fewer where
+	// these have more than 2,000 scopes, whose locks it takes. Defaults to
 	// DefaultSweepBatch.
 	Batch int
 	// Max ends the sweep after so many batches. Defaults to 0, all.
@@ -118,7 +119,7 @@ type SweepReport struct {
 }
 
 const sweepSQL = `
-select nos, seen, last_due, last_no from metered.sweep_holds($1::timestamptz, $2::bigint, $3::int, $4::bool, $5::text)`
+select nos, seen, last_due, last_no, more from metered.sweep_holds($1::timestamptz, $2::bigint, $3::int, $4::bool, $5::text)`
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
@@ -177,7 +178,7 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 	told := 0
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		subscribed := len(s.book.cfg.Subscribers) > 0
-		err := tx.QueryRow(ctx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).Scan(&nos, &seen, &due, &no)
+		err := tx.QueryRow(ctx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).Scan(&nos, &seen, &due, &no, &more)
 		if err != nil || !subscribed {
 			told = len(nos)
 			return err
@@ -196,7 +197,7 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 	if seen > 0 {
 		s.due, s.no = *due, *no
 	}
-	return seen == s.opts.Batch, nil
+	return more, nil
 }
 
 const sweptSQL = `
