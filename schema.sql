@@ -1301,7 +1301,7 @@ begin
         end if;
         hold := metered.hold_json(was.no, clk);
         if raising and (was.state <> 'h' or was.due <= clk) then
-            perform metered.refuse_hold(true, jsonb_build_object('status', 'state', 'id', hold_id,
+            perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold_id,
                 'state', case when was.state = 'h' then 'x' else was.state end, 'hold', hold));
         end if;
         unused := case when of_operation is not null then metered.remember_hold(hold) end;
@@ -1414,8 +1414,9 @@ begin
 end
 $$;
 
--- Answers a refused transition, or raises the answer.
-create function metered.refuse_hold(raising boolean, answer jsonb) returns jsonb
+-- Answers a refused transition, or raises the answer. json, since a hold may be in it
+-- whose metadata is none to jsonb: \u0000, half a surrogate pair, 1e200000.
+create function metered.refuse_hold(raising boolean, answer json) returns json
 language plpgsql
 as $$
 begin
@@ -1434,7 +1435,7 @@ create function metered.capture_holds(of_tenant text, ids text[], issued timesta
     line_scopes text[], line_units bigint[], closing boolean, policy "char",
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
     of_entity text, note text, channel text, of_namespace text, of_operation text, raising boolean,
-    out refused jsonb, out holds json[])
+    out refused json, out holds json[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1460,19 +1461,19 @@ declare
 begin
     k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, jsonb_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
     for i in 1..coalesce(cardinality(line_scopes), 0) loop
         select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];
         if l.open is null then
-            refused := metered.refuse_hold(raising, jsonb_build_object('status', 'line', 'id', ids[1], 'scope', line_scopes[i]));
+            refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', ids[1], 'scope', line_scopes[i]));
             return;
         end if;
         if line_units[i] > l.open then
             if policy = 'n' then
-                refused := metered.refuse_hold(raising, jsonb_build_object('status', 'excess', 'id', ids[1],
+                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', ids[1],
                     'scope', line_scopes[i], 'requested', line_units[i], 'open', l.open));
                 return;
             end if;
@@ -1493,7 +1494,7 @@ begin
         c := metered.post(excess_scopes, k.keys, excess_units, excess_limits, excess_maxima, excess_windows,
             max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
         if c.denied is not null then
-            refused := metered.refuse_hold(raising, jsonb_build_object('status', 'denied', 'denied', c.denied,
+            refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', excess_scopes, 'units', excess_units));
             return;
         end if;
@@ -1569,7 +1570,7 @@ $$;
 -- Releases holds, all or none.
 create function metered.release_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
     note text, channel text, of_namespace text, of_operation text, raising boolean,
-    out refused jsonb, out holds json[])
+    out refused json, out holds json[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1583,7 +1584,7 @@ declare
 begin
     k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, jsonb_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
@@ -1608,7 +1609,7 @@ $$;
 -- Extends holds, all or none: each deadline by "by", no deadline past its ceiling.
 create function metered.extend_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
     note text, channel text, by interval, of_namespace text, of_operation text, raising boolean,
-    out refused jsonb, out holds json[])
+    out refused json, out holds json[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1621,17 +1622,17 @@ declare
 begin
     k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, jsonb_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
     for i in 1..cardinality(ids) loop
         select y.deadline, y.ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
-            refused := metered.refuse_hold(raising, jsonb_build_object('status', 'state', 'id', ids[i], 'state', 'x',
+            refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
         elsif h.deadline + by > h.ceiling then
-            refused := metered.refuse_hold(raising, jsonb_build_object('status', 'ceiling', 'id', ids[i],
+            refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', ids[i],
                 'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
         end if;
         if refused is not null then
@@ -1658,7 +1659,7 @@ $$;
 -- refunded part of a charge by hand).
 create function metered.refund_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
     note text, channel text, of_namespace text, of_operation text, raising boolean,
-    out refused jsonb, out holds json[])
+    out refused json, out holds json[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1677,7 +1678,7 @@ begin
         from metered.holds h where h.no = any (k.nos) and h.returned order by h.no limit 1;
     end if;
     if k.status is not null then
-        refused := metered.refuse_hold(raising, jsonb_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
@@ -1690,7 +1691,7 @@ begin
                      where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop
                 r := metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation);
                 if r.status <> 'ok' then
-                    refused := metered.refuse_hold(raising, jsonb_build_object('status', r.status, 'id', ids[i], 'scope', e.scope));
+                    refused := metered.refuse_hold(raising, json_build_object('status', r.status, 'id', ids[i], 'scope', e.scope));
                     raise exception using errcode = 'MT000';
                 end if;
             end loop;

@@ -159,6 +159,43 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	f.verify()
 }
 
+// What is JSON to Go is not all JSON to jsonb.
+func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	for name, metadata := range map[string]string{
+		"nul": `{"a": "x\u0000y"}`, "half a pair": `{"a": "\ud83d"}`, "number": `{"a": 1e200000}`, "twice": `{"b": 1, "a": 2, "a": 3}`,
+	} {
+		h := f.mustPlace(holds.Request{ID: name, Metadata: json.RawMessage(metadata), Lines: []holds.Line{capacity(name, 1, 1)}})
+		_, err := f.extend(100*time.Hour, name)
+		require.ErrorIs(t, err, holds.ErrCeiling)
+		_, err = f.release(name)
+		require.NoError(t, err)
+		for _, raising := range []bool{false, true} {
+			for what, prepare := range map[string]func() (*holds.Prepared, error){
+				"place": func() (*holds.Prepared, error) {
+					return f.book.PreparePlace(holds.Request{ID: name, TTL: time.Minute, Metadata: h.Metadata, Lines: []holds.Line{capacity(name, 1, 1)}})
+				},
+				"capture": func() (*holds.Prepared, error) { return f.book.PrepareCapture(holds.Capture{IDs: []string{name}}) },
+				"release": func() (*holds.Prepared, error) { return f.book.PrepareRelease(holds.Release{IDs: []string{name}}) },
+				"extend": func() (*holds.Prepared, error) {
+					return f.book.PrepareExtend(holds.Extend{IDs: []string{name}, By: time.Second})
+				},
+				"refund": func() (*holds.Prepared, error) { return f.book.PrepareRefund(holds.Refund{IDs: []string{name}}) },
+			} {
+				p, err := prepare()
+				require.NoError(t, err)
+				_, err = p.Scan(f.pool.QueryRow(t.Context(), p.SQL(), p.Args("", "", raising)...))
+				var state *holds.StateError
+				require.ErrorAs(t, err, &state, "%s of %s", what, name)
+				require.Equal(t, holds.Released, state.State)
+				require.Equal(t, metadata, string(state.Hold.Metadata))
+			}
+		}
+	}
+	f.verify()
+}
+
 // The server has room for so many locks, of all sessions together.
 func TestSweep_TakesNoMoreThan2000LocksAtATime(t *testing.T) {
 	t.Parallel()
