@@ -240,3 +240,59 @@ func TestPlace_TakesWhatIsWithinItsBounds(t *testing.T) {
 		require.Equal(t, note, history[1].Note)
 	}
 }
+
+// A call that was prepared is sent later, and its caller may have used its slices again.
+func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	send := func(p *holds.Prepared, err error) func(raising bool) ([]holds.Hold, error) {
+		require.NoError(t, err)
+		return func(raising bool) ([]holds.Hold, error) {
+			return p.Scan(f.pool.QueryRow(t.Context(), p.SQL(), p.Args("", "", raising)...))
+		}
+	}
+	metadata := json.RawMessage(`{"a": 1}`)
+	lines := []holds.Line{capacity("s", 5, 9)}
+	charges := []budget.Charge{{Scope: "fee", Amount: 1, Limits: []budget.Limit{{Max: 9}}}}
+	place := send(f.book.PreparePlace(holds.Request{ID: "h", TTL: time.Minute, Lines: lines, Charges: charges, Metadata: metadata}))
+	copy(metadata, `{"b": 2}`)
+	lines[0].Limits[0].Max, charges[0].Limits[0].Max = 0, 0
+	lines[0], charges[0] = capacity("other", 1, 1), budget.Charge{Scope: "other", Amount: 1}
+	hs, err := place(false)
+	require.NoError(t, err)
+	require.Equal(t, `{"a": 1}`, string(hs[0].Metadata))
+	require.Equal(t, []holds.HeldLine{{Scope: "s", Amount: 5, Open: 5}}, hs[0].Lines)
+	require.Equal(t, "fee", hs[0].Charges[0].Scope)
+
+	lines = []holds.Line{capacity("s", 6, 5)}
+	ids := []string{"h"}
+	denied := send(f.book.PrepareCapture(holds.Capture{IDs: ids, Over: holds.OverIfFits, Lines: lines}))
+	lines[0].Limits[0].Max = 90
+	lines[0] = holds.Line{Scope: "other"}
+	ids[0] = "other"
+	for _, raising := range []bool{false, true} {
+		_, err := denied(raising)
+		var e *budget.ExceededError
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, "s", e.Refusals[0].Scope)
+		require.Equal(t, int64(5), e.Refusals[0].Limit.Max)
+	}
+
+	for _, prepare := range []func(ids []string) (*holds.Prepared, error){
+		func(ids []string) (*holds.Prepared, error) {
+			return f.book.PrepareExtend(holds.Extend{IDs: ids, By: time.Second})
+		},
+		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareCapture(holds.Capture{IDs: ids}) },
+		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareRefund(holds.Refund{IDs: ids}) },
+		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareRelease(holds.Release{IDs: ids}) },
+	} {
+		ids := []string{"h"}
+		p, err := prepare(ids)
+		ids[0] = "other"
+		_, _, locked := p.Locks()
+		require.Equal(t, []string{"h"}, locked)
+		_, err = send(p, err)(false)
+		require.NotErrorIs(t, err, holds.ErrUnknown)
+	}
+	f.verify()
+}

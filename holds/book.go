@@ -3,6 +3,7 @@ package holds
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,6 +105,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	case cfg.MaxTTL > cfg.MaxLifetime:
 		return nil, invalid("Config.MaxTTL", "%v is longer than MaxLifetime, %v", cfg.MaxTTL, cfg.MaxLifetime)
 	}
+	cfg.Subscribers = slices.Clone(cfg.Subscribers)
 	for i, s := range cfg.Subscribers {
 		if s == nil {
 			return nil, invalid(index("Config.Subscribers", i, ""), "is nil")

@@ -172,7 +172,7 @@ func (b *Book) check(r *Request) (*budget.Prepared, error) {
 		return nil, invalid("Request.TTL", "and Grace: %v and %v are not whole microseconds", r.TTL, r.Grace)
 	}
 	if r.Metadata != nil {
-		r.Metadata = bytes.TrimSpace(r.Metadata) // as it is read
+		r.Metadata = bytes.Clone(bytes.TrimSpace(r.Metadata)) // as it is read; the caller may use its own again
 	}
 	if string(r.Metadata) == "null" {
 		r.Metadata = nil

@@ -12,7 +12,8 @@ import (
 )
 
 // Prepared is a validated call, for those who send it themselves: together with
-// other statements in a pgx.Batch, as package metered does.
+// other statements in a pgx.Batch, as package metered does. It has copies of what it was
+// made from.
 type Prepared struct {
 	book   *Book
 	sql    string

@@ -2,6 +2,7 @@ package holds
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -125,6 +126,7 @@ func (b *Book) PrepareExtend(e Extend) (*Prepared, error) {
 
 // prepare validates what release, refund and extension have in common.
 func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string, note budget.Note) (*Prepared, error) {
+	ids = slices.Clone(ids) // the caller may use its own again
 	if err := checkIDs(tenant, holder, ids); err != nil {
 		return nil, err
 	}
