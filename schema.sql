@@ -1465,6 +1465,14 @@ begin
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
+    -- A claim's unit is spent when the claim is confirmed. If it could be spent before, and
+    -- the hold then ended otherwise, nobody could have the key, nor give it back.
+    if not closing and exists (
+        select from metered.holds h where h.no = k.nos[1] and line_units[array_position(line_scopes, h.claim)] > 0
+    ) then
+        refused := metered.refuse_hold(raising, json_build_object('status', 'claim', 'id', ids[1]));
+        return;
+    end if;
     for i in 1..coalesce(cardinality(line_scopes), 0) loop
         select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];
         if l.open is null then

@@ -47,7 +47,9 @@ type Capture struct {
 	Lines []Line
 
 	// Keep keeps the rest held, for further captures: the hold stays as it is, and
-	// its deadline too. Defaults to false: the rest is freed and the hold is Captured.
+	// its deadline too. Of a claim only other scopes can be captured so: the capture of
+	// its own unit is what confirms it, and ends the hold. Defaults to false: the rest is
+	// freed and the hold is Captured.
 	Keep bool
 
 	// Over says what becomes of a Line of more than is held. Defaults to OverRefused.
@@ -81,8 +83,8 @@ from metered.capture_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5
 // Errors: *ArgumentError; ErrUnknown, ErrRetired, *StateError, *ExcessError,
 // *budget.ExceededError leave tx usable; ErrBusy, budget.ErrClock,
 // budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 and 40P01 abort it.
-// Only a Line of a scope that the hold has not is an *ArgumentError from the
-// database; it leaves tx usable, too.
+// Only a Line of a scope that the hold has not, and Keep with the unit of a claim, are
+// an *ArgumentError from the database; it leaves tx usable, too.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	p, err := b.PrepareCapture(c)
 	if err != nil {

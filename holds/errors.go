@@ -293,6 +293,8 @@ func refused(answer []byte) error {
 		return e
 	case "line":
 		return invalid("Capture.Lines", "the hold keeps nothing of scope %q", a.Scope)
+	case "claim":
+		return invalid("Capture.Keep", "is not for the unit of a claim: the capture that takes it confirms the claim")
 	case "excess":
 		if a.Requested > 0 {
 			return &ExcessError{ID: a.ID, Scope: a.Scope, Requested: a.Requested, Open: a.Open}

@@ -3,6 +3,7 @@ package holds_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -107,7 +108,7 @@ func (h *history) claim() {
 	if h.once("with a line", 3) {
 		c.Lines = []holds.Line{{Scope: h.scopes[0], Amount: 1, Limits: h.limits(h.scopes[0])}}
 	}
-	scope := budget.ScopeKey("claim", budget.ScopeKey(c.Key.Type, c.Key.Value, c.Tenant), "")
+	scope := claimScope(c.Tenant, c.Key)
 	r := holds.Request{Tenant: c.Tenant, ID: "a claim", Holder: c.Holder, Lines: c.Lines, TTL: c.TTL, Grace: c.Grace}
 	n := len(h.m.holds)
 	want, wantErr := h.m.place(h.now, r, &c.Key, scope)
@@ -159,8 +160,11 @@ func (h *history) capture() {
 	c := holds.Capture{Tenant: h.tenant, IDs: h.ids(), Entity: rapid.SampledFrom([]string{"", "order/1", "order/2"}).Draw(h.T, "entity")}
 	c.Holder = h.who(c.IDs)
 	if len(c.IDs) == 1 && !h.once("as it is", 3) {
-		for _, scope := range h.scopes {
-			hold := h.m.find(c.IDs[0])
+		hold, scopes := h.m.find(c.IDs[0]), h.scopes
+		if hold != nil && hold.claim != nil {
+			scopes = append(slices.Clip(scopes), claimScope(h.tenant, *hold.claim))
+		}
+		for _, scope := range scopes {
 			kept := hold != nil && len(hold.lines) > 0 && hasLine(hold, scope)
 			if kept && !h.once("not used", 4) || h.once("stranger", 30) {
 				c.Lines = append(c.Lines, holds.Line{Scope: scope, Amount: h.int("amount", 0, 7), Limits: h.limits(scope)})

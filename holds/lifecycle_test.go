@@ -159,6 +159,40 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	f.verify()
 }
 
+// The unit of a claim is captured with its end, or else the key would stay taken, by
+// nobody, once the hold was released or had expired.
+func TestCapture_OfAClaimInPartLeavesItsOwnUnit(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	key := holds.Key{Type: "machine", Value: "7"}
+	for _, release := range []bool{true, false} {
+		h, err := f.claim(holds.Claim{Key: key, Holder: "ann", Lines: []holds.Line{{Scope: "power", Amount: 9}}})
+		require.NoError(t, err)
+		tx := begin(t, f.pool, pgx.ReadCommitted)
+		_, err = f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{h.ID}, Keep: true,
+			Lines: []holds.Line{{Scope: "power", Amount: 1}, {Scope: h.Lines[0].Scope, Amount: 1}}})
+		requireArgument(t, err, "Capture.Keep")
+		hs, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{h.ID}, Keep: true,
+			Lines: []holds.Line{{Scope: "power", Amount: 1}, {Scope: h.Lines[0].Scope}}})
+		require.NoError(t, err)
+		require.Equal(t, []int64{1, 8}, []int64{hs[0].Lines[0].Open, hs[0].Lines[1].Open})
+		require.NoError(t, tx.Commit(t.Context()))
+		if release {
+			_, err = f.release(h.ID)
+			require.NoError(t, err)
+		} else {
+			f.clock.Advance(time.Minute)
+		}
+	}
+	h, err := f.claim(holds.Claim{Key: key, Holder: "ben"})
+	require.NoError(t, err, "whoever comes next")
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{{Scope: h.Lines[0].Scope, Amount: 1}}})
+	require.NoError(t, err)
+	_, err = f.claim(holds.Claim{Key: key, Holder: "ann"})
+	require.ErrorIs(t, err, holds.ErrTaken)
+	f.verify()
+}
+
 // What is JSON to Go is not all JSON to jsonb.
 func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
 	t.Parallel()

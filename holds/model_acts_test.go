@@ -112,6 +112,11 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 	return &m.holds[len(m.holds)-1], nil
 }
 
+// claimScope is the scope of a claim's own unit.
+func claimScope(tenant string, key holds.Key) string {
+	return budget.ScopeKey("claim", budget.ScopeKey(key.Type, key.Value, tenant), "")
+}
+
 func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 	found, err := m.named(now, c.IDs, c.Holder, holds.Held)
 	if err != nil {
@@ -119,6 +124,11 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 	}
 	var excess []budget.Charge
 	take := map[string]int64{}
+	for _, used := range c.Lines {
+		if own := found[0].claim; own != nil && used.Scope == claimScope(c.Tenant, *own) && used.Amount > 0 && c.Keep {
+			return nil, holds.ErrArgument
+		}
+	}
 	for _, used := range c.Lines {
 		i := slices.IndexFunc(found[0].lines, func(l mLine) bool { return l.scope == used.Scope })
 		if i < 0 {
