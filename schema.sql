@@ -1263,6 +1263,7 @@ declare
     clk    timestamptz;
     new_no bigint;
     waited boolean;
+    before text;
     unused text;
 begin
     hold_id := of_id;
@@ -1275,8 +1276,18 @@ begin
         from metered.holds h where h.tenant = of_tenant and h.id = of_id;
         if found then
             status := case when was.fingerprint = print then 'same' else 'conflict' end;
-        elsif issued <= (select z.at from metered.holds_horizon z where z.one) then
-            status := 'retired';
+        else
+            if issued is not null and current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+                -- It may have been placed and purged since this snapshot, with which the
+                -- horizon has moved: then this fails with 40001, as a lock of a row does
+                -- that was updated since. FOR KEY SHARE would not.
+                before := metered.bound_lock_wait(wait_ms);
+                perform from metered.holds_horizon z where z.one for share;
+                before := metered.unbound_lock_wait(before);
+            end if;
+            if issued <= (select z.at from metered.holds_horizon z where z.one) then
+                status := 'retired';
+            end if;
         end if;
     elsif of_claim is not null then
         select h.no, h.fingerprint, h.state, h.holder, h.due into was

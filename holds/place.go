@@ -90,9 +90,10 @@ from metered.place($1::text, $2::text, $3::bool, $4::text, $5::text, $6::bytea, 
 //
 // Locks: the advisory lock of each scope, held and charged, all before anything is
 // read, in the order of their keys, and then that of Request.ID if it was given: of
-// two with one ID at once, the second sees the first. Then the rows of holds that are
-// due, in the order in which they were placed; until tx ends. Call it as the last
-// thing in tx.
+// two with one ID at once, the second sees the first. At REPEATABLE READ and
+// SERIALIZABLE, the horizon of Purge, shared, if the ID carries its time and is new.
+// Then the rows of holds that are due, in the order in which they were placed; until tx
+// ends. Call it as the last thing in tx.
 //
 // Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError,
 // ErrConflict, ErrRetired and *StateError leave tx usable; ErrBusy,

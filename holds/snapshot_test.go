@@ -123,3 +123,36 @@ func TestPlace_AnOldSnapshotGivesNobodyAHoldBack(t *testing.T) {
 		})
 	}
 }
+
+// Nobody has the id, says the snapshot, and it was placed, released and purged since.
+func TestPlace_AnOldSnapshotPlacesNoRetiredIDAgain(t *testing.T) {
+	t.Parallel()
+	for _, iso := range isolations {
+		t.Run(string(iso), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			id := uuidAt(noon)
+			old := begin(t, f.pool, iso)
+			_, err := f.book.Get(t.Context(), old, "", id, "")
+			require.ErrorIs(t, err, holds.ErrUnknown)
+			f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 1, 1)}})
+			_, err = f.release(id)
+			require.NoError(t, err)
+			f.clock.Advance(time.Minute)
+			n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+			require.NoError(t, err)
+			require.Equal(t, int64(1), n)
+			r := holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("b", 1, 1)}}
+			_, err = f.book.Place(t.Context(), old, r)
+			if iso == pgx.ReadCommitted {
+				require.ErrorIs(t, err, holds.ErrRetired)
+			} else {
+				require.Equal(t, sqlstate.SerializationFailure, code(err), "%v", err)
+			}
+			require.NoError(t, old.Rollback(t.Context()))
+			_, err = f.place(r)
+			require.ErrorIs(t, err, holds.ErrRetired)
+			f.verify()
+		})
+	}
+}
