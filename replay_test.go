@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -68,6 +69,24 @@ type verbatim string
 
 func (v verbatim) MarshalJSON() ([]byte, error)     { return []byte(v), nil }
 func (v *verbatim) UnmarshalJSON(data []byte) error { *v = verbatim(data); return nil }
+
+func TestDo_ReplayRepeatsWhatAHoldCharged(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	r := holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1), room("both", 2, 9)},
+		Charges: []budget.Charge{{Scope: "fee", Amount: 5}, {Scope: "both", Amount: 1}, {Scope: "user", Amount: 7}}}
+	cmd := metered.Command{ID: "op"}
+	out, err := metered.Do(t.Context(), c, cmd, placing(r))
+	require.NoError(t, err)
+	require.Len(t, out.Holds[0].Charges, 3)
+	again, err := metered.Do(t.Context(), c, cmd, placing(r))
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	require.Equal(t, out.Holds, again.Holds)
+	op, err := c.Lookup(t.Context(), pool, "", "op")
+	require.NoError(t, err)
+	require.Equal(t, out.Holds, op.Holds)
+}
 
 func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
 	t.Parallel()

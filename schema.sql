@@ -1356,7 +1356,10 @@ begin
         perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
     end if;
     if of_operation is not null then
-        unused := metered.remember_hold(('{"created":true,' || substr(metered.hold_json(new_no, placed_at)::text, 2))::json);
+        unused := metered.remember_hold(('{"created":true,' || case when amounts <> hold_amounts then '"charges":' || (
+            select json_agg(json_build_object('scope', s.scope, 'seq', s.seq, 'amount', s.amount - s.held, 'at', s.at) order by s.n)
+            from unnest(scopes, seqs, amounts, hold_amounts, ats) with ordinality s(scope, seq, amount, held, at, n)
+            where s.amount > s.held)::text || ',' else '' end || substr(metered.hold_json(new_no, placed_at)::text, 2))::json);
     end if;
     status := 'placed';
 end

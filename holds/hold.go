@@ -61,7 +61,8 @@ type Hold struct {
 	// False for one that had been placed before with the same id and content, and in
 	// all other answers.
 	Created bool `json:"created,omitempty"`
-	// Charges are the plain charges that this call of Place made.
+	// Charges are the plain charges that this call of Place made, or the command did
+	// whose answer this is.
 	Charges []budget.Posted `json:"charges,omitempty"`
 }
 
@@ -85,7 +86,8 @@ func (h Hold) Remaining() time.Duration {
 	return h.Deadline.Sub(h.Now)
 }
 
-// decode reads what the function hold_json in schema.sql wrote.
+// decode reads what the function hold_json in schema.sql wrote; of what a command placed,
+// with its charges.
 func (h *Hold) decode(b []byte) error {
 	var row struct {
 		Tenant, ID, Holder, State   string
@@ -97,6 +99,7 @@ func (h *Hold) decode(b []byte) error {
 		Returned, Created           bool
 		Metadata                    json.RawMessage
 		Lines                       []HeldLine
+		Charges                     []budget.Posted
 	}
 	if err := json.Unmarshal(b, &row); err != nil {
 		return fmt.Errorf("holds: read a hold: %w", err)
@@ -105,6 +108,10 @@ func (h *Hold) decode(b []byte) error {
 		Tenant: row.Tenant, ID: row.ID, Holder: row.Holder, State: states[row.State], Version: row.Version,
 		PlacedAt: row.PlacedAt.UTC(), Deadline: row.Deadline.UTC(), Due: row.Due.UTC(), Ceiling: row.Ceiling.UTC(), Now: row.Now.UTC(),
 		Lines: row.Lines, Returned: row.Returned, Created: row.Created,
+	}
+	for _, c := range row.Charges {
+		c.At = c.At.UTC()
+		h.Charges = append(h.Charges, c)
 	}
 	if row.EndedAt != nil {
 		h.EndedAt = row.EndedAt.UTC()
