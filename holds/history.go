@@ -66,23 +66,28 @@ func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder strin
 	if err := checkNames(tenant, holder, id); err != nil {
 		return nil, err
 	}
-	rows, err := db.Query(ctx, b.sql.history, tenant, id, holder)
-	if err != nil {
-		return nil, failed("history", err)
+	for range 2 {
+		rows, err := db.Query(ctx, b.sql.history, tenant, id, holder)
+		if err != nil {
+			return nil, failed("history", err)
+		}
+		events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Event, error) {
+			e := Event{Tenant: tenant, ID: id}
+			err := e.scan(row)
+			return e, err
+		})
+		if err != nil {
+			return nil, failed("history", err)
+		}
+		if len(events) > 0 {
+			return events, nil
+		}
+		if _, err := b.Get(ctx, db, tenant, id, holder); err != nil {
+			return nil, err
+		}
+		// It was placed between the two.
 	}
-	events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Event, error) {
-		e := Event{Tenant: tenant, ID: id}
-		err := e.scan(row)
-		return e, err
-	})
-	if err != nil {
-		return nil, failed("history", err)
-	}
-	if len(events) == 0 {
-		_, err := b.Get(ctx, db, tenant, id, holder)
-		return nil, err
-	}
-	return events, nil
+	return nil, fmt.Errorf("holds: the history of %q is missing", id)
 }
 
 func (e *Event) scan(row pgx.CollectableRow) error {

@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -40,6 +41,29 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 			f.verify()
 		})
 	}
+}
+
+// meanwhile is a pool on which something happens before each query for one row.
+type meanwhile struct {
+	holds.Querier
+	happens func()
+}
+
+func (m meanwhile) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	m.happens()
+	return m.Querier.QueryRow(ctx, sql, args...)
+}
+
+// History asks for events, and if there are none, why.
+func TestHistory_OfAHoldPlacedAfterItsFirstLookIsThere(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	history, err := f.book.History(t.Context(), meanwhile{f.pool, func() {
+		f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
+	}}, "", "h", "")
+	require.NoError(t, err)
+	require.Len(t, history, 1)
+	require.Equal(t, holds.EventPlaced, history[0].Kind)
 }
 
 // Two that place the same id on different scopes meet at the id: the second waits, and
