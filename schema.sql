@@ -1469,6 +1469,7 @@ declare
     excess_windows interval[] := '{}';
     detail  jsonb;
     lines   json[];
+    n       int;
     v       int;
     hold    json;
     unused  text;
@@ -1549,7 +1550,7 @@ begin
                     if not found then
                         perform metered.collided();
                     end if;
-                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered, 'seq', seq);
+                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered, 'seq', seq, 'at', greatest(k.clk, l.at));
                 end if;
                 if closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
@@ -1564,8 +1565,8 @@ begin
                 end if;
             end if;
             if take > covered then
-                detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered,
-                    'seq', c.seqs[array_position(excess_scopes, l.scope)], 'excess', true);
+                n := array_position(excess_scopes, l.scope);
+                detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
             lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when closing then 0 else l.open - covered end);
             if take > 0 or closing and l.open > 0 then

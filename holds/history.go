@@ -44,7 +44,8 @@ type Event struct {
 	Deadline time.Time
 	// Entity is what a capture linked.
 	Entity string
-	// Captures are what a capture charged, and as which entries of the ledger.
+	// Captures are what a capture charged, and as which entries of the ledger, whose
+	// time may be after At: a scope's entries are never out of order.
 	Captures []budget.Posted
 	// Namespace and Operation name the command that did it, if one did.
 	Namespace, Operation string
@@ -109,7 +110,7 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	case EventCaptured, EventCapturedPart:
 		err = json.Unmarshal(detail, &e.Captures)
 		for i := range e.Captures {
-			e.Captures[i].At = e.At
+			e.Captures[i].At = e.Captures[i].At.UTC()
 		}
 	}
 	if err != nil {

@@ -159,6 +159,41 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	f.verify()
 }
 
+// A scope may be ahead of a clock that was set back: the history has its time.
+func TestHistory_OfACaptureHasTheEntriesOfTheLedger(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{{Scope: "ahead", Amount: 5}, {Scope: "behind", Amount: 5}}})
+	f.clock.Advance(10 * time.Second)
+	_, err := f.charge(budget.Charge{Scope: "ahead", Amount: 1})
+	require.NoError(t, err)
+	f.clock.Advance(-5 * time.Second)
+	used := []holds.Line{{Scope: "ahead", Amount: 2}, {Scope: "behind", Amount: 2}}
+	_, err = f.capture(holds.Capture{IDs: []string{"h"}, Keep: true, Lines: used})
+	require.NoError(t, err)
+	used[0].Amount, used[1].Amount = 9, 9 // 6 more of each than are left
+	_, err = f.capture(holds.Capture{IDs: []string{"h"}, Over: holds.OverAllowed, Lines: used})
+	require.NoError(t, err)
+	history, err := f.book.History(t.Context(), f.pool, "", "h", "")
+	require.NoError(t, err)
+	captures := append(history[1].Captures, history[2].Captures...)
+	require.Len(t, captures, 6)
+	for _, c := range captures {
+		require.Equal(t, noon.Add(map[string]time.Duration{"ahead": 10 * time.Second, "behind": 5 * time.Second}[c.Scope]), c.At)
+		var found bool
+		for e, err := range f.ledger.Entries(t.Context(), f.pool, c.Scope, budget.EntriesOptions{}) {
+			require.NoError(t, err)
+			if e.Seq == c.Seq {
+				require.Equal(t, []any{c.Amount, c.At}, []any{e.Amount, e.At.UTC()})
+				found = true
+			}
+		}
+		require.True(t, found)
+	}
+	require.Equal(t, noon.Add(5*time.Second), history[1].At)
+	f.verify()
+}
+
 // The unit of a claim is captured with its end, or else the key would stay taken, by
 // nobody, once the hold was released or had expired.
 func TestCapture_OfAClaimInPartLeavesItsOwnUnit(t *testing.T) {
