@@ -1691,7 +1691,7 @@ as $$
 declare
     k      record;
     e      record;
-    r      record;
+    answer text;
     v      int;
     unused text;
 begin
@@ -1708,13 +1708,16 @@ begin
     -- A refusal after the first refund takes that back, too.
     begin
         for i in 1..cardinality(ids) loop
-            for e in select d.scope, d.amount, d.seq, l.key
+            for e in select d.scope, d.amount, d.seq, l.key, exists (
+                         -- Of a scope that was forgotten the number may be another's by now.
+                         select from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.hold = ids[i]) as there
                      from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint),
                           lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
                      where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop
-                r := metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation);
-                if r.status <> 'ok' then
-                    refused := metered.refuse_hold(raising, json_build_object('status', r.status, 'id', ids[i], 'scope', e.scope));
+                answer := case when not e.there then 'purged' else
+                    (metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation)).status end;
+                if answer <> 'ok' then
+                    refused := metered.refuse_hold(raising, json_build_object('status', answer, 'id', ids[i], 'scope', e.scope));
                     raise exception using errcode = 'MT000';
                 end if;
             end loop;

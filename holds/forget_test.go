@@ -1,0 +1,85 @@
+package holds_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// forget purges the ledger of scopes that have been idle for a minute.
+func (f *fixture) forget() (forgotten int) {
+	f.Helper()
+	report, err := f.ledger.Purge(f.Context(), f.pool, budget.PurgeOptions{OlderThan: time.Minute, Forget: func(string) bool { return true }})
+	require.NoError(f, err)
+	return report.Forgotten
+}
+
+func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	f := setUp(t, holds.Config{})
+	name := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann", TTL: time.Hour}
+	claim, err := f.claim(name)
+	require.NoError(t, err)
+	f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: "stock", Amount: 1}}, TTL: time.Hour})
+	f.clock.Advance(30 * time.Minute)
+	require.Zero(t, f.forget(), "both are held")
+
+	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}})
+	require.NoError(t, err)
+	f.clock.Advance(24 * time.Hour)
+	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Zero(t, f.forget(), "the claim stands, and the stock was free a moment ago")
+	f.clock.Advance(24 * time.Hour)
+	require.Equal(t, 1, f.forget(), "the stock")
+	name.Holder = "bob"
+	_, err = f.claim(name)
+	require.ErrorIs(t, err, holds.ErrTaken)
+
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{claim.ID}})
+	})
+	require.NoError(t, err)
+	f.clock.Advance(24 * time.Hour)
+	require.Equal(t, 1, f.forget(), "the claim was given back")
+	claim, err = f.claim(name)
+	require.NoError(t, err)
+	_, err = f.release(claim.ID)
+	require.NoError(t, err)
+	f.clock.Advance(24 * time.Hour)
+	require.Equal(t, 1, f.forget(), "the claim was released")
+	f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: claim.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{{Max: 1}}}}})
+	f.verify()
+}
+
+// A hold remembers the charge that captured it by its number, which is another's by now.
+func TestForget_ACaptureThatWasForgottenIsNotRefundedFromAnother(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	line := []holds.Line{{Scope: "stock", Amount: 1}}
+	first := f.mustPlace(holds.Request{Lines: line})
+	_, err := f.capture(holds.Capture{IDs: []string{first.ID}})
+	require.NoError(t, err)
+	f.clock.Advance(time.Hour)
+	require.Equal(t, 1, f.forget())
+	refund := func(id string) error {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{id}})
+		})
+		return err
+	}
+	require.ErrorIs(t, refund(first.ID), holds.ErrNotReturnable)
+
+	second := f.mustPlace(holds.Request{Lines: line})
+	_, err = f.capture(holds.Capture{IDs: []string{second.ID}})
+	require.NoError(t, err)
+	require.ErrorIs(t, refund(first.ID), holds.ErrNotReturnable)
+	require.NoError(t, refund(second.ID))
+}
