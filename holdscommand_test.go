@@ -191,3 +191,21 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 	require.Len(t, denied, 1)
 	require.ErrorIs(t, denied[0].Err, holds.ErrState)
 }
+
+// Several calls lock the scopes of what they name first, which here are none.
+func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	fn := func(_ context.Context, tx *metered.Tx) (any, error) {
+		return nil, errors.Join(tx.Release(holds.Release{IDs: []string{"a"}}), tx.Capture(holds.Capture{IDs: []string{"b"}}))
+	}
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, fn)
+	require.ErrorIs(t, err, holds.ErrUnknown)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op"}, fn)
+		require.ErrorIs(t, err, holds.ErrUnknown)
+		_, err = tx.Exec(ctx, "select metered.lock_all(null, null, null, 0)")
+		return err
+	}))
+}

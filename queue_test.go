@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/holds"
 )
 
 // The whole last flush is with the server, COMMIT included, and waits for a scope
@@ -85,6 +87,45 @@ func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {
 	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 	require.NoError(t, err)
 	require.Equal(t, everything, footprintOf(t, pool, cmd))
+}
+
+// What a command does to holds waits for what the deadline leaves when it is sent, and
+// not for what it left when the command began.
+func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
+	for what, fn := range map[string]func(ctx context.Context, tx *metered.Tx) error{
+		"place": func(ctx context.Context, tx *metered.Tx) error {
+			_, err := tx.Place(ctx, holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}, nil)
+			return err
+		},
+		"capture": func(_ context.Context, tx *metered.Tx) error { return tx.Capture(holds.Capture{IDs: []string{"h"}}) },
+		"extend": func(_ context.Context, tx *metered.Tx) error {
+			return tx.Extend(holds.Extend{IDs: []string{"h"}, By: time.Second})
+		},
+		"release and charge": func(_ context.Context, tx *metered.Tx) error {
+			return errors.Join(tx.Release(holds.Release{IDs: []string{"h"}}), tx.Charge(charge("other", 1, 0)))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "before"},
+				placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+			require.NoError(t, err)
+			lockScope(t, pool, c, "seat")
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			defer cancel()
+			_, err = metered.Do(ctx, c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+				if _, err := tx.Exec(ctx, "select pg_sleep(1)"); err != nil {
+					return nil, err
+				}
+				return nil, fn(ctx, tx)
+			})
+			require.NoError(t, ctx.Err(), "the deadline has passed")
+			require.ErrorIs(t, err, metered.ErrBusy)
+			require.NotErrorIs(t, err, metered.ErrIndefinite)
+		})
+	}
 }
 
 func TestDo_AScopeIsWaitedForNoLongerThanTheLockTimeout(t *testing.T) {

@@ -1218,7 +1218,7 @@ begin
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
-    perform metered.lock_keys(keys, wait_ms);
+    perform metered.lock_keys(coalesce(keys, '{}'), wait_ms);
     if nos is not null then
         before := metered.bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = any (nos) order by h.no for no key update;

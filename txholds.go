@@ -110,13 +110,13 @@ func (c *Client) queueHolds(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 	if len(t.holds) == 0 {
 		return false
 	}
+	wait, _ := c.timeouts(ctx)
 	if len(t.holds) > 1 || t.call != nil {
 		locked = true
-		wait, _ := c.timeouts(ctx)
-		var keys []int64
+		keys := []int64{} // not nil, which is sent as null
 		var tenants, ids []string
 		if t.call != nil {
-			keys = slices.Clone(t.call.Keys())
+			keys = append(keys, t.call.Keys()...)
 		}
 		for _, p := range t.holds {
 			k, tenant, named := p.Locks()
@@ -131,7 +131,7 @@ func (c *Client) queueHolds(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 	}
 	op := t.op.command
 	for _, p := range t.holds {
-		batch.Queue(p.SQL(), p.Args(op.Namespace, op.ID, true)...)
+		batch.Queue(p.SQL(), p.Within(wait).Args(op.Namespace, op.ID, true)...)
 	}
 	return locked
 }

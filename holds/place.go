@@ -144,7 +144,7 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 	})
 	charge := call.Args() // scopes, keys, amounts, limit_scopes, maxima, windows, tolerance, wait, notes
 	p := &Prepared{
-		book: b, sql: b.sql.place, keys: call.Keys(), kind: EventPlaced, note: r.Note, placed: r.ID,
+		book: b, sql: b.sql.place, keys: call.Keys(), kind: EventPlaced, note: r.Note, placed: r.ID, wait: 24,
 		args: []any{r.Tenant, r.ID, chosen, r.Holder, claim, r.fingerprint(scopes, held, charge[2].([]int64)), issuedAt(r.ID),
 			interval(r.TTL), interval(r.Grace), interval(b.cfg.MaxLifetime), metadata, string(detail), r.Note.JSON(), b.channel(),
 			scopes, locks, charge[2], held, keys, slices.Compact(lineKeys),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,6 +19,7 @@ type Prepared struct {
 	book   *Book
 	sql    string
 	args   []any   // all but namespace, operation and raising
+	wait   int     // the place in args of the wait for locks, which is the Book's
 	keys   []int64 // of the locks of scopes that are known
 	tenant string  // of ids
 	ids    []string
@@ -48,6 +50,14 @@ func (p *Prepared) Args(namespace, operation string, raising bool) []any {
 		args[len(p.args)], args[len(p.args)+1] = namespace, operation
 	}
 	return args
+}
+
+// Within is the call with another bound for its wait for locks than the Book's.
+func (p *Prepared) Within(waitMS int32) *Prepared {
+	other := *p
+	other.args = slices.Clone(p.args)
+	other.args[p.wait] = waitMS
+	return &other
 }
 
 // Locks are what the call locks: the keys of scopes, and the scopes of holds of a
