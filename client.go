@@ -93,7 +93,7 @@ type Client struct {
 	sticky chan struct{} // a place for each command that waits for a second connection
 }
 
-type statements struct{ begin, complete, lockAll, lookup, purge string }
+type statements struct{ begin, complete, finish, lockAll, guard, lookup, purge string }
 
 // New returns a Client, or an *ArgumentError. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -124,8 +124,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		}
 	}
 	c := &Client{pool: pool, cfg: cfg, schema: name, sql: statements{
-		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL), lockAll: name.SQL(lockAllSQL),
-		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
+		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL), finish: name.SQL(finishSQL),
+		lockAll: name.SQL(lockAllSQL), guard: name.SQL(guardSQL), lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
 	}}
 	c.sticky = stickyPlaces(pool)
 	if err := c.setUpPieces(); err != nil {

@@ -18,7 +18,12 @@ import (
 const completeSQL = `
 select seqs, ats, used, held, at
 from metered.complete_command($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea,
-    $7::text[], $8::bigint[], $9::bigint[], $10::int[], $11::bigint[], $12::interval[], $13::interval, $14::int, $15::text[])`
+    $7::text[], $8::bigint[], $9::bigint[], $10::int[], $11::bigint[], $12::interval[], $13::interval, $14::int, $15::text[],
+    $16::bool)`
+
+// finishSQL lets COMMIT pass where complete_command did not, because subscribers were
+// to be told first.
+const finishSQL = `select metered.finish_command($1::text)`
 
 // completion is what complete_command returned.
 type completion struct {
@@ -40,16 +45,16 @@ func (d *completion) record(tx *Tx, raw []byte) (record, error) {
 	return rec, err
 }
 
-func (c *Client) completeArgs(ctx context.Context, tx *Tx, marker string, raw []byte) []any {
+func (c *Client) completeArgs(ctx context.Context, tx *Tx, marker string, raw []byte, finishing bool) []any {
 	op := tx.op
 	args := []any{marker, op.command.Namespace, op.command.ID, op.fingerprint, op.issued, raw}
 	if tx.call == nil {
-		return append(args, []string{}, []int64{}, []int64{}, []int32{}, []int64{}, []pgtype.Interval{}, interval(0), 0, []string{})
+		return append(args, []string{}, []int64{}, []int64{}, []int32{}, []int64{}, []pgtype.Interval{}, interval(0), 0, []string{}, finishing)
 	}
 	charge := tx.call.Args()
 	wait, _ := c.timeouts(ctx)
 	charge[7] = wait
-	return append(args, charge...)
+	return append(append(args, charge...), finishing)
 }
 
 // commit sends the last flush and says what became of it.
@@ -74,8 +79,8 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		batch.Queue(releaseSQL)
 	}
 	locked := c.queueHolds(ctx, batch, tx)
-	batch.Queue(c.sql.complete, c.completeArgs(ctx, tx, marker, raw)...)
 	telling := tx.subscribed()
+	batch.Queue(c.sql.complete, c.completeArgs(ctx, tx, marker, raw, !telling)...)
 	if !telling {
 		queueCommit(batch, early)
 	}
@@ -93,16 +98,23 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		cause = err
 	}
 	if err == nil && telling {
-		// Between the writes and COMMIT, in a flush of its own then.
-		if err = firstOf(results.Close(), ctx.Err()); err == nil {
+		// Between the writes and COMMIT, in a flush of its own then, until which the
+		// server goes on refusing a COMMIT.
+		if err = results.Close(); err == nil {
 			err = tx.tell(ctx, done.holds)
 		}
 		if err != nil {
 			return record{}, false, failed("commit", err)
 		}
+		if err := ready(ctx, conn.Conn().PgConn()); err != nil {
+			return record{}, false, err
+		}
 		batch = &pgx.Batch{}
+		batch.Queue(c.sql.finish, marker)
 		queueCommit(batch, early)
 		results = conn.SendBatch(ctx, batch)
+		_, err = results.Exec()
+		cause = err
 	}
 	if err == nil {
 		tag, err = committed(results, early)

@@ -52,15 +52,15 @@ var (
 	// idle, at the context's deadline. It is context.DeadlineExceeded too.
 	ErrTimeout error = fault.New("timeout", "metered: timeout")
 
-	// ErrTxControl: the function tried to begin, commit or roll back, which is
-	// not its business: it returns nil or an error.
+	// ErrTxControl: the function, or a subscriber of its holds, tried to begin, commit
+	// or roll back, which is not its business: it returns nil or an error.
 	ErrTxControl error = fault.New("transaction_control", "metered: the command's function must not end its transaction")
 
 	// ErrTxDone: the transaction was used after the function had returned.
 	ErrTxDone error = fault.New("transaction_done", "metered: the command's transaction is over")
 
-	// ErrTxFailed: a statement of the function failed, and the function returned
-	// nil all the same. A failed transaction can only be rolled back.
+	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and it
+	// returned nil all the same. A failed transaction can only be rolled back.
 	ErrTxFailed error = fault.New("transaction_failed", "metered: a statement of the command's function failed")
 
 	// ErrNested: a command was begun inside a command's function.
@@ -140,7 +140,7 @@ func failed(doing string, err error) error {
 		kind = ErrBusy
 	case sqlstate.Nested:
 		kind = ErrNested
-	case sqlstate.NotBegun, sqlstate.NotFinished:
+	case sqlstate.NotBegun, sqlstate.NotFinished, sqlstate.InvalidCursorName:
 		kind = ErrTxControl
 	case sqlstate.InFailedTransaction:
 		kind = ErrTxFailed

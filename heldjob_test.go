@@ -195,3 +195,27 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 		require.Contains(t, queryRow[string](t, pool, `select coalesce(errors[1]->>'error', '') from river_job where id = $1`, job), test.fails)
 	}
 }
+
+// Past the wrapper, by the bare connection: what was written and what it came to are
+// committed together or not at all.
+func TestHeldWorker_WriteCannotEndTheTransactionByTheConnection(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{"commit", "commit; begin", "rollback", "rollback; begin", "rollback and chain", "select 1/0"} {
+		pool, c := setUp(t, metered.Config{})
+		job := submit(t, c, 1)
+		workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+			cost, err := costs(7, holds.OverRefused)(ctx, j)
+			own := cost.Write
+			cost.Write = func(ctx context.Context, tx pgx.Tx) error {
+				_, _ = tx.Conn().Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+				if tx.Conn().PgConn().TxStatus() != 'T' {
+					return nil
+				}
+				return own(ctx, tx)
+			}
+			return cost, err
+		})
+		awaitJob(t, pool, job, "discarded")
+		require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), sql)
+	}
+}

@@ -52,7 +52,7 @@ func (w *heldWorker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost 
 // settleIn takes the scopes' locks last, for the shortest time.
 func (w *heldWorker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], cost Cost) error {
 	if cost.Write != nil {
-		if err := write(ctx, tx, cost); err != nil {
+		if err := w.client.write(ctx, tx, cost); err != nil {
 			return err
 		}
 	}
@@ -78,9 +78,25 @@ func (w *heldWorker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[
 	return ofHold(err)
 }
 
-// write calls Cost.Write, with a transaction that it cannot end.
-func write(ctx context.Context, tx pgx.Tx, cost Cost) error {
+// guardSQL has COMMIT refused until the cursor is closed, as that of a command does.
+const guardSQL = `declare metered_write cursor with hold for select metered.unfinished()`
+
+// write calls Cost.Write, with a transaction that it cannot end: what it wrote and what
+// it came to are committed together.
+func (c *Client) write(ctx context.Context, tx pgx.Tx, cost Cost) error {
+	if _, err := tx.Exec(ctx, c.sql.guard); err != nil {
+		return failed("write", err)
+	}
 	own := guarded{bareTx: tx, done: new(atomic.Bool)}
 	defer own.done.Store(true)
-	return cost.Write(ctx, untouchable{own})
+	if err := cost.Write(ctx, untouchable{own}); err != nil {
+		return err
+	}
+	if err := ready(ctx, tx.Conn().PgConn()); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, "close metered_write"); err != nil { // after a ROLLBACK there is none
+		return failed("write", err)
+	}
+	return nil
 }

@@ -209,3 +209,74 @@ func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 		return err
 	}))
 }
+
+// Past the wrapper, by the bare connection: until COMMIT's own flush the server refuses
+// every other, and that flush whatever came of a ROLLBACK.
+func TestDo_SubscribersCannotEndTheTransaction(t *testing.T) {
+	t.Parallel()
+	var sql string
+	var returned bool
+	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
+		func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {
+			_, err := tx.Conn().Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+			if returned {
+				return errors.Join(errOwn, err)
+			}
+			return nil
+		},
+	}}})
+	ctx := t.Context()
+	for _, sql = range []string{
+		"commit", "commit and chain", "commit; begin", "prepare transaction 'x'",
+		"rollback", "rollback and chain", "rollback; begin", "rollback; begin; select set_config('metered_tx.command', 'x', true)",
+		"close all; rollback; begin",
+	} {
+		for _, returned = range []bool{false, true} {
+			fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
+				if _, err := upload(sql)(ctx, tx); err != nil {
+					return nil, err
+				}
+				return placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})(ctx, tx)
+			}
+			cmd := metered.Command{ID: sql, Charges: []budget.Charge{charge("s", 1, 10)}}
+			for what, do := range map[string]func() error{
+				"Do": func() error { _, err := metered.Do(ctx, c, cmd, fn); return err },
+				"DoTx": func() error {
+					tx, err := pool.Begin(ctx)
+					require.NoError(t, err)
+					defer tx.Rollback(ctx)
+					_, err = metered.DoTx(ctx, c, tx, cmd, fn)
+					return err
+				},
+			} {
+				err := do()
+				require.NotErrorIs(t, err, metered.ErrIndefinite, "%s: %s", what, sql)
+				if returned {
+					require.ErrorIs(t, err, errOwn, "%s: %s", what, sql)
+				} else {
+					require.ErrorIs(t, err, metered.ErrTxControl, "%s: %s", what, sql)
+				}
+				for _, table := range []string{"uploads", "metered.operations", "metered.ledger", "metered.holds"} {
+					require.Zero(t, count(t, pool, table), "%s: %s: %s", what, sql, table)
+				}
+			}
+		}
+	}
+	sql = "select 1"
+	returned = false
+	_, err := metered.Do(ctx, c, metered.Command{ID: "after"}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+	require.NoError(t, err)
+}
+
+func TestDo_ASubscriberThatOutlastsTheDeadlineIsATimeout(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
+		func(ctx context.Context, _ pgx.Tx, _ holds.Transition) error { <-ctx.Done(); return nil },
+	}}})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+	require.ErrorIs(t, err, metered.ErrTimeout)
+	require.NotErrorIs(t, err, metered.ErrIndefinite)
+	require.Zero(t, count(t, pool, "metered.holds"))
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/holds"
 )
 
 // runIn runs op in a transaction of the caller's, between a savepoint and its
@@ -68,8 +70,8 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 	var done completion
 	batch := &pgx.Batch{}
 	locked := c.queueHolds(ctx, batch, cmdTx)
-	batch.Queue(c.sql.complete, c.completeArgs(ctx, cmdTx, marker, raw)...)
 	telling := cmdTx.subscribed()
+	batch.Queue(c.sql.complete, c.completeArgs(ctx, cmdTx, marker, raw, !telling)...)
 	if !telling {
 		batch.Queue(releaseSavepointSQL)
 	}
@@ -82,14 +84,26 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 		_, err = results.Exec()
 	}
 	if err = firstOf(err, results.Close()); err == nil && telling {
-		if err = cmdTx.tell(ctx, done.holds); err == nil {
-			_, err = tx.Exec(ctx, releaseSavepointSQL)
-		}
+		err = c.tellIn(ctx, tx, cmdTx, marker, done.holds)
 	}
 	if err != nil {
 		return record{}, failed("complete", ofBudget(cmdTx.call, err))
 	}
 	return done.record(cmdTx, raw)
+}
+
+// tellIn tells subscribers, and then finishes the command.
+func (c *Client) tellIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker string, done [][]holds.Hold) error {
+	if err := cmdTx.tell(ctx, done); err != nil {
+		return err
+	}
+	if err := ready(ctx, tx.Conn().PgConn()); err != nil {
+		return err
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(c.sql.finish, marker)
+	batch.Queue(releaseSavepointSQL)
+	return tx.SendBatch(ctx, batch).Close()
 }
 
 const releaseSavepointSQL = "release savepoint metered_command"

@@ -2285,7 +2285,7 @@ create table metered.operations_horizon (
 
 insert into metered.operations_horizon (at) values ('-infinity');
 
--- Keeps a transaction from being committed by anyone but complete_command. A
+-- Keeps a transaction from being committed by anyone but its command's last flush. A
 -- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
 create function metered.unfinished() returns void
 language plpgsql
@@ -2409,11 +2409,13 @@ end
 $$;
 
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
--- raises, because COMMIT follows in the same flush.
+-- raises, because COMMIT follows in the same flush. Without finishing something comes
+-- before COMMIT, which is let pass by finish_command then.
 create function metered.complete_command(marker text, of_namespace text, of_id text,
     of_fingerprint bytea, issued timestamptz, of_result bytea,
     charge_scopes text[], keys bigint[], charge_amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
+    finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -2444,8 +2446,26 @@ begin
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
     end if;
-    unused := set_config('metered_tx.command', '', true);
-    unused := set_config('metered_tx.holds', '', true);
+    if finishing then
+        unused := set_config('metered_tx.command', '', true);
+        unused := set_config('metered_tx.holds', '', true);
+        execute 'close metered_command';
+    end if;
+end
+$$;
+
+-- Lets the COMMIT of a command pass that was completed without finishing, if this is
+-- its transaction still.
+create function metered.finish_command(marker text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if coalesce(current_setting('metered_tx.command', true), '') <> marker then
+        raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
+    end if;
+    perform set_config('metered_tx.command', '', true);
+    perform set_config('metered_tx.holds', '', true);
     execute 'close metered_command';
 end
 $$;

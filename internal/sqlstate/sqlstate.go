@@ -27,6 +27,7 @@ const (
 	SerializationFailure  = "40001"
 	DeadlockDetected      = "40P01"
 	InFailedTransaction   = "25P02"
+	InvalidCursorName     = "34000"
 	IdleInTransaction     = "25P03" // the idle timeout ended the session
 	ReadOnlyTransaction   = "25006"
 	LockNotAvailable      = "55P03"
