@@ -33,7 +33,9 @@ type Command struct {
 	// ID is the operation's id, chosen by the caller, 1 to MaxIDBytes bytes of
 	// UTF-8: the same ID in the same Namespace is carried out once, and the same
 	// command gets the first result again. A UUID of version 7 carries its time
-	// (see IssuedAt); others look new again when their record is purged.
+	// (see IssuedAt), also in upper case, in braces, behind "urn:uuid:", or without
+	// hyphens if that time is from 2025 to a day from now; others look new again when
+	// their record is purged. Two spellings are two IDs.
 	ID string
 
 	// Namespace keeps the ids of tenants apart, up to MaxIDBytes bytes. Defaults to
@@ -49,10 +51,13 @@ type Command struct {
 	// input is a conflict. Up to MaxInputBytes. Defaults to none.
 	Input any
 
-	// IssuedAt is when the client issued the command, to the microsecond. With it,
-	// or with a UUIDv7 as ID (NewID), an operation is refused (ErrRetired) when it is
-	// not newer than what has been purged, instead of being run a second time.
-	// Defaults to the time in ID, and to none for other ids.
+	// IssuedAt is when the client issued the command, to the microsecond, the same in
+	// each repetition: it is part of the fingerprint. With it, or with a UUIDv7 as ID
+	// (NewID), an operation is refused (ErrRetired) when it is not newer than what has
+	// been purged, instead of being run a second time. The time in a UUIDv7 is what
+	// counts, whatever is here: all calls with the ID have it in common, and one that
+	// was stamped anew would let an old ID run again. Defaults to the time in ID, and to
+	// none for other ids.
 	IssuedAt time.Time
 
 	// Charges are made last, all or none of them. The function can add to them by
@@ -145,6 +150,9 @@ func (c *Client) prepare(cmd Command) (*operation, error) {
 	if op.issued != nil && (op.issued.Year() < 1 || op.issued.Year() > 9999) {
 		return nil, invalid("Command.IssuedAt", "the year %d is not from 1 to 9999", op.issued.Year())
 	}
+	if at := cmd.IssuedAt; !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
+		return nil, invalid("Command.IssuedAt", "the year %d is not from 1 to 9999", at.Year())
+	}
 	var err error
 	if len(cmd.Charges) > 0 {
 		if op.charges, err = c.Budget.Prepare(cmd.Charges...); err != nil {
@@ -173,13 +181,15 @@ func (c *Client) prepare(cmd Command) (*operation, error) {
 	return op, nil
 }
 
-// issuedAt is the time that a command carries, if it does.
+// issuedAt is the time that a command carries, if it does. One in the id comes before
+// Command.IssuedAt: all calls with the id have it in common, so that none of them is
+// newer than the horizon once the record of one was purged.
 func issuedAt(cmd Command) *time.Time {
-	if !cmd.IssuedAt.IsZero() {
-		t := cmd.IssuedAt.Truncate(time.Microsecond)
-		return &t
+	if t := uuidv7.Time(cmd.ID); t != nil || cmd.IssuedAt.IsZero() {
+		return t
 	}
-	return uuidv7.Time(cmd.ID)
+	t := cmd.IssuedAt.Truncate(time.Microsecond)
+	return &t
 }
 
 // fingerprintVersion is the first byte of a stored fingerprint.
@@ -207,7 +217,7 @@ func fingerprint(cmd Command, op *operation) ([]byte, error) {
 	if cmd.IssuedAt.IsZero() {
 		part(h, nil) // a time in the id is compared with the id
 	} else {
-		part(h, binary.BigEndian.AppendUint64(nil, uint64(op.issued.UnixMicro())))
+		part(h, binary.BigEndian.AppendUint64(nil, uint64(cmd.IssuedAt.Truncate(time.Microsecond).UnixMicro())))
 	}
 	for _, charges := range [][]budget.Charge{cmd.Charges, cmd.Sticky} {
 		number(h, int64(len(charges)))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -69,9 +70,32 @@ func TestPurgeOperations_RetiresIDsThatCarryTheirTime(t *testing.T) {
 	require.ErrorIs(t, do("at"), metered.ErrRetired)
 	commands["after"] = metered.Command{ID: "after", IssuedAt: horizon.Add(time.Microsecond)}
 	require.NoError(t, do("after"))
-	// A time given wins over the one in the id.
-	commands["both"] = metered.Command{ID: uuid7(monday.Add(-time.Hour), 1), IssuedAt: clock.Now()}
+	// The time in the id wins over one that is given, which may be another each time.
+	commands["uuid"] = metered.Command{ID: commands["uuid"].ID, IssuedAt: clock.Now()}
+	require.ErrorIs(t, do("uuid"), metered.ErrRetired)
+	commands["both"] = metered.Command{ID: uuid7(clock.Now(), 2), IssuedAt: monday.Add(-time.Hour)}
 	require.NoError(t, do("both"))
+}
+
+func TestPurgeOperations_RetiresEachSpellingOfAUUID(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	clock := pgtest.SetClock(t, pool, time.Now())
+	var ids []string
+	for _, spell := range []func(id string) string{
+		strings.ToUpper, func(id string) string { return strings.ReplaceAll(id, "-", "") },
+		func(id string) string { return "{" + id + "}" }, func(id string) string { return "urn:uuid:" + id },
+	} {
+		ids = append(ids, spell(metered.NewID()))
+		_, err := metered.Do[any](t.Context(), c, metered.Command{ID: ids[len(ids)-1]}, nil)
+		require.NoError(t, err)
+	}
+	clock.Advance(time.Hour)
+	require.EqualValues(t, len(ids), purge(t, pool, c, time.Minute))
+	for _, id := range ids {
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: id}, mustNotRun(t))
+		require.ErrorIs(t, err, metered.ErrRetired, id)
+	}
 }
 
 func TestPurgeOperations_KeepsWhatIsIssuedLaterThanTheHorizon(t *testing.T) {

@@ -24,12 +24,32 @@ func New() string {
 }
 
 // Time is the time that id carries, nil if it is no UUID of version 7: 48 bits of
-// Unix time in ms, the version in the 7th byte, the variant in the 9th.
+// Unix time in ms, the version in the 7th byte, the variant in the 9th. The spellings
+// are those of UUIDs: in lower or upper case, in braces, behind "urn:uuid:", and each
+// without its hyphens.
+//
+// Without hyphens it may be any 16 bytes, of which one in 64 has those bits: a hash, a
+// trace id. So it is a UUID if its time can be, from earliest to a day from now, which
+// is so of one in 300,000 of the others.
 func Time(id string) *time.Time {
+	const urn = "urn:uuid:"
+	switch {
+	case len(id) > len(urn) && strings.EqualFold(id[:len(urn)], urn):
+		id = id[len(urn):]
+	case len(id) > 2 && id[0] == '{' && id[len(id)-1] == '}':
+		id = id[1 : len(id)-1]
+	}
+	hyphens := len(id) == 36 && strings.Count(id, "-") == 4
 	var u pgtype.UUID
-	if len(id) != 36 || strings.Count(id, "-") != 4 || u.Scan(id) != nil || u.Bytes[6]>>4 != 7 || u.Bytes[8]>>6 != 0b10 {
+	if !hyphens && len(id) != 32 || u.Scan(id) != nil || u.Bytes[6]>>4 != 7 || u.Bytes[8]>>6 != 0b10 {
 		return nil
 	}
 	t := time.UnixMilli(int64(binary.BigEndian.Uint64(u.Bytes[:8]) >> 16))
+	if !hyphens && (t.Before(earliest) || t.After(time.Now().Add(24*time.Hour))) {
+		return nil
+	}
 	return &t
 }
+
+// earliest is before the first program that could have used this package.
+var earliest = time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)
