@@ -30,7 +30,7 @@ type attempt struct {
 const rollbackTimeout = 5 * time.Second
 
 func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt) {
-	if op.sticky != nil && !op.stuck {
+	if op.sticky != nil { // also when they are taken: it may wait for one that has yet to
 		select {
 		case c.sticky <- struct{}{}:
 			defer func() { <-c.sticky }()

@@ -90,7 +90,7 @@ type Client struct {
 	cfg    Config
 	schema schema.Name
 	sql    statements
-	sticky chan struct{} // a place for each command that waits for a second connection
+	sticky chan struct{} // a place for each attempt of a command with sticky charges
 }
 
 type statements struct{ begin, complete, finish, lockAll, guard, lookup, purge string }

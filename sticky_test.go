@@ -3,6 +3,7 @@ package metered_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -183,6 +184,62 @@ func TestSticky_DoesNotDeadlockOnASmallPool(t *testing.T) {
 			require.Equal(t, int64(32), used(t, pool, c, "tries"))
 		})
 	}
+}
+
+// asked tells when somebody waits for the context's end: here, for a place.
+type asked struct {
+	context.Context
+	once   *sync.Once
+	called chan struct{}
+}
+
+func (a asked) Done() <-chan struct{} {
+	a.once.Do(func() { close(a.called) })
+	return a.Context.Done()
+}
+
+// A retry, whose sticky charges are taken, does not take the last connection from a
+// repetition that has the claim and wants a second one for its own.
+func TestSticky_ARetryLeavesTheLastConnection(t *testing.T) {
+	t.Parallel()
+	_, w, c, cmd := onWire(t, metered.Config{LockTimeout: 5 * time.Second}, func(config *pgxpool.Config) { config.MaxConns = 2 })
+	cmd.Sticky = tries
+	waiting := asked{t.Context(), new(sync.Once), make(chan struct{})}
+	repeated := make(chan error, 1)
+	retry := make(chan struct{})
+	var claims, runs atomic.Int64
+	w.each(func(f *flush) {
+		if !f.has("begin_command") || !f.has("begin isolation") {
+			return
+		}
+		switch claims.Add(1) {
+		case 2: // of the repetition: it hears of it when the retry has a connection, if it gets one
+			f.deliver = func() {
+				_ = f.pass()
+				f.conn.answer = f.answers()
+				select {
+				case <-retry:
+				case <-time.After(500 * time.Millisecond):
+				}
+			}
+		case 3:
+			close(retry)
+		}
+	})
+	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
+		if runs.Add(1) == 1 {
+			go func() {
+				_, err := metered.Do[any](waiting, c, cmd, nil)
+				repeated <- err
+			}()
+			<-waiting.called
+			return nil, &pgconn.PgError{Code: "40001"}
+		}
+		return nil, nil
+	}
+	_, err := metered.Do(t.Context(), c, cmd, fn)
+	require.NoError(t, err)
+	require.NoError(t, <-repeated)
 }
 
 func TestSticky_IsRefusedWhereItCannotBeTaken(t *testing.T) {
