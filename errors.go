@@ -30,8 +30,8 @@ var (
 	// ErrConflict: the id was used before, for another command.
 	ErrConflict error = fault.New("operation_conflict", "metered: the operation id belongs to another command")
 
-	// ErrRetired: the time that the id carries is at or before the horizon up to
-	// which records were purged, so it cannot be told whether it ran.
+	// ErrRetired: the time that the id carries is at or before the horizon, the latest
+	// one of those whose records were purged, so it cannot be told whether it ran.
 	ErrRetired error = fault.New("operation_retired", "metered: the operation is older than what is remembered")
 
 	// ErrFuture: the time that the id carries is further ahead of the database's

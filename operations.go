@@ -76,9 +76,10 @@ type PurgeOptions struct {
 const purgeSQL = `select metered.purge_operations(metered.clock() - $1::interval, $2::int)`
 
 // PurgeOperations deletes records completed longer ago than OlderThan, in small
-// transactions of its own, and moves the horizon there: an id that carries an older
-// time is ErrRetired from then on. An id that carries no time looks new again once
-// its record is gone, and its command would run again.
+// transactions of its own, and moves the horizon to the latest time that their ids
+// carry: an id of that time or an older one is ErrRetired from then on. An id that
+// carries no time looks new again once its record is gone, and its command would run
+// again.
 //
 // It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any
 // number may run at once: they pass over each other's rows, and take turns at moving

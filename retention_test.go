@@ -65,10 +65,9 @@ func TestPurgeOperations_RetiresIDsThatCarryTheirTime(t *testing.T) {
 	require.NoError(t, do("uuid4"), "looks new again")
 
 	// At the horizon is not newer than it; a microsecond later is.
-	horizon := clock.Now().Add(-time.Hour)
-	commands["at"] = metered.Command{ID: "at", IssuedAt: horizon}
+	commands["at"] = metered.Command{ID: "at", IssuedAt: monday}
 	require.ErrorIs(t, do("at"), metered.ErrRetired)
-	commands["after"] = metered.Command{ID: "after", IssuedAt: horizon.Add(time.Microsecond)}
+	commands["after"] = metered.Command{ID: "after", IssuedAt: monday.Add(time.Microsecond)}
 	require.NoError(t, do("after"))
 	// The time in the id wins over one that is given, which may be another each time.
 	commands["uuid"] = metered.Command{ID: commands["uuid"].ID, IssuedAt: clock.Now()}
@@ -138,21 +137,55 @@ func TestDo_RefusesTheFuture(t *testing.T) {
 	}
 }
 
-func TestPurgeOperations_TheHorizonNeverDecreases(t *testing.T) {
+func TestPurgeOperations_TheHorizonIsTheLatestTimePurged(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, monday)
-	horizon := func() time.Time {
-		return queryRow[time.Time](t, pool, "select at from metered.operations_horizon").UTC()
+	do := func(id string, issued time.Time) error {
+		_, err := metered.Do[any](t.Context(), c, metered.Command{ID: id, IssuedAt: issued}, nil)
+		return err
 	}
-	purge(t, pool, c, time.Hour)
-	require.Equal(t, monday.Add(-time.Hour), horizon())
-	purge(t, pool, c, 2*time.Hour)
-	require.Equal(t, monday.Add(-time.Hour), horizon())
+	purged := func(n int64, horizon time.Time) {
+		t.Helper()
+		require.Equal(t, n, purge(t, pool, c, time.Hour))
+		require.True(t, horizon.Equal(queryRow[time.Time](t, pool, "select greatest(at, '0001-01-01 00:00:00Z') from metered.operations_horizon")))
+	}
+	purged(0, time.Time{})
+	require.NoError(t, do("plain", time.Time{}))
+	clock.Advance(2 * time.Hour)
+	purged(1, time.Time{})
+
+	require.NoError(t, do("b", monday.Add(2*time.Minute)))
+	require.NoError(t, do("a", monday.Add(time.Minute)))
+	require.NoError(t, do("later", monday.Add(2*time.Hour)))
+	clock.Advance(70 * time.Minute)
+	purged(3, monday.Add(2*time.Hour))
+	require.ErrorIs(t, do("older", monday.Add(time.Hour)), metered.ErrRetired)
+
+	// One that began before the horizon moved past its time ends all the same: the
+	// horizon is not moved back to it.
+	_, err := pool.Exec(t.Context(), `insert into metered.operations (namespace, id, at, issued_at, fingerprint, result)
+		values ('', 'late', $1, $2, '', '')`, clock.Now(), monday)
+	require.NoError(t, err)
+	clock.Advance(2 * time.Hour)
+	purged(1, monday.Add(2*time.Hour))
 	clock.Advance(-24 * time.Hour)
-	purge(t, pool, c, time.Hour)
-	require.Equal(t, monday.Add(-time.Hour), horizon())
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", IssuedAt: monday.Add(-25 * time.Hour)}, mustNotRun(t))
+	purged(0, monday.Add(2*time.Hour))
+}
+
+func TestPurgeOperations_AClockThatWasAheadRefusesNoNewIDs(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	clock := pgtest.SetClock(t, pool, monday)
+	old := metered.Command{ID: uuid7(monday, 1)}
+	_, err := metered.Do[any](t.Context(), c, old, nil)
+	require.NoError(t, err)
+	clock.Advance(10 * 24 * time.Hour)
+	require.EqualValues(t, 1, purge(t, pool, c, 24*time.Hour))
+	clock.Set(monday.Add(time.Minute)) // it is right again
+	_, err = metered.Do[any](t.Context(), c, metered.Command{ID: uuid7(clock.Now(), 2)}, nil)
+	require.NoError(t, err)
+	_, err = metered.Do(t.Context(), c, old, mustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrRetired)
 }
 

@@ -2275,7 +2275,7 @@ create table metered.operations (
 
 create index operations_at on metered.operations (at);
 
--- Ids that carry a time at or before this may have been purged. Never decreases.
+-- The latest time of an id whose record was purged. Never decreases.
 -- Always found by its key: with sequential scans off, one would look so expensive
 -- that each is compiled first (jit), for 50 ms.
 create table metered.operations_horizon (
@@ -2471,7 +2471,9 @@ end
 $$;
 
 -- Deletes records of operations completed and issued before cutoff, at most
--- max_rows, and moves the horizon there in the same transaction.
+-- max_rows, and moves the horizon to the latest time that their ids carry, in the
+-- same transaction. No further: a clock that was ahead for a while would refuse new
+-- ids for as long.
 create function metered.purge_operations(cutoff timestamptz, max_rows int) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -2480,14 +2482,19 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     deleted bigint;
+    latest  timestamptz;
 begin
-    update metered.operations_horizon h set at = cutoff where h.one and h.at < cutoff;
-    delete from metered.operations o
-    where (o.namespace, o.id) in (
-        select p.namespace, p.id from metered.operations p
-        where p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
-        order by p.at limit max_rows for update skip locked);
-    get diagnostics deleted = row_count;
+    with gone as (
+        delete from metered.operations o
+        where (o.namespace, o.id) in (
+            select p.namespace, p.id from metered.operations p
+            where p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
+            order by p.at limit max_rows for update skip locked)
+        returning o.issued_at)
+    select count(*), max(g.issued_at) into deleted, latest from gone g;
+    if latest is not null then
+        update metered.operations_horizon h set at = latest where h.one and h.at < latest;
+    end if;
     return deleted;
 end
 $$;
