@@ -86,6 +86,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	}
 	results := conn.SendBatch(ctx, batch)
 	var err, cause error // cause is err as it came from the server
+	own := true          // err is of a statement of ours, and not of COMMIT, which runs what others deferred
 	if early {
 		_, err = results.Exec()
 		cause = err
@@ -104,9 +105,9 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 			err = tx.tell(ctx, done.holds)
 		}
 		if err != nil {
-			return record{}, false, failed("commit", err)
+			return record{}, false, foreign("commit", err)
 		}
-		if err := ready(ctx, conn.Conn().PgConn()); err != nil {
+		if err = ready(ctx, conn.Conn().PgConn()); err != nil {
 			return record{}, false, err
 		}
 		batch = &pgx.Batch{}
@@ -117,6 +118,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		cause = err
 	}
 	if err == nil {
+		own = false
 		tag, err = committed(results, early)
 		cause = err
 	}
@@ -135,7 +137,10 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	var pgErr *pgconn.PgError
 	definite := errors.As(firstOf(cause, closeErr), &pgErr) && pgErr.SeverityUnlocalized == "ERROR" &&
 		!pg.IsClosed() && !pg.IsBusy() && tag.String() != "COMMIT"
-	return record{}, !definite, failed("commit", ofBudget(tx.call, err))
+	if own {
+		return record{}, !definite, failed("commit", ofBudget(tx.call, err))
+	}
+	return record{}, !definite, foreign("commit", err)
 }
 
 func queueCommit(batch *pgx.Batch, early bool) {

@@ -152,6 +152,16 @@ func failed(doing string, err error) error {
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
 }
 
+// foreign wraps an error of what is not this package's own: of COMMIT, where the
+// triggers run that others deferred, or of a subscriber. Its SQLSTATE is not taken for
+// one of ours, but for that of the guard against a COMMIT.
+func foreign(doing string, err error) error {
+	if sqlstate.Of(err) == sqlstate.NotFinished {
+		return fmt.Errorf("%w: %s: %w", ErrTxControl, doing, err)
+	}
+	return fmt.Errorf("metered: %s: %w", doing, err)
+}
+
 // timedOut gives ErrTimeout to an error that comes of ctx's deadline: ctx's own, or
 // that of the timeouts which were set to end a little before it.
 func timedOut(ctx context.Context, err error) error {

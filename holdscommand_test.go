@@ -280,3 +280,27 @@ func TestDo_ASubscriberThatOutlastsTheDeadlineIsATimeout(t *testing.T) {
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Zero(t, count(t, pool, "metered.holds"))
 }
+
+func TestDo_AnErrorOfASubscriberIsItsOwn(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
+		func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {
+			_, err := tx.Exec(ctx, "select 1 from no_such_table")
+			return err
+		},
+	}}})
+	ctx := t.Context()
+	place := placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})
+	requireOwn := func(err error) {
+		var refused *holds.SubscriberError
+		require.ErrorAs(t, err, &refused)
+		require.Empty(t, metered.Code(err))
+	}
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, place)
+	requireOwn(err)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op"}, place)
+		requireOwn(err)
+		return nil
+	}))
+}

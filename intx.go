@@ -83,11 +83,13 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 	if err == nil && !telling {
 		_, err = results.Exec()
 	}
-	if err = firstOf(err, results.Close()); err == nil && telling {
-		err = c.tellIn(ctx, tx, cmdTx, marker, done.holds)
-	}
-	if err != nil {
+	if err = firstOf(err, results.Close()); err != nil {
 		return record{}, failed("complete", ofBudget(cmdTx.call, err))
+	}
+	if telling {
+		if err := c.tellIn(ctx, tx, cmdTx, marker, done.holds); err != nil {
+			return record{}, err
+		}
 	}
 	return done.record(cmdTx, raw)
 }
@@ -95,7 +97,7 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 // tellIn tells subscribers, and then finishes the command.
 func (c *Client) tellIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker string, done [][]holds.Hold) error {
 	if err := cmdTx.tell(ctx, done); err != nil {
-		return err
+		return foreign("complete", err)
 	}
 	if err := ready(ctx, tx.Conn().PgConn()); err != nil {
 		return err
@@ -103,7 +105,10 @@ func (c *Client) tellIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker string
 	batch := &pgx.Batch{}
 	batch.Queue(c.sql.finish, marker)
 	batch.Queue(releaseSavepointSQL)
-	return tx.SendBatch(ctx, batch).Close()
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		return failed("complete", err)
+	}
+	return nil
 }
 
 const releaseSavepointSQL = "release savepoint metered_command"

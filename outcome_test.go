@@ -3,15 +3,18 @@ package metered_test
 import (
 	"bytes"
 	"context"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 )
 
 // onWire sets up a client whose connections run through a wire, and a command.
@@ -206,6 +209,32 @@ func TestDo_AConstraintThatFailsAtCommitIsDefinite(t *testing.T) {
 	require.NoError(t, err)
 	_, err = metered.Do(t.Context(), c, cmd, counted(&runs))
 	require.NoError(t, err)
+}
+
+// What the caller deferred to COMMIT has codes of its own, which are not this library's.
+func TestDo_AnErrorOfADeferredTriggerIsTheCallers(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{MaxAttempts: 3})
+	ctx := t.Context()
+	for raise, state := range map[string]string{
+		"perform 2147483647 + 1":                  "22003",
+		"perform 1 from no_such_table":            "42P01",
+		"raise exception using errcode = '55P03'": "55P03",
+		"raise exception using errcode = 'MT001'": "MT001",
+		"raise exception using errcode = '40001'": "40001",
+	} {
+		_, err := pool.Exec(ctx, `create or replace function boom() returns trigger language plpgsql as $$ begin `+raise+`; return null; end $$;
+			drop trigger if exists boom on uploads;
+			create constraint trigger boom after insert on uploads deferrable initially deferred for each row execute function boom()`)
+		require.NoError(t, err)
+		_, err = metered.Do(ctx, c, metered.Command{ID: raise, Charges: []budget.Charge{charge("s", 1, 10)}}, upload(raise))
+		var pgErr *pgconn.PgError
+		require.ErrorAs(t, err, &pgErr)
+		require.Equal(t, state, pgErr.Code)
+		require.Empty(t, metered.Code(err), raise)
+		require.Equal(t, state == "40001", strings.Contains(err.Error(), "after 3 attempts"), raise)
+	}
+	require.Zero(t, count(t, pool, "metered.ledger"))
 }
 
 // The backend is killed while COMMIT runs.
