@@ -35,7 +35,7 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 		case c.sticky <- struct{}{}:
 			defer func() { <-c.sticky }()
 		case <-ctx.Done():
-			a.err = fmt.Errorf("metered: %w", context.Cause(ctx))
+			a.err = fmt.Errorf("metered: %w", ended(ctx))
 			return a
 		}
 	}

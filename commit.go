@@ -154,7 +154,7 @@ func queueCommit(batch *pgx.Batch, early bool) {
 func ready(ctx context.Context, pg *pgconn.PgConn) error {
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("metered: before the commit: %w", context.Cause(ctx))
+		return fmt.Errorf("metered: before the commit: %w", ended(ctx))
 	case pg.IsClosed():
 		return errors.New("metered: the connection was lost before the commit")
 	case pg.IsBusy():

@@ -204,13 +204,13 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 		case retryable(a.err):
 			return record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
 		default:
-			return record{}, c.deny(ctx, op.command, timedOut(ctx, a.err), a.sticky)
+			return record{}, c.deny(ctx, op.command, timedOut(resolve, a.err), a.sticky)
 		}
 		if err := pause(resolve, n); err != nil {
 			if lost != nil {
 				return record{}, &IndefiniteError{Namespace: op.command.Namespace, ID: op.command.ID, cause: lost}
 			}
-			return record{}, timedOut(ctx, fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
+			return record{}, timedOut(resolve, fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
 		}
 	}
 }
@@ -224,7 +224,7 @@ func pause(ctx context.Context, n int) error {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return ended(ctx)
 	}
 }
 

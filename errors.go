@@ -163,15 +163,34 @@ func foreign(doing string, err error) error {
 }
 
 // timedOut gives ErrTimeout to an error that comes of ctx's deadline: ctx's own, or
-// that of the timeouts which were set to end a little before it.
+// that of the timeouts which were set to end a little before it. A function may have
+// deadlines of its own, which are its own errors.
 func timedOut(ctx context.Context, err error) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return err
+	}
+	left := time.Until(deadline)
 	state := sqlstate.Of(err)
 	byServer := state == sqlstate.QueryCanceled || state == sqlstate.IdleInTransaction
-	deadline, ok := ctx.Deadline()
-	if errors.Is(err, context.DeadlineExceeded) || byServer && ok && time.Until(deadline) <= 2*maxMargin {
-		return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return err
+	case errors.Is(err, context.DeadlineExceeded) && left <= 0:
+	case byServer && left <= 2*maxMargin:
+	default:
+		return err
 	}
-	return err
+	return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
+}
+
+// ended is why ctx is done, and the cause that its owner gave, if it is another.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // retryable reports whether the whole transaction may succeed if it runs again.

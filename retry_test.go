@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -187,4 +188,47 @@ func TestDo_AStatementThatOutlastsTheDeadlineIsEndedByTheServer(t *testing.T) {
 	require.ErrorContains(t, err, "57014")
 	require.Equal(t, connections, pool.Stat().NewConnsCount())
 	require.Zero(t, used(t, pool, c, "s"))
+}
+
+func TestDo_AnEndedContextSaysHowAndWhy(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{})
+	waits := func(ctx context.Context, _ *metered.Tx) (any, error) { <-ctx.Done(); return nil, nil }
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errOwn)
+	defer cancel()
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, waits)
+	require.ErrorIs(t, err, metered.ErrTimeout)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, err, errOwn)
+
+	for what, fn := range map[string]metered.Func[any]{
+		"before the commit": func(context.Context, *metered.Tx) (any, error) { return nil, nil },
+		"while retrying":    func(context.Context, *metered.Tx) (any, error) { return nil, &pgconn.PgError{Code: "40001"} },
+	} {
+		ctx, stop := context.WithCancelCause(t.Context())
+		_, err = metered.Do(ctx, c, metered.Command{ID: what}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			stop(errOwn)
+			return fn(ctx, tx)
+		})
+		require.ErrorIs(t, err, context.Canceled, what)
+		require.ErrorIs(t, err, errOwn, what)
+		require.NotErrorIs(t, err, metered.ErrTimeout, what)
+	}
+}
+
+func TestDo_ADeadlineOfTheFunctionsOwnIsItsOwnError(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{})
+	slow := fmt.Errorf("asking for the price: %w", context.DeadlineExceeded)
+	for _, deadline := range []time.Duration{0, time.Minute} {
+		ctx, cancel := t.Context(), context.CancelFunc(func() {})
+		if deadline > 0 {
+			ctx, cancel = context.WithTimeout(ctx, deadline)
+		}
+		_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, func(context.Context, *metered.Tx) (any, error) { return nil, slow })
+		cancel()
+		require.ErrorIs(t, err, slow)
+		require.NotErrorIs(t, err, metered.ErrTimeout)
+		require.Empty(t, metered.Code(err))
+	}
 }
