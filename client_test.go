@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -119,4 +120,41 @@ func TestPurgeOperations_WorksWhateverTheDefaultIsolation(t *testing.T) {
 		}
 	})
 	require.Zero(t, count(t, pool, "metered.operations"))
+}
+
+func TestDo_InsideACommandIsNested(t *testing.T) {
+	t.Parallel()
+	var c *metered.Client
+	nested := func(ctx context.Context) {
+		for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
+			_, err := metered.Do(ctx, c, metered.Command{ID: "inner"}, mustNotRun(t))
+			require.ErrorIs(t, err, metered.ErrNested)
+			require.Equal(t, "nested_command", metered.Code(err))
+		}
+	}
+	subscriber := func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {
+		nested(ctx)
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "inner"}, mustNotRun(t))
+		require.ErrorIs(t, err, metered.ErrNested)
+		return nil
+	}
+	cfg := metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}}
+	pool, made := setUpWith(t, cfg, pgtest.Options{MaxConns: 2})
+	c = made
+	ctx := t.Context()
+	other := newClient(t, pool, metered.Config{})
+	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
+		nested(ctx)
+		_, err := metered.Do[any](ctx, other, metered.Command{ID: metered.NewID()}, nil)
+		require.NoError(t, err, "of another client")
+		return placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})(ctx, tx)
+	}
+	_, err := metered.Do(ctx, c, metered.Command{ID: "outer"}, fn)
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "outer, in a transaction"}, fn)
+		return err
+	}))
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "inner"}, nil)
+	require.NoError(t, err, "afterwards")
 }

@@ -23,6 +23,11 @@ var denials = []error{budget.ErrExceeded, tokens.ErrInvalid, holds.ErrTaken, hol
 // stored as JSON and has to come back from it the same. It must have no effect
 // outside the transaction, which can still be refused after it has returned, and
 // may be called several times.
+//
+// Its ctx says that it is inside a command of the client: Do with that, or with one
+// made of it, is ErrNested, since it would commit on its own, and wait for a second
+// connection while it keeps the first. That goes for context.WithoutCancel, too: what
+// is to go on after the command needs a context from elsewhere.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
 // Outcome is what a committed command came to.
@@ -79,10 +84,13 @@ type Outcome[R any] struct {
 //
 // Errors: *ArgumentError and those of budget, tokens before any SQL;
 // *budget.ExceededError; tokens.ErrInvalid; ErrConflict, ErrRetired, ErrFuture;
-// ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed, ErrResult; ErrSticky; whatever fn
-// returned; errors of Postgres. After all of these nothing was committed.
+// ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed, ErrResult; ErrSticky; ErrNested;
+// whatever fn returned; errors of Postgres. After all of these nothing was committed.
 // *IndefiniteError: not known, see there. A panic in fn rolls back and goes on.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
+	if ctx.Value(inside{c}) != nil {
+		return Outcome[R]{}, ErrNested
+	}
 	op, err := c.prepare(cmd)
 	if err != nil {
 		return Outcome[R]{}, c.deny(ctx, cmd, err, false)

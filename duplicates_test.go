@@ -110,7 +110,7 @@ func TestDo_ADuplicateWaitsNoLongerThanTheLockTimeout(t *testing.T) {
 			_, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
 			ctx := t.Context()
 			cmd := metered.Command{ID: "op", Isolation: level}
-			_, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+			_, err := metered.Do(ctx, c, cmd, func(inside context.Context, tx *metered.Tx) (uploaded, error) {
 				_, err := metered.Do(ctx, c, cmd, mustNotRun(t))
 				require.ErrorIs(t, err, metered.ErrBusy)
 				require.Equal(t, "busy", metered.Code(err))
@@ -118,7 +118,7 @@ func TestDo_ADuplicateWaitsNoLongerThanTheLockTimeout(t *testing.T) {
 				other.Namespace = "x"
 				_, err = metered.Do(ctx, c, other, upload("b")) // another operation does not wait
 				require.NoError(t, err)
-				return upload("a")(ctx, tx)
+				return upload("a")(inside, tx)
 			})
 			require.NoError(t, err)
 		})

@@ -63,7 +63,8 @@ var (
 	// returned nil all the same. A failed transaction can only be rolled back.
 	ErrTxFailed error = fault.New("transaction_failed", "metered: a statement of the command's function failed")
 
-	// ErrNested: a command was begun inside a command's function.
+	// ErrNested: a command was begun inside a command's function, or a subscriber: Do
+	// with its context and the same Client, or DoTx in its transaction.
 	ErrNested error = fault.New("nested_command", "metered: a command cannot run inside another one's function")
 
 	// ErrNoRiver: Tx.Enqueue without Config.River.

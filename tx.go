@@ -58,8 +58,11 @@ func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
 // function panics: its connection then serves others.
 func (t *Tx) run(ctx context.Context, do work) ([]byte, error) {
 	defer t.done.Store(true)
-	return do(ctx, t)
+	return do(context.WithValue(ctx, inside{t.client}, true), t)
 }
+
+// inside is the key of a context in which a command of the client runs.
+type inside struct{ client *Client }
 
 // Charge adds charges to those of the command, once their amounts are known. They
 // are made last, with the others, all or none; a scope that is there already is

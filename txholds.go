@@ -173,6 +173,7 @@ func (t *Tx) subscribed() bool {
 
 // tell tells them, in the command's transaction, which they cannot end.
 func (t *Tx) tell(ctx context.Context, done [][]holds.Hold) error {
+	ctx = context.WithValue(ctx, inside{t.client}, true)
 	tx := guarded{bareTx: t.bareTx, done: new(atomic.Bool)}
 	defer tx.done.Store(true)
 	for i, p := range t.holds {
