@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered/internal/jsonb"
 )
 
 // Members of a job's metadata that belong to this package.
@@ -47,8 +49,8 @@ func withOwn(field string, metadata []byte, own ownMetadata) ([]byte, error) {
 	if err := json.Unmarshal(metadata, &members); err != nil || members == nil {
 		return nil, invalid(field, "want a JSON object")
 	}
-	if hasNUL(metadata) {
-		return nil, invalid(field, "contains \\u0000, which jsonb cannot hold")
+	if err := jsonb.Check(metadata); err != nil {
+		return nil, invalid(field, "%s", err)
 	}
 	for _, name := range []string{MetadataKey, MetadataTenant} {
 		if _, ok := members[name]; ok {
@@ -69,23 +71,4 @@ func withOwn(field string, metadata []byte, own ownMetadata) ([]byte, error) {
 		members[name] = encoded
 	}
 	return json.Marshal(members)
-}
-
-// hasNUL reports whether JSON text has an escaped NUL, which Postgres's jsonb
-// refuses.
-func hasNUL(text []byte) bool {
-	for {
-		i := bytes.Index(text, []byte(`\u0000`))
-		if i < 0 {
-			return false
-		}
-		backslashes := 1
-		for backslashes <= i && text[i-backslashes] == '\\' {
-			backslashes++
-		}
-		if backslashes%2 == 1 { // else the backslash is itself escaped
-			return true
-		}
-		text = text[i+1:]
-	}
 }

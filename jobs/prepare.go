@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/internal/jsonb"
 )
 
 // prepared is a job whose arguments have been checked.
@@ -48,8 +50,8 @@ func prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
 	if err != nil {
 		return nil, invalid(at+"Args", "cannot be encoded as JSON: %s", err)
 	}
-	if hasNUL(encoded) {
-		return nil, invalid(at+"Args", "contain \\u0000, which jsonb cannot hold")
+	if err := jsonb.Check(encoded); err != nil {
+		return nil, invalid(at+"Args", "as JSON: %s", err)
 	}
 	if err := p.resolve(at + "Options.InsertOpts."); err != nil {
 		return nil, err
@@ -96,6 +98,13 @@ func (p *prepared) resolve(at string) error {
 		if len(tag) > 255 || !tagPattern.MatchString(tag) {
 			return invalid(at+"Tags", "%.80q: want 3 to 255 of a-z, A-Z, 0-9, _ and, inside, -", tag)
 		}
+	}
+	scheduled := p.opts.ScheduledAt
+	if scheduled.IsZero() {
+		scheduled = own.ScheduledAt
+	}
+	if year := scheduled.Year(); year < 1 || year > 9999 {
+		return invalid(at+"ScheduledAt", "the year %d is not from 1 to 9999", year)
 	}
 	if p.key != "" && (isUnique(p.opts.UniqueOpts) || isUnique(own.UniqueOpts)) {
 		return invalid(at+"UniqueOpts", "cannot be combined with a key (they may come from the args' own InsertOpts method)")
