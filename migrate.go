@@ -58,7 +58,8 @@ type MigrateOptions struct {
 // transaction. With River set, River's migrations follow under the same lock.
 //
 // Migrate owns its transaction, and holds one connection of pool (two with
-// River set). The role that runs it becomes the owner of all it creates.
+// River set). The role that runs it becomes the owner of all it creates. Where the
+// schema is there, empty, that role needs no right to make one: it must own it.
 // A schema newer than SchemaVersion is ErrSchemaVersion.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error {
 	name, err := parseSchema("MigrateOptions.Schema", opts.Schema)

@@ -1,6 +1,8 @@
 package metered_test
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -38,6 +40,33 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), `select max(applied_at) from metered.schema_version`).Scan(&again))
 	require.Equal(t, applied, again)
 	require.Positive(t, relations(t, pool, "public"), "River's tables were asked for")
+}
+
+// A schema that was made for a role which may not make schemas.
+func TestMigrate_NeedsNoMoreThanToOwnTheSchema(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	role := fmt.Sprintf("owner_%d", time.Now().UnixNano())
+	for _, name := range []string{"metered", "select"} { // one that has to be quoted, too
+		_, err := pool.Exec(t.Context(), fmt.Sprintf(`do $$ begin create role %[1]s; exception when duplicate_object then null; end $$;
+			create schema "%[2]s" authorization %[1]s`, role, name))
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		_, err := pool.Exec(context.Background(), fmt.Sprintf(`drop owned by %[1]s cascade; drop role %[1]s`, role))
+		require.NoError(t, err)
+	})
+	owner := reopen(t, pool, func(cfg *pgxpool.Config) {
+		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "set role "+role)
+			return err
+		}
+	})
+	for _, name := range []string{"metered", "select"} {
+		require.NoError(t, metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: name}))
+		require.Positive(t, relations(t, pool, name))
+	}
+	require.Error(t, metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: "another"}))
 }
 
 func TestMigrate_RefusesANewerSchema(t *testing.T) {

@@ -21,7 +21,15 @@
 --   * Time is read only from metered.clock(). To set the clock a test replaces
 --     that function, which its owner can do and an application's role cannot.
 
-create schema if not exists metered;
+-- Not for an owner of the schema alone: IF NOT EXISTS asks for the right to create one
+-- before it looks.
+do $$
+begin
+    if to_regnamespace('metered') is null then
+        create schema if not exists metered;
+    end if;
+end
+$$;
 
 create table metered.schema_version (
     version    int primary key,

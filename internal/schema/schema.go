@@ -39,10 +39,11 @@ func (n Name) String() string { return n.plain }
 // mention is how SQL in this project refers to the library's schema. Every
 // mention is qualified, so that the caller's search_path is never consulted. What
 // follows is in lower case: comments speak of metered.Migrate, too.
-var mention = regexp.MustCompile(`\bmetered\.[a-z_]|\bschema (if not exists )?metered\b`)
+var mention = regexp.MustCompile(`\bmetered\.[a-z_]|\bschema (if not exists )?metered\b|\bto_regnamespace\('metered'`)
 
 // SQL returns query with each mention of the schema replaced by n: "metered." in
-// front of a name, and "schema metered". With the default name the query means the
+// front of a name, "schema metered", and its name for to_regnamespace, which takes it
+// quoted as an identifier is. With the default name the query means the
 // same as before.
 func (n Name) SQL(query string) string {
 	return mention.ReplaceAllStringFunc(query, func(m string) string {

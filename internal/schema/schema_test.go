@@ -25,6 +25,6 @@ func TestSQL_ReplacesEveryMentionAndNothingElse(t *testing.T) {
 	n, err := schema.Parse("money_1")
 	require.NoError(t, err)
 	require.Equal(t,
-		`create schema if not exists "money_1"; create schema metered_x; select "money_1".f("money_1".g()), 'metered_tx.c' -- metered.Migrate; schema "money_1";`,
-		n.SQL(`create schema if not exists metered; create schema metered_x; select metered.f(metered.g()), 'metered_tx.c' -- metered.Migrate; schema metered;`))
+		`select to_regnamespace('"money_1"'); create schema if not exists "money_1"; create schema metered_x; select "money_1".f("money_1".g()), 'metered_tx.c' -- metered.Migrate; schema "money_1";`,
+		n.SQL(`select to_regnamespace('metered'); create schema if not exists metered; create schema metered_x; select metered.f(metered.g()), 'metered_tx.c' -- metered.Migrate; schema metered;`))
 }
