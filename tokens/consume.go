@@ -30,6 +30,9 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presen
 	if err != nil {
 		return Grant{}, err
 	}
+	if tx == nil {
+		return Grant{}, errNoTx
+	}
 	var row Row
 	if err := tx.QueryRow(ctx, s.sql.consume, append(p.Args(), s.lockTimeoutMS)...).Scan(row.Dest()...); err != nil {
 		return Grant{}, dbError("consume", err)
@@ -50,6 +53,9 @@ func (s *Store) Inspect(ctx context.Context, db Querier, purpose, subject, prese
 	p, err := s.Present(purpose, subject, presented)
 	if err != nil {
 		return Info{}, err
+	}
+	if db == nil {
+		return Info{}, invalid("db", "is nil")
 	}
 	var row Row
 	if err := db.QueryRow(ctx, s.sql.inspect, p.Args()...).Scan(row.Dest()...); err != nil {

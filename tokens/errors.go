@@ -45,6 +45,8 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
+var errNoTx = invalid("tx", "is nil")
+
 // Reason says why a token was refused. It is for logs and metrics on the server:
 // whoever presented the token should learn nothing but that it is not valid.
 type Reason string

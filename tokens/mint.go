@@ -222,6 +222,9 @@ const mintSQL = `select status, minted_at from metered.mint_tokens($1, $2, $3, $
 
 // insert stores the batch and fills in its times.
 func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
+	if tx == nil {
+		return errNoTx
+	}
 	n := len(batch)
 	digests, purposes, subjects := make([][]byte, n), make([]string, n), make([]string, n)
 	payloads, uses, ttls := make([]*string, n), make([]int32, n), make([]int64, n)

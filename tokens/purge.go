@@ -59,6 +59,9 @@ func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions
 	if opts.Batch < 1 || opts.Batch > MaxPurgeBatch {
 		return 0, invalid("PurgeOptions.Batch", "%d: want 1 to %d", opts.Batch, MaxPurgeBatch)
 	}
+	if pool == nil {
+		return 0, invalid("pool", "is nil")
+	}
 	var total int64
 	var after *time.Time
 	for {

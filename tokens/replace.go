@@ -32,6 +32,9 @@ func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) 
 	if err != nil {
 		return Minted{}, err
 	}
+	if tx == nil {
+		return Minted{}, errNoTx
+	}
 	var status string
 	var mintedAt *time.Time
 	var revoked *int64

@@ -14,8 +14,12 @@ const revokeSQL = `select metered.revoke_token($1, $2)`
 //
 // After a rollback the token is good again. Calling it again does no harm. It
 // locks the token's row, and waits for an open transaction that consumes it: if
-// that one commits first, the use is taken. Errors: ErrBusy and Postgres's.
+// that one commits first, the use is taken. Errors: ErrArgument, ErrBusy and
+// Postgres's.
 func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, error) {
+	if tx == nil {
+		return false, errNoTx
+	}
 	var revoked bool
 	if err := tx.QueryRow(ctx, s.sql.revoke, digest[:], s.lockTimeoutMS).Scan(&revoked); err != nil {
 		return false, dbError("revoke", err)
@@ -39,6 +43,9 @@ func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject s
 	}
 	if err := checkSubject("subject", subject); err != nil {
 		return 0, err
+	}
+	if tx == nil {
+		return 0, errNoTx
 	}
 	var revoked int64
 	if err := tx.QueryRow(ctx, s.sql.revokeSubject, purpose, subject, s.lockTimeoutMS).Scan(&revoked); err != nil {

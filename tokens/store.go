@@ -46,10 +46,9 @@ type Config struct {
 	// about, keep a second Store with the old prefix.
 	Prefix string
 
-	// LockTimeout bounds the wait for each lock, 1 ms to 1 minute: a call that runs
-	// into it fails with ErrBusy. A lock_timeout that the session or the
-	// transaction has set takes precedence, except over the wait of one Replace for
-	// another. Defaults to 5 s.
+	// LockTimeout bounds the wait for each lock, 1 ms to 1 hour: a call that runs into
+	// it fails with ErrBusy. A shorter lock_timeout that the session or the transaction
+	// has set bounds it too; a longer one does not extend it. Defaults to 5 s.
 	LockTimeout time.Duration
 }
 

@@ -219,3 +219,28 @@ func must[T any](v T, err error) T {
 var testKey = must(hexKey("8f1d6b0a93e24c75b1f0a2d35e679c481029384756acbedf0f1e2d3c4b5a6978"))
 
 var noon = time.Date(2031, 4, 5, 12, 0, 0, 0, time.UTC)
+
+func TestCalls_NilIsRefused(t *testing.T) {
+	t.Parallel()
+	store, err := tokens.New(tokens.Config{})
+	require.NoError(t, err)
+	m := tokens.Mint{Purpose: "p", Subject: "s"}
+	secret, err := tokens.Derive([]byte("mB7-wq2Zk/90sVfXr:LdN3cYp1{TgHuJ"), "x")
+	require.NoError(t, err)
+	token, err := store.Token(secret)
+	require.NoError(t, err)
+	for name, call := range map[string]func() error{
+		"mint":           func() error { _, err := store.Mint(ctx, nil, m); return err },
+		"mint many":      func() error { _, err := store.MintMany(ctx, nil, []tokens.Mint{m}); return err },
+		"replace":        func() error { _, err := store.Replace(ctx, nil, m); return err },
+		"consume":        func() error { _, err := store.Consume(ctx, nil, "p", "s", token.Reveal()); return err },
+		"inspect":        func() error { _, err := store.Inspect(ctx, nil, "p", "s", token.Reveal()); return err },
+		"revoke":         func() error { _, err := store.Revoke(ctx, nil, token.Digest()); return err },
+		"revoke subject": func() error { _, err := store.RevokeSubject(ctx, nil, "p", "s"); return err },
+		"purge":          func() error { _, err := store.Purge(ctx, nil, tokens.PurgeOptions{}); return err },
+	} {
+		var argument *tokens.ArgumentError
+		require.ErrorAs(t, call(), &argument, name)
+		require.Equal(t, "is nil", argument.Reason)
+	}
+}
