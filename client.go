@@ -1,6 +1,7 @@
 package metered
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -31,7 +32,7 @@ type Config struct {
 	TokenPrefix string
 
 	// SecretKey is the key of Client.Secret, at least tokens.MinKeyLen bytes, kept
-	// with the program's other secrets. Defaults to none: Secret then fails.
+	// with the program's other secrets. New copies it. Defaults to none: Secret then fails.
 	SecretKey []byte
 
 	// LockTimeout bounds each of a command's three waits: for its operation id, for
@@ -123,6 +124,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 			return nil, invalid("Config.SecretKey", "%s", err)
 		}
 	}
+	cfg.SecretKey = bytes.Clone(cfg.SecretKey)
 	c := &Client{pool: pool, cfg: cfg, schema: name, sql: statements{
 		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL), finish: name.SQL(finishSQL),
 		lockAll: name.SQL(lockAllSQL), guard: name.SQL(guardSQL), lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),

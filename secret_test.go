@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,4 +77,24 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 			return nil, nil
 		})
 	require.NoError(t, err)
+}
+
+func TestNew_CopiesTheKey(t *testing.T) {
+	t.Parallel()
+	key := slices.Clone(secretKey)
+	c, err := metered.New(nowhere(t), metered.Config{SecretKey: key})
+	require.NoError(t, err)
+	before, err := c.Secret("", "op", "")
+	require.NoError(t, err)
+	clear(key) // the caller's, who may want it out of memory
+	after, err := c.Secret("", "op", "")
+	require.NoError(t, err)
+	require.Equal(t, textOf(t, c, before), textOf(t, c, after))
+}
+
+func textOf(t *testing.T, c *metered.Client, secret tokens.Secret) string {
+	t.Helper()
+	token, err := c.Tokens.Token(secret)
+	require.NoError(t, err)
+	return token.Reveal()
 }
