@@ -60,8 +60,10 @@ type Command struct {
 	// none for other ids.
 	IssuedAt time.Time
 
-	// Charges are made last, all or none of them. The function can add to them by
-	// Tx.Charge. Their scopes and amounts are part of the fingerprint; their limits
+	// Charges are made last, all or none of them. They are looked at first, too, and
+	// refused before the function runs if there is no room then: a charge that the
+	// function itself makes room for, by releasing a hold or a credit, belongs in
+	// Tx.Charge, by which the function can add to them. Their scopes and amounts are part of the fingerprint; their limits
 	// are not, since a limit may change between a call and its repetition.
 	Charges []budget.Charge
 

@@ -25,7 +25,8 @@
 //	function     your writes and jobs
 //	last flush   holds (Tx.Place, …), charges, operation record, COMMIT
 //
-// The first look takes no lock and refuses hopeless commands before they work.
+// The first look takes no lock and refuses hopeless commands before they work; a charge
+// that the function itself makes room for belongs in Tx.Charge, which is not looked at.
 // The charge in the last flush is the one that counts: it can refuse after the
 // function has run, and then everything is rolled back. So the function must have
 // no effect outside the transaction, and may run more than once.
