@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -144,4 +145,21 @@ func TestDo_ADenialSaysWhatRefusedAndWhenToRetry(t *testing.T) {
 			Scope: "s", Limit: limits[0], Used: 7, Requested: 3, Available: 2, RetryAfter: 50 * time.Minute,
 		}}, exceeded.Refusals, what)
 	}
+}
+
+func TestDo_ALateDenialReadsAsAnEarlyOne(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	full := budget.Charge{Scope: "s", Amount: 1, Limits: []budget.Limit{{Max: 0}}}
+	_, early := metered.Do[any](ctx, c, metered.Command{ID: "early", Charges: []budget.Charge{full}}, nil)
+	require.ErrorIs(t, early, budget.ErrExceeded)
+	_, late := metered.Do(ctx, c, metered.Command{ID: "late"}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(full) })
+	require.ErrorIs(t, late, budget.ErrExceeded)
+	require.Equal(t, early.Error(), late.Error())
+
+	_, err := metered.Do(ctx, c, metered.Command{ID: "hold"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+		return nil, tx.Release(holds.Release{IDs: []string{"unknown"}})
+	})
+	require.EqualError(t, err, holds.ErrUnknown.Error())
 }

@@ -20,9 +20,11 @@ import (
 var denials = []error{budget.ErrExceeded, tokens.ErrInvalid, holds.ErrTaken, holds.ErrState, holds.ErrUnknown}
 
 // Func is what a command does: its writes, through tx, and its result, which is
-// stored as JSON and has to come back from it the same. It must have no effect
-// outside the transaction, which can still be refused after it has returned, and
-// may be called several times.
+// stored as JSON. A result that encoding/json cannot write, or cannot read back into
+// its type, is ErrResult; that it comes back the same is not checked. What JSON leaves
+// out is missing from Outcome.Result, of the first call as of a replay. The function
+// must have no effect outside the transaction, which can still be refused after it has
+// returned, and may be called several times.
 //
 // Its ctx says that it is inside a command of the client: Do with that, or with one
 // made of it, is ErrNested, since it would commit on its own, and wait for a second
@@ -88,7 +90,10 @@ type Outcome[R any] struct {
 // whatever fn returned; errors of Postgres. After all of these nothing was committed.
 // *IndefiniteError: not known, see there. A panic in fn rolls back and goes on.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
-	if ctx.Value(inside{c}) != nil {
+	switch {
+	case c == nil:
+		return Outcome[R]{}, invalid("client", "is nil")
+	case ctx.Value(inside{c}) != nil:
 		return Outcome[R]{}, ErrNested
 	}
 	op, err := c.prepare(cmd)
@@ -116,6 +121,8 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	switch {
+	case c == nil:
+		return Outcome[R]{}, invalid("client", "is nil")
 	case tx == nil:
 		return Outcome[R]{}, invalid("tx", "is nil")
 	case len(cmd.Sticky) > 0:
@@ -236,9 +243,14 @@ func pause(ctx context.Context, n int) error {
 	}
 }
 
+// refused reports whether a budget, a token or a hold said no.
+func refused(err error) bool {
+	return slices.ContainsFunc(denials, func(kind error) bool { return errors.Is(err, kind) })
+}
+
 // deny tells Config.OnDenial of err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, err error, sticky bool) error {
-	if c.cfg.OnDenial != nil && slices.ContainsFunc(denials, func(kind error) bool { return errors.Is(err, kind) }) {
+	if c.cfg.OnDenial != nil && refused(err) {
 		cmd.Token = nil
 		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: sticky})
 	}

@@ -70,7 +70,8 @@ var (
 	// ErrNoRiver: Tx.Enqueue without Config.River.
 	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
 
-	// ErrResult: the function's result does not survive JSON, or is too large.
+	// ErrResult: the function's result cannot be written as JSON, or not be read back
+	// into its type, or is too large.
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
 
 	// ErrSticky: the sticky charges could not be taken, for another reason than a
@@ -131,8 +132,11 @@ func invalid(field, format string, args ...any) error {
 func Code(err error) string { return fault.Code(err) }
 
 // failed turns an error of this package's own statements into its errors. The
-// Postgres error stays underneath.
+// Postgres error stays underneath. A refusal is no failure, and says itself of what.
 func failed(doing string, err error) error {
+	if refused(err) {
+		return err
+	}
 	var kind error
 	switch sqlstate.Of(err) {
 	case "":

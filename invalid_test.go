@@ -82,8 +82,31 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 			require.ErrorContains(t, err, test.field)
 		}
 	}
-	_, err = metered.DoTx(t.Context(), c, nil, metered.Command{ID: "a"}, mustNotRun(t))
-	require.ErrorIs(t, err, metered.ErrArgument)
+}
+
+func TestCalls_NilIsRefused(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	c, err := metered.New(nowhere(t), metered.Config{})
+	require.NoError(t, err)
+	for name, call := range map[string]func() error{
+		"client": func() error { _, err := metered.Do(ctx, nil, metered.Command{ID: "a"}, mustNotRun(t)); return err },
+		"client in tx": func() error {
+			_, err := metered.DoTx(ctx, nil, nil, metered.Command{ID: "a"}, mustNotRun(t))
+			return err
+		},
+		"tx": func() error { _, err := metered.DoTx(ctx, c, nil, metered.Command{ID: "a"}, mustNotRun(t)); return err },
+		"purge": func() error {
+			_, err := c.PurgeOperations(ctx, nil, metered.PurgeOptions{OlderThan: time.Hour})
+			return err
+		},
+		"look up": func() error { _, err := c.Lookup(ctx, nil, "", "a"); return err },
+		"migrate": func() error { return metered.Migrate(ctx, nil, metered.MigrateOptions{}) },
+	} {
+		var argument *metered.ArgumentError
+		require.ErrorAs(t, call(), &argument, name)
+		require.Equal(t, "is nil", argument.Reason)
+	}
 }
 
 func TestPurgeOperations_WrongOptionsAreRefusedBeforeAnySQL(t *testing.T) {

@@ -62,6 +62,9 @@ type MigrateOptions struct {
 // schema is there, empty, that role needs no right to make one: it must own it.
 // A schema newer than SchemaVersion is ErrSchemaVersion.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error {
+	if pool == nil {
+		return invalid("pool", "is nil")
+	}
 	name, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err != nil {
 		return err

@@ -36,6 +36,9 @@ where namespace = $1 and id = $2`
 // which Do with the same command would wait for. db is a pool, a connection or a
 // transaction.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
+	if db == nil {
+		return Operation{}, invalid("db", "is nil")
+	}
 	if err := checkID(namespace, id); err != nil {
 		return Operation{}, err
 	}
@@ -86,6 +89,9 @@ const purgeSQL = `select metered.purge_operations(metered.clock() - $1::interval
 // the horizon, for at most Config.LockTimeout (ErrBusy). It returns the number of
 // records deleted, also with an error: what is deleted stays deleted.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
+	if pool == nil {
+		return 0, invalid("pool", "is nil")
+	}
 	if opts.OlderThan < time.Second || opts.OlderThan > budget.MaxWindow {
 		return 0, invalid("PurgeOptions.OlderThan", "%v is not from 1s to %v", opts.OlderThan, budget.MaxWindow)
 	}
