@@ -55,9 +55,10 @@ type MigrateOptions struct {
 // Migrate creates the library's schema, or does nothing where it is there
 // already. It may be called by any number of processes at once, at every start:
 // they queue on an advisory lock, and the first one does the work, in one
-// transaction. With River set, River's migrations follow under the same lock.
+// transaction. With River set, River's migrations follow under the same lock, taken
+// again. It works through a pooler of transactions.
 //
-// Migrate owns its transaction, and holds one connection of pool (two with
+// Migrate owns its transactions, and holds one connection of pool (two with
 // River set). The role that runs it becomes the owner of all it creates. Where the
 // schema is there, empty, that role needs no right to make one: it must own it.
 // A schema newer than SchemaVersion is ErrSchemaVersion.
@@ -69,55 +70,55 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error
 	if err != nil {
 		return err
 	}
-	// A lock that spans both migrations: River's runs on connections of its own.
-	return withMigrationLock(ctx, pool, func(conn *pgxpool.Conn) error {
-		if err := migrateSchema(ctx, conn, name); err != nil {
-			return fmt.Errorf("metered: migrate schema %s: %w", name, err)
-		}
-		if !opts.River {
-			return nil
-		}
-		if err := migrateRiver(ctx, pool, opts.RiverSchema); err != nil {
-			return fmt.Errorf("metered: migrate river: %w", err)
-		}
-		return nil
-	})
-}
-
-// migrationLock is the advisory lock that migrations queue on.
-var migrationLock = lockkey.Of("metered/migrate", "")
-
-// withMigrationLock runs f while holding the migration lock on conn's session.
-func withMigrationLock(ctx context.Context, pool *pgxpool.Pool, f func(*pgxpool.Conn) error) (err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("metered: migrate: %w", err)
 	}
 	defer conn.Release()
-	if _, err := conn.Exec(ctx, "select pg_advisory_lock($1)", migrationLock); err != nil {
-		return fmt.Errorf("metered: migrate: waiting for another migration: %w", err)
+	err = locked(ctx, conn, func(tx pgx.Tx) error { return migrateSchema(ctx, tx, name) })
+	if err != nil {
+		return fmt.Errorf("metered: migrate schema %s: %w", name, err)
 	}
-	defer func() {
-		// Even if ctx is done: a lock left on a pooled session would block the
-		// next migration for as long as the session lives.
-		_, unlockErr := conn.Exec(context.WithoutCancel(ctx), "select pg_advisory_unlock($1)", migrationLock)
-		if unlockErr != nil {
-			_ = conn.Conn().Close(context.WithoutCancel(ctx)) // ends the session, and the lock with it
+	if !opts.River {
+		return nil
+	}
+	// River's runs on connections of its own, while this one keeps the lock.
+	err = locked(ctx, conn, func(pgx.Tx) error { return migrateRiver(ctx, pool, opts.RiverSchema) })
+	if err != nil {
+		return fmt.Errorf("metered: migrate river: %w", err)
+	}
+	return nil
+}
+
+// migrationLock is the advisory lock that migrations queue on.
+var migrationLock = lockkey.Of("metered/migrate", "")
+
+// locked runs f in a transaction that holds the migration lock: one of the session
+// would stay behind on a server connection of a pooler's. At READ COMMITTED, so that f
+// sees what the migration did that it waited for.
+func locked(ctx context.Context, conn *pgxpool.Conn, f func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		// It may stand idle for as long as River's migrations take.
+		if _, err := tx.Exec(ctx, "set local idle_in_transaction_session_timeout = 0"); err != nil {
+			return err
 		}
-	}()
-	return f(conn)
+		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", migrationLock); err != nil {
+			return fmt.Errorf("waiting for another migration: %w", err)
+		}
+		return f(tx)
+	})
 }
 
 const schemaVersionSQL = `select max(version) from metered.schema_version`
 
-func migrateSchema(ctx context.Context, conn *pgxpool.Conn, name schema.Name) error {
+func migrateSchema(ctx context.Context, tx pgx.Tx, name schema.Name) error {
 	var exists bool
-	if err := conn.QueryRow(ctx, "select to_regclass($1) is not null", name.SQL("metered.schema_version")).Scan(&exists); err != nil {
+	if err := tx.QueryRow(ctx, "select to_regclass($1) is not null", name.SQL("metered.schema_version")).Scan(&exists); err != nil {
 		return err
 	}
 	if exists {
 		var version int
-		if err := conn.QueryRow(ctx, name.SQL(schemaVersionSQL)).Scan(&version); err != nil {
+		if err := tx.QueryRow(ctx, name.SQL(schemaVersionSQL)).Scan(&version); err != nil {
 			return err
 		}
 		if version > SchemaVersion {
@@ -125,11 +126,9 @@ func migrateSchema(ctx context.Context, conn *pgxpool.Conn, name schema.Name) er
 		}
 		return nil
 	}
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		// Without arguments Exec uses the simple protocol, which takes the whole file.
-		_, err := tx.Exec(ctx, name.SQL(schemaSQL), pgx.QueryExecModeSimpleProtocol)
-		return err
-	})
+	// Without arguments Exec uses the simple protocol, which takes the whole file.
+	_, err := tx.Exec(ctx, name.SQL(schemaSQL), pgx.QueryExecModeSimpleProtocol)
+	return err
 }
 
 func migrateRiver(ctx context.Context, pool *pgxpool.Pool, riverSchema string) error {

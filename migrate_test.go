@@ -33,6 +33,8 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	require.Zero(t, queryRow[int](t, pool, `select count(*) from pg_locks l join pg_database d on d.oid = l.database
+		where d.datname = current_database() and l.locktype = 'advisory'`), "a lock was left behind")
 	var applied time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), `select applied_at from metered.schema_version where version = $1`, metered.SchemaVersion).Scan(&applied))
 	require.NoError(t, metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}))
@@ -40,6 +42,31 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), `select max(applied_at) from metered.schema_version`).Scan(&again))
 	require.Equal(t, applied, again)
 	require.Positive(t, relations(t, pool, "public"), "River's tables were asked for")
+}
+
+// Behind a pooler of transactions the next statement may come to another session.
+func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
+	t.Parallel()
+	pool, w := tap(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}), nil)
+	w.each(nil)
+	require.NoError(t, metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}))
+	open, locks := map[*tapped]bool{}, 0
+	for _, f := range w.sent() {
+		for _, sql := range f.SQL {
+			switch word, _, _ := strings.Cut(sql, " "); word {
+			case "begin":
+				open[f.conn] = true
+			case "commit", "rollback":
+				open[f.conn] = false
+			}
+			if strings.Contains(sql, "select pg_advisory_") {
+				locks++
+				require.True(t, open[f.conn], sql)
+				require.Contains(t, sql, "_xact_lock")
+			}
+		}
+	}
+	require.Equal(t, 2, locks)
 }
 
 // A schema that was made for a role which may not make schemas.
