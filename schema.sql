@@ -1034,7 +1034,7 @@ create table metered.hold_events (
     primary key (hold, version)
 );
 
--- Ids that carry a time at or before this may have been purged. Never decreases.
+-- The latest time of an id whose hold was purged. Never decreases.
 create table metered.holds_horizon (
     at  timestamptz not null,
     one boolean primary key default true check (one)
@@ -1875,7 +1875,8 @@ end
 $$;
 
 -- Deletes holds that ended before cutoff, with lines and history, at most max_rows
--- of them, from "after" on, and moves the horizon in the same transaction.
+-- of them, from "after" on, and moves the horizon to the latest time that their ids
+-- carry, in the same transaction, as purge_operations does.
 create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, out deleted int, out last timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -1883,11 +1884,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    nos bigint[];
+    nos    bigint[];
+    latest timestamptz;
 begin
-    update metered.holds_horizon z set at = cutoff where z.one and z.at < cutoff;
-    select array_agg(d.no), max(d.ended_at) into nos, last from (
-        select h.no, h.ended_at from metered.holds h
+    perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
+    select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
+        select h.no, h.ended_at, h.issued_at from metered.holds h
         where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
           and h.ended_at >= after and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
         order by h.ended_at limit max_rows for update skip locked) d;
@@ -1895,6 +1897,9 @@ begin
     delete from metered.hold_lines l where l.hold = any (nos);
     delete from metered.holds h where h.no = any (nos);
     get diagnostics deleted = row_count;
+    if latest is not null then
+        update metered.holds_horizon z set at = latest where z.one and z.at < latest;
+    end if;
 end
 $$;
 

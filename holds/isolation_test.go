@@ -35,7 +35,12 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	ctx := t.Context()
-	old := uuidAt(noon.Add(-40 * 24 * time.Hour))
+	old, purged := uuidAt(noon.Add(-40*24*time.Hour)), uuidAt(noon.Add(-39*24*time.Hour))
+	f.clock.Set(noon.Add(-39 * 24 * time.Hour))
+	f.mustPlace(holds.Request{ID: purged, Lines: []holds.Line{capacity("purged", 1, 1)}})
+	_, err := f.release(purged)
+	require.NoError(t, err)
+	f.clock.Set(noon)
 	ids := map[string]string{"held": "held", "captured": "captured", "released": "released", "expired": "expired", "old": old}
 	for state, id := range ids {
 		ttl := time.Hour
@@ -44,7 +49,7 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 		}
 		f.mustPlace(holds.Request{ID: id, Holder: "ann", TTL: ttl, Lines: []holds.Line{capacity(state, 1, 1)}})
 	}
-	_, err := f.capture(holds.Capture{IDs: []string{"captured"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"captured"}})
 	require.NoError(t, err)
 	_, err = f.release("released")
 	require.NoError(t, err)

@@ -37,8 +37,9 @@ const purgeSQL = `select deleted, last from metered.purge_holds($1::timestamptz,
 // is not touched. Kept whatever their age are confirmed claims, as long as they stand,
 // and holds that ended by time and that no Sweep has announced yet.
 //
-// From then on an id that carries its time (UUIDv7, the default of Request.ID) from
-// before is ErrRetired, and cannot be placed again; any other id looks new.
+// From then on an id that carries its time (UUIDv7, the default of Request.ID) is
+// ErrRetired, and cannot be placed again, if that time is not later than all that were
+// purged; any other id looks new.
 //
 // It owns its transactions, one for each batch: an error, or the end of ctx, leaves
 // what was deleted until then, which is the number returned with it. For a role that

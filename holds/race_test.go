@@ -93,6 +93,26 @@ func TestPlace_OfAnIDThatIsBeingPlacedElsewhereWaitsForTheOutcome(t *testing.T) 
 	}
 }
 
+// A purge while the clock is ahead retires what it deleted, and nothing newer.
+func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	line := []holds.Line{capacity("a", 1, 5)}
+	old := f.mustPlace(holds.Request{ID: uuidAt(noon), Lines: line})
+	f.mustPlace(holds.Request{ID: "no time", Lines: line})
+	_, err := f.release(old.ID, "no time")
+	require.NoError(t, err)
+	f.clock.Advance(10 * 24 * time.Hour)
+	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	require.NoError(t, err)
+	require.Equal(t, int64(2), n)
+	f.clock.Set(noon.Add(time.Second))
+	for id, want := range map[string]error{old.ID: holds.ErrRetired, uuidAt(noon.Add(-time.Hour)): holds.ErrRetired, uuidAt(noon.Add(time.Millisecond)): nil} {
+		_, err = f.place(holds.Request{ID: id, Lines: line})
+		require.ErrorIs(t, err, want)
+	}
+}
+
 func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
