@@ -98,13 +98,13 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		err = results.QueryRow().Scan(done.dest()...)
 		cause = err
 	}
-	if err == nil && telling {
-		// Between the writes and COMMIT, in a flush of its own then, until which the
-		// server goes on refusing a COMMIT.
-		if err = results.Close(); err == nil {
-			err = tx.tell(ctx, done.holds)
+	if telling {
+		// Between the writes and COMMIT, which comes in a flush of its own then: until that
+		// the server goes on refusing one, so that an error is no commit.
+		if err = firstOf(err, results.Close()); err != nil {
+			return record{}, false, failed("commit", ofBudget(tx.call, err))
 		}
-		if err != nil {
+		if err = tx.tell(ctx, done.holds); err != nil {
 			return record{}, false, foreign("commit", err)
 		}
 		if err = ready(ctx, conn.Conn().PgConn()); err != nil {

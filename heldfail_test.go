@@ -85,6 +85,57 @@ func TestHeldWorker_TheLastFailureAndACancellationRelease(t *testing.T) {
 	}
 }
 
+// A hold in its grace is captured, as long as it is held.
+func TestHeldWorker_AJobWhoseHoldIsInItsGraceIsWorked(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	clock := pgtest.SetClock(t, pool, time.Now())
+	out, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+		id, err := tx.Place(ctx, holds.Request{ID: "h", TTL: time.Minute, Grace: time.Hour, Lines: []holds.Line{room("gpu", 10, 100)}}, nil)
+		if err != nil {
+			return 0, err
+		}
+		job, err := tx.Enqueue(ctx, render{metered.HoldRef{ID: id}}, nil)
+		return job.JobID, err
+	})
+	require.NoError(t, err)
+	clock.Advance(2 * time.Minute)
+	workHeld(t, pool, c, metered.HeldOptions{}, costs(7, holds.OverRefused))
+	awaitJob(t, pool, out.Result, "completed")
+	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, out.Result))
+}
+
+// Neither the work nor the hold is given up because somebody has the scope for a moment.
+func TestHeldWorker_ABusyScopeIsWaitedForBeforeTheWorkAndAfter(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	job := submit(t, c, 1)
+	release := lockScope(t, pool, c, "gpu")
+	refused := func(times int) { // that often the lock timeout has run out
+		for range times {
+			waitingForLock(t, pool, 1)
+			require.Eventually(t, func() bool {
+				return queryRow[int](t, pool, `select count(*)::int from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 0
+			}, 10*time.Second, time.Millisecond)
+		}
+	}
+	working, failing := make(chan bool), make(chan bool)
+	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
+		working <- true
+		<-failing
+		return metered.Cost{}, errOwn
+	})
+	refused(2)
+	release()
+	<-working
+	release = lockScope(t, pool, c, "gpu")
+	failing <- true
+	refused(2)
+	release()
+	awaitJob(t, pool, job, "discarded")
+	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))
+}
+
 func TestHeldWorker_APanicThatIsNotTheLastKeepsTheHoldAndItsTrace(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})

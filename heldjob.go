@@ -126,7 +126,7 @@ func (w *heldWorker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 }
 
 func (w *heldWorker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
-	if err := w.cover(ctx, job, w.opts.Timeout+w.opts.Margin); err != nil {
+	if err := insist(ctx, func() error { return w.cover(ctx, job, w.opts.Timeout+w.opts.Margin) }); err != nil {
 		return err
 	}
 	cost, err := w.work(ctx, job)
@@ -153,7 +153,21 @@ func ofHold(err error) error {
 	return err
 }
 
-// cover makes the hold last for so long from now, or to its ceiling.
+// insist calls f until it is no other's transaction that stands in its way.
+func insist(ctx context.Context, f func() error) error {
+	for n := 1; ; n++ {
+		err := f()
+		if !retryable(err) && !errors.Is(err, ErrBusy) {
+			return err
+		}
+		if ended := pause(ctx, n); ended != nil {
+			return fmt.Errorf("%w, while retrying: %w", ended, err)
+		}
+	}
+}
+
+// cover makes the hold last for so long from now, or to its ceiling. One that is in its
+// grace cannot be extended, and can be captured for as long as that lasts.
 func (w *heldWorker[T]) cover(ctx context.Context, job *river.Job[T], span time.Duration) error {
 	book, ref := w.client.Holds, job.Args.HeldBy()
 	h, err := book.Get(ctx, w.client.pool, ref.Tenant, ref.ID, "")
@@ -162,6 +176,9 @@ func (w *heldWorker[T]) cover(ctx context.Context, job *river.Job[T], span time.
 	}
 	if err != nil {
 		return ofHold(err)
+	}
+	if h.Remaining() <= 0 {
+		return nil
 	}
 	by := min(span-h.Remaining(), h.Ceiling.Sub(h.Deadline)).Truncate(time.Microsecond)
 	if by <= 0 {
@@ -191,12 +208,12 @@ func (w *heldWorker[T]) failed(ctx context.Context, job *river.Job[T], err error
 	// ctx may be what ended the attempt.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failTime)
 	defer cancel()
-	var after error
-	if reason == "" {
-		after = w.cover(ctx, job, span)
-	} else {
-		after = w.inTx(ctx, func(tx pgx.Tx) error { return w.release(ctx, tx, job, reason) })
-	}
+	after := insist(ctx, func() error {
+		if reason == "" {
+			return w.cover(ctx, job, span)
+		}
+		return w.inTx(ctx, func(tx pgx.Tx) error { return w.release(ctx, tx, job, reason) })
+	})
 	if after != nil {
 		return errors.Join(err, fmt.Errorf("metered: the hold is left to expire: %w", after))
 	}

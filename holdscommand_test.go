@@ -281,6 +281,30 @@ func TestDo_ASubscriberThatOutlastsTheDeadlineIsATimeout(t *testing.T) {
 	require.Zero(t, count(t, pool, "metered.holds"))
 }
 
+// With subscribers there is no COMMIT in the flush that waits for the scope.
+func TestDo_WithSubscribersAnErrorBeforeTheirTurnIsDefinite(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
+		func(context.Context, pgx.Tx, holds.Transition) error { return nil },
+	}}})
+	for _, early := range []bool{false, true} {
+		release := lockScope(t, pool, c, "seat")
+		ctx, cancel := context.WithCancel(t.Context())
+		errs := make(chan error, 1)
+		go func() {
+			_, err := metered.Do(ctx, c, metered.Command{ID: "op", EarlyRelease: early}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+			errs <- err
+		}()
+		waitingForLock(t, pool, 1)
+		cancel()
+		err := <-errs
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, metered.ErrIndefinite)
+		release()
+	}
+	require.Zero(t, count(t, pool, "metered.holds"))
+}
+
 func TestDo_AnErrorOfASubscriberIsItsOwn(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{

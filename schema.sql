@@ -1718,8 +1718,8 @@ begin
         for i in 1..cardinality(ids) loop
             for e in select d.scope, d.amount, d.seq, l.key, exists (
                          -- Of a scope that was forgotten the number may be another's by now.
-                         select from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.hold = ids[i]) as there
-                     from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint),
+                         select from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = ids[i]) as there
+                     from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
                           lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
                      where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop
                 answer := case when not e.there then 'purged' else
@@ -1877,7 +1877,7 @@ $$;
 -- Deletes holds that ended before cutoff, with lines and history, at most max_rows
 -- of them, from "after" on, and moves the horizon to the latest time that their ids
 -- carry, in the same transaction, as purge_operations does.
-create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, out deleted int, out last timestamptz)
+create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted int, out last timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1886,8 +1886,10 @@ as $$
 declare
     nos    bigint[];
     latest timestamptz;
+    before text := metered.bound_lock_wait(wait_ms);
 begin
     perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
+    before := metered.unbound_lock_wait(before);
     select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
         select h.no, h.ended_at, h.issued_at from metered.holds h
         where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)

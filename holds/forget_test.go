@@ -59,27 +59,29 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	f.verify()
 }
 
-// A hold remembers the charge that captured it by its number, which is another's by now.
+// A hold remembers the charge that captured it by its number, which is another's by
+// now: of a hold of the same id, even, in another tenant.
 func TestForget_ACaptureThatWasForgottenIsNotRefundedFromAnother(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	line := []holds.Line{{Scope: "stock", Amount: 1}}
-	first := f.mustPlace(holds.Request{Lines: line})
-	_, err := f.capture(holds.Capture{IDs: []string{first.ID}})
-	require.NoError(t, err)
-	f.clock.Advance(time.Hour)
-	require.Equal(t, 1, f.forget())
-	refund := func(id string) error {
+	use := func(tenant string) {
+		f.mustPlace(holds.Request{Tenant: tenant, ID: "h", Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
+		_, err := f.capture(holds.Capture{Tenant: tenant, IDs: []string{"h"}})
+		require.NoError(t, err)
+	}
+	refund := func(tenant string) error {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{id}})
+			return f.book.Refund(ctx, tx, holds.Refund{Tenant: tenant, IDs: []string{"h"}})
 		})
 		return err
 	}
-	require.ErrorIs(t, refund(first.ID), holds.ErrNotReturnable)
-
-	second := f.mustPlace(holds.Request{Lines: line})
-	_, err = f.capture(holds.Capture{IDs: []string{second.ID}})
-	require.NoError(t, err)
-	require.ErrorIs(t, refund(first.ID), holds.ErrNotReturnable)
-	require.NoError(t, refund(second.ID))
+	use("a")
+	f.clock.Advance(time.Hour)
+	require.Equal(t, 1, f.forget())
+	require.ErrorIs(t, refund("a"), holds.ErrNotReturnable)
+	use("b")
+	require.ErrorIs(t, refund("a"), holds.ErrNotReturnable)
+	require.NoError(t, refund("b"))
+	used, _ := f.usage("stock")
+	require.Zero(t, used)
 }

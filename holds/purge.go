@@ -30,7 +30,7 @@ type PurgeOptions struct {
 	Progress func(deleted int64)
 }
 
-const purgeSQL = `select deleted, last from metered.purge_holds($1::timestamptz, $2::timestamptz, $3::int)`
+const purgeSQL = `select deleted, last from metered.purge_holds($1::timestamptz, $2::timestamptz, $3::int, $4::int)`
 
 // Purge deletes holds that ended longer ago than the retention, with their lines and
 // history, oldest first, and returns how many. What they spent stays spent: the ledger
@@ -42,7 +42,9 @@ const purgeSQL = `select deleted, last from metered.purge_holds($1::timestamptz,
 // purged; any other id looks new.
 //
 // It owns its transactions, one for each batch: an error, or the end of ctx, leaves
-// what was deleted until then, which is the number returned with it. For a role that
+// what was deleted until then, which is the number returned with it. It waits for
+// transactions at REPEATABLE READ or SERIALIZABLE that placed such an id, and for other
+// purges, each time no longer than the ledger's LockTimeout (ErrBusy). For a role that
 // metered.GrantMaintenanceSQL was run for.
 func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if opts.OlderThan == 0 {
@@ -68,7 +70,7 @@ func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions)
 		var deleted int
 		var last *time.Time
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, b.sql.purge, after, cutoff, opts.Batch).Scan(&deleted, &last)
+			return tx.QueryRow(ctx, b.sql.purge, after, cutoff, opts.Batch, b.waitMS()).Scan(&deleted, &last)
 		})
 		if err != nil {
 			return total, failed("purge", err)

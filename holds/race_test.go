@@ -113,6 +113,25 @@ func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
 	}
 }
 
+func TestPurge_DoesNotWaitForEverForWhoSharesTheHorizon(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	open := begin(t, f.pool, pgx.RepeatableRead)
+	_, err := f.book.Place(t.Context(), open, holds.Request{ID: uuidAt(noon), TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 5)}})
+	require.NoError(t, err)
+	ledger, err := budget.New(budget.Config{LockTimeout: 50 * time.Millisecond})
+	require.NoError(t, err)
+	hasty, err := holds.New(ledger, holds.Config{})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err = hasty.Purge(ctx, f.pool, holds.PurgeOptions{})
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.NoError(t, open.Commit(t.Context()))
+	_, err = hasty.Purge(t.Context(), f.pool, holds.PurgeOptions{})
+	require.NoError(t, err)
+}
+
 func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})

@@ -70,7 +70,7 @@ func TestRole_ApplicationCanMakeEveryCallButPurge(t *testing.T) {
 		`select metered.expire_due(array['a'], array[1], array[now()], now(), 1, 1)`,
 		`select metered.lock_holds('', array['open'], array[null::timestamptz], '', 'h', 1)`,
 		`select metered.announce('c', '', 'open', 1, 'x')`,
-		`select metered.purge_holds('-infinity', now(), 10)`,
+		`select metered.purge_holds('-infinity', now(), 10, 10)`,
 		`alter table metered.holds disable trigger all`,
 		`create table metered.mine ()`,
 	} {
