@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// payments is the service of somebody else that takes the money: slow, and outside of any transaction. It knows a
-// payment by the id of the operation, so that one which is authorised again is the same.
+// payments is the service of somebody else that takes the money: slow, and outside of any transaction. Each attempt at a
+// checkout has a payment of its own, with a fresh id. A payment that is refused is errDeclined.
 type payments interface {
 	authorise(ctx context.Context, id string, cents int64) (reference string, err error)
 	void(ctx context.Context, reference string) error
@@ -67,6 +67,11 @@ where e.id = $1 and e.org = $2 and s.hold = any ($3) and s.holder = $4`
 
 // checkout pays for holds and makes them an order, all of them or none. The seats stay held while the payment is on its
 // way, and no transaction is open; if one of them runs out meanwhile the capture is refused, and the payment given back.
+//
+// A payment never serves two attempts: one that was given back would pay for the next, and one that paid for an order
+// would be given back when the order is asked for again. What stays authorised after an outcome that is unknown, or after
+// the end of the process, is found by comparing the provider's payments with hall.orders.payment: those that no order
+// has after a while are given back.
 func (a *app) checkout(ctx context.Context, r request, ids []string) (order, error) {
 	o := order{Holds: ids}
 	_, err := a.metered.Lookup(ctx, a.pool, r.who.namespace(), r.operation)
@@ -81,19 +86,26 @@ func (a *app) checkout(ctx context.Context, r request, ids []string) (order, err
 		if found != len(ids) {
 			return order{}, a.whyNot(ctx, r, ids)
 		}
-		if o.Payment, err = a.payments.authorise(ctx, r.who.namespace()+"/"+r.operation, o.Cents); err != nil {
+		if o.Payment, err = a.payments.authorise(ctx, metered.NewID(), o.Cents); err != nil {
 			return order{}, err
 		}
 	}
 	out, err := metered.Do(ctx, a.metered, metered.Command{
 		ID: r.operation, Namespace: r.who.namespace(), Name: "checkout", Input: append([]string{r.event}, ids...),
 	}, func(ctx context.Context, tx *metered.Tx) (order, error) { return a.sell(ctx, tx, r, o) })
-	if err != nil && o.Payment != "" && definite(err) {
-		if err := a.payments.void(context.WithoutCancel(ctx), o.Payment); err != nil {
-			slog.Error("a payment was not given back", "payment", o.Payment, "error", err)
-		}
+	if o.Payment != "" && (err == nil && out.Result.Payment != o.Payment || err != nil && definite(err)) {
+		a.giveBack(ctx, o.Payment)
 	}
 	return out.Result, err
+}
+
+// giveBack voids a payment that no order has, also if the client has gone.
+func (a *app) giveBack(ctx context.Context, payment string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
+	if err := a.payments.void(ctx, payment); err != nil {
+		slog.Error("a payment was not given back", "payment", payment, "error", err)
+	}
 }
 
 const orderSQL = `
@@ -130,9 +142,5 @@ func (a *app) whyNot(ctx context.Context, r request, ids []string) error {
 	return errNotFound // held, for another event
 }
 
-// definite reports whether the checkout has failed for good, with nobody else at the same operation: whoever repeats it
-// after another answer needs the payment still.
-func definite(err error) bool {
-	r := explain(err)
-	return r.Status < http.StatusInternalServerError && r.Code != "operation_conflict"
-}
+// definite reports whether an attempt has failed for good: there is no order with its payment, and will be none.
+func definite(err error) bool { return !errors.Is(err, metered.ErrIndefinite) }

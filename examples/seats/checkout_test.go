@@ -3,50 +3,86 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// till is a payment service that remembers, and does what a test wants done while a payment is on its way.
+// till is a payment service that remembers, and does what a test wants done while a payment is on its way. By the id that
+// it is given it knows a payment again, and takes no more for it than the first time.
 type till struct {
 	mu         sync.Mutex
-	authorised map[string]int // by reference, how often
-	voided     []string
-	meanwhile  func()
+	authorised map[string]int64 // by reference, for how much
+	attempts   int
+	voided     map[string]bool
+	meanwhile  func(attempt int)
+	declines   bool
 }
 
 func (p *till) authorise(_ context.Context, id string, cents int64) (string, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if cents <= 0 {
 		return "", errors.New("for nothing")
 	}
-	p.authorised["pay_"+id]++
-	if p.meanwhile != nil {
-		p.meanwhile()
+	if p.declines {
+		return "", fmt.Errorf("the bank says: %w", errDeclined)
 	}
+	p.mu.Lock()
+	if _, again := p.authorised["pay_"+id]; !again {
+		p.authorised["pay_"+id] = cents
+	}
+	p.attempts++
+	attempt := p.attempts
+	p.mu.Unlock()
+	p.meanwhile(attempt)
 	return "pay_" + id, nil
 }
 
 func (p *till) void(_ context.Context, reference string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.voided = append(p.voided, reference)
+	p.voided[reference] = true
 	return nil
 }
 
-func (h *hall) till(meanwhile func()) *till {
-	p := &till{authorised: map[string]int{}, meanwhile: meanwhile}
+// till has all processes use a new one.
+func (h *hall) till(meanwhile func(attempt int)) *till {
+	if meanwhile == nil {
+		meanwhile = func(int) {}
+	}
+	p := &till{authorised: map[string]int64{}, voided: map[string]bool{}, meanwhile: meanwhile}
 	for _, a := range h.apps {
 		a.payments = p
 	}
 	return p
+}
+
+// settled requires that each order has its payment, of its sum, and that all the others were given back.
+func (h *hall) settled(p *till) {
+	h.t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	kept := map[string]int64{}
+	for reference, cents := range p.authorised {
+		if !p.voided[reference] {
+			kept[reference] = cents
+		}
+	}
+	orders := map[string]int64{}
+	rows, err := h.pool.Query(context.Background(), `select payment, cents from hall.orders`)
+	require.NoError(h.t, err)
+	var payment string
+	var cents int64
+	_, err = pgx.ForEachRow(rows, []any{&payment, &cents}, func() error { orders[payment] = cents; return nil })
+	require.NoError(h.t, err)
+	require.Equal(h.t, orders, kept)
 }
 
 // openTransactions of this database, the one that asks aside.
@@ -56,7 +92,7 @@ func TestCheckout_SellsAllThatOneHolds(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	during := -1
-	paid := h.till(func() { during = one[int](h, openTransactions) })
+	paid := h.till(func(int) { during = one[int](h, openTransactions) })
 	ben := h.people(h.org, 1)[0]
 	ids := []string{ben.holding(h.seats[0]), ben.holding(h.seats[1]), ben.holding(h.seats[100])}
 	a := ben.checkout("pay-1", ids...)
@@ -73,13 +109,109 @@ func TestCheckout_SellsAllThatOneHolds(t *testing.T) {
 	again := ben.checkout("pay-1", ids...)
 	require.Equal(t, http.StatusOK, again.status)
 	require.Equal(t, a.text, again.text)
-	require.Equal(t, map[string]int{a.body["payment"].(string): 1}, paid.authorised)
+	require.Equal(t, 1, paid.attempts)
 	require.Empty(t, paid.voided)
 	other := ben.checkout("pay-1", ids[0])
 	require.Equal(t, "operation_conflict", other.code())
 	require.Empty(t, paid.voided, "it is the payment of the order")
 	require.Equal(t, "hold_captured", ben.checkout("pay-2", ids...).code())
+	h.settled(paid)
 	h.verify()
+}
+
+// The record of the operation is purged, and the answer asked for once more.
+func TestCheckout_AskedForAfterAPurgeLeavesTheOrderItsPayment(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ key, code string }{
+		"of no time":  {"pay-1", "hold_captured"},
+		"with a time": {metered.NewID(), "operation_retired"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := open(t, 1, quiet)
+			clock := pgtest.SetClock(t, h.pool, noon)
+			paid := h.till(nil)
+			ben := h.people(h.org, 1)[0]
+			id := ben.holding(h.seats[0])
+			require.Equal(t, http.StatusOK, ben.checkout(test.key, id).status)
+			clock.Advance(time.Hour)
+			purged, err := h.app.metered.PurgeOperations(t.Context(), h.pool, metered.PurgeOptions{OlderThan: time.Minute})
+			require.NoError(t, err)
+			require.Positive(t, purged)
+			require.Equal(t, test.code, ben.checkout(test.key, id).code())
+			require.Len(t, paid.voided, 1, "the payment of the second attempt")
+			h.settled(paid)
+			h.verify()
+		})
+	}
+}
+
+func TestCheckout_TriedAgainAfterARefusalIsPaidForAgain(t *testing.T) {
+	t.Parallel()
+	h := open(t, 1, quiet)
+	paid := h.till(func(attempt int) {
+		if attempt == 1 {
+			h.exec(`update hall.events set status = 'closed' where id = $1`, h.event)
+		}
+	})
+	ben := h.people(h.org, 1)[0]
+	id := ben.holding(h.seats[0])
+	require.Equal(t, "event_not_open", ben.checkout("pay-1", id).code())
+	require.Len(t, paid.voided, 1)
+	h.exec(`update hall.events set status = 'published' where id = $1`, h.event)
+	require.Equal(t, http.StatusOK, ben.checkout("pay-1", id).status)
+	require.Len(t, paid.voided, 1)
+	h.settled(paid)
+}
+
+// While the payment for a cheap seat is on its way, dear ones are bought with the same key, or the same seat is.
+func TestCheckout_OfAttemptsWithOneKeyOneIsPaidFor(t *testing.T) {
+	t.Parallel()
+	for _, same := range []bool{false, true} {
+		h := open(t, 1, quiet)
+		ben := h.people(h.org, 1)[0]
+		cheap := []string{ben.holding(h.seats[300])}
+		dear := []string{ben.holding(h.seats[100]), ben.holding(h.seats[101])}
+		if same {
+			dear = cheap
+		}
+		var between answer
+		paid := h.till(func(attempt int) {
+			if attempt == 1 {
+				between = ben.checkout("pay-1", dear...)
+			}
+		})
+		a := ben.checkout("pay-1", cheap...)
+		require.Equal(t, http.StatusOK, between.status, between.text)
+		if same {
+			require.Equal(t, between.text, a.text)
+		} else {
+			require.Equal(t, "operation_conflict", a.code())
+		}
+		require.Len(t, paid.authorised, 2)
+		require.Len(t, paid.voided, 1)
+		h.settled(paid)
+		h.verify()
+	}
+}
+
+func TestCheckout_ADeclinedPaymentIsARefusal(t *testing.T) {
+	t.Parallel()
+	h := open(t, 1, quiet)
+	paid := h.till(nil)
+	paid.declines = true
+	ben := h.people(h.org, 1)[0]
+	id := ben.holding(h.seats[0])
+	before := h.written()
+	a := ben.checkout("pay-1", id)
+	require.Equal(t, http.StatusPaymentRequired, a.status, a.text)
+	require.Equal(t, "payment_declined", a.code())
+	require.NotContains(t, a.text, "bank")
+	require.Equal(t, before, h.written())
+	require.Equal(t, []string{"payment_declined"}, h.refusals())
+	paid.declines = false
+	require.Equal(t, http.StatusOK, ben.checkout("pay-1", id).status, "with another card")
+	h.settled(paid)
 }
 
 func TestCheckout_OfAHoldThatRanOutSellsNothing(t *testing.T) {
@@ -91,7 +223,7 @@ func TestCheckout_OfAHoldThatRanOutSellsNothing(t *testing.T) {
 	clock.Advance(2 * time.Minute)
 	second := people[0].holding(h.seats[1])
 	// The first runs out while the payment is on its way.
-	paid := h.till(func() { clock.Set(noon.Add(5 * time.Minute)) })
+	paid := h.till(func(int) { clock.Set(noon.Add(5 * time.Minute)) })
 	before := h.written()
 	a := people[0].checkout("", first, second)
 	require.Equal(t, http.StatusConflict, a.status, a.text)
@@ -131,7 +263,7 @@ func TestCheckout_RefusesWhatIsNotOnesOwnOrNotOpen(t *testing.T) {
 	require.Empty(t, paid.authorised)
 
 	// Closed while the payment is on its way.
-	paid = h.till(func() { h.exec(`update hall.events set status = 'closed' where id = $1`, h.event) })
+	paid = h.till(func(int) { h.exec(`update hall.events set status = 'closed' where id = $1`, h.event) })
 	a = people[0].checkout("", mine)
 	require.Equal(t, "event_not_open", a.code())
 	require.Len(t, paid.voided, 1)

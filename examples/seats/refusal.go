@@ -36,6 +36,7 @@ var (
 	errNotFound = &refusal{Status: http.StatusNotFound, Code: "not_found", Message: "There is no such thing."}
 	errNotOpen  = &refusal{Status: http.StatusConflict, Code: "event_not_open", Message: "Seats of this event are not on sale."}
 	errSold     = &refusal{Status: http.StatusConflict, Code: "seat_sold", Message: "The seat is sold."}
+	errDeclined = &refusal{Status: http.StatusPaymentRequired, Code: "payment_declined", Message: "The payment was declined."}
 	errChanged  = &refusal{Status: http.StatusConflict, Code: "changed", Message: "It has changed meanwhile. Try again."}
 )
 
