@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
 )
@@ -122,7 +124,7 @@ with changed as (update hall.events e set status = $3 where e.id = $1 and e.org 
 insert into hall.audit (org, actor, action, event, operation, remote)
 select $2, $4, 'status ' || $3, c.id, $5, $6 from changed c`
 
-// serveStatus publishes an event, closes it, or takes it back. It waits for holds that are being made.
+// serveStatus publishes an event, closes it, or takes it back.
 func (a *app) serveStatus(w http.ResponseWriter, r request) error {
 	var body struct{ Status string }
 	if err := decode(w, r, &body); err != nil {
@@ -136,14 +138,21 @@ func (a *app) serveStatus(w http.ResponseWriter, r request) error {
 	return a.set(w, r, statusSQL, r.event, r.who.Org, body.Status, holds.User(r.who.User), r.operation, r.remote())
 }
 
-// set runs a statement that is its own audit record. Repeated, it sets the same.
+// set runs a statement that is its own audit record, when the sales that are being made are done. Repeated, it sets the
+// same.
 func (a *app) set(w http.ResponseWriter, r request, sql string, args ...any) error {
-	tag, err := a.pool.Exec(r.Context(), sql, args...)
+	err := pgx.BeginFunc(r.Context(), a.pool, func(tx pgx.Tx) error {
+		if err := changing(r.Context(), tx, r.who.Org, r.event); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(r.Context(), sql, args...)
+		if err == nil && tag.RowsAffected() == 0 {
+			err = errNotFound
+		}
+		return err
+	})
 	if err != nil {
 		return err
-	}
-	if tag.RowsAffected() == 0 {
-		return errNotFound
 	}
 	a.live.touch(r.who.Org) // the other processes find it with their next refresh
 	return reply(w, http.StatusOK, map[string]string{"done": "set"})

@@ -111,10 +111,14 @@ func (a *app) giveBack(ctx context.Context, payment string) {
 const orderSQL = `
 insert into hall.orders (id, org, event, buyer, holds, cents, payment)
 select $1, e.org, e.id, $4, $5, $6, $7
-from (select e.id, e.org from hall.events e where e.id = $2 and e.org = $3 and e.status = 'published' for share) e`
+from hall.events e
+where e.id = $2 and e.org = $3 and e.status = 'published'`
 
 // sell is the part of the checkout that is one transaction.
 func (a *app) sell(ctx context.Context, tx *metered.Tx, r request, o order) (order, error) {
+	if err := selling(ctx, tx, r.who.Org, r.event); err != nil {
+		return order{}, err
+	}
 	o.ID = metered.NewID()
 	tag, err := tx.Exec(ctx, orderSQL, o.ID, r.event, r.who.Org, r.who.User, o.Holds, o.Cents, o.Payment)
 	if err != nil {

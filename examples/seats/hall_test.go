@@ -267,6 +267,14 @@ func (h *hall) refusals() []string {
 	return all[string](h, `select code from hall.audit where code <> '' order by id`)
 }
 
+const waitingForALock = ` from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+
+// waiting returns when so many transactions wait for a lock.
+func (h *hall) waiting(n int) {
+	h.t.Helper()
+	require.Eventually(h.t, func() bool { return one[int](h, `select count(*)::int`+waitingForALock) == n }, 20*time.Second, 5*time.Millisecond)
+}
+
 // charged is what a user has used of the window.
 func (h *hall) charged(user string) int64 {
 	h.t.Helper()

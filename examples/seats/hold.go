@@ -42,16 +42,40 @@ type heldSeat struct {
 	ExpiresInSeconds int64     `json:"expires_in_seconds"`
 }
 
-// seatSQL reads what a hold depends on, and keeps it as it is until the transaction ends: an event that is being closed,
-// or a capacity that is being lowered, is waited for, and its new state is the one that counts.
+// An event is sold and changed under a lock of its own, shared by all who sell. It is taken before anything that depends on
+// it is read, with a statement of its own, so that the next one sees what was waited for; and before the locks of the
+// library's scopes. It is no row lock: those who share a row let each other past whoever waits to change it, so that in a
+// rush nobody could close the sale. Advisory locks are granted in turn.
+const (
+	sellingSQL  = `select pg_advisory_xact_lock_shared($1, hashtext($2))`
+	changingSQL = `select pg_advisory_xact_lock($1, hashtext($2))`
+
+	eventLocks = 7_328_322 // the first half of their keys
+)
+
+// selling keeps an event as it is until the transaction ends: one that is being closed, or a capacity that is being
+// lowered, is waited for, and its new state is the one that counts.
+func selling(ctx context.Context, tx pgx.Tx, org, event string) error {
+	_, err := tx.Exec(ctx, sellingSQL, eventLocks, org+"/"+event)
+	return err
+}
+
+// changing waits for the sales that are being made, and lets none begin until the transaction ends.
+func changing(ctx context.Context, tx pgx.Tx, org, event string) error {
+	_, err := tx.Exec(ctx, changingSQL, eventLocks, org+"/"+event)
+	return err
+}
+
 const seatSQL = `
 select b.name, s.row, s.number, b.id, b.capacity, e.status
 from hall.seats s join hall.blocks b on b.id = s.block join hall.events e on e.id = s.event
-where s.id = $1 and e.id = $2 and e.org = $3
-for share of e, b`
+where s.id = $1 and e.id = $2 and e.org = $3`
 
-// openSeat is a seat of an event whose seats are being sold.
+// openSeat is a seat of an event whose seats are being sold, and are until the transaction ends.
 func openSeat(ctx context.Context, tx pgx.Tx, org, event, seat string) (p place, err error) {
+	if err := selling(ctx, tx, org, event); err != nil {
+		return p, err
+	}
 	var status string
 	err = tx.QueryRow(ctx, seatSQL, seat, event, org).Scan(&p.Section, &p.Row, &p.Number, &p.block, &p.limit, &status)
 	switch {

@@ -179,6 +179,7 @@ func TestHold_WaitsForTheBoxOfficeAndKeepsToWhatItDecided(t *testing.T) {
 			tx, err := h.pool.Begin(t.Context())
 			require.NoError(t, err)
 			defer tx.Rollback(context.Background())
+			require.NoError(t, changing(t.Context(), tx, h.org, h.event))
 			_, err = tx.Exec(t.Context(), test.sql, h.event)
 			require.NoError(t, err)
 			answered := make(chan answer)
@@ -186,9 +187,7 @@ func TestHold_WaitsForTheBoxOfficeAndKeepsToWhatItDecided(t *testing.T) {
 				a, _ := ben.do(http.MethodPost, ben.seatPath(h.seats[0], "hold"), "", nil)
 				answered <- a
 			}()
-			require.Eventually(t, func() bool {
-				return one[int](h, `select count(*)::int from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 1
-			}, 20*time.Second, 5*time.Millisecond)
+			h.waiting(1)
 			require.NoError(t, tx.Commit(t.Context()))
 			a := <-answered
 			require.Equal(t, http.StatusConflict, a.status, a.text)
@@ -219,9 +218,8 @@ func TestHold_AKilledBackendLeavesNothing(t *testing.T) {
 		a, _ := ben.do(http.MethodPost, ben.seatPath(h.seats[0], "hold"), key, nil)
 		answered <- a
 	}()
-	const waiting = ` from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+waiting) == 1 }, 20*time.Second, 5*time.Millisecond)
-	require.True(t, one[bool](h, `select pg_terminate_backend(pid)`+waiting))
+	h.waiting(1)
+	require.True(t, one[bool](h, `select pg_terminate_backend(pid)`+waitingForALock))
 	a := <-answered
 	require.Equal(t, http.StatusServiceUnavailable, a.status, a.text)
 	require.Equal(t, key, a.body["operation"])

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -47,6 +48,52 @@ func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
 	m, err := h.apps[0].readMap(t.Context(), h.org, h.event)
 	require.NoError(t, err)
 	require.Equal(t, counts{Available: 499, Sold: 1, Seats: 500}, m.Counts)
+}
+
+// A hold is being made and the box office waits for it. A hold and a checkout that come then wait for the box office.
+func TestBoxOffice_IsNotOvertakenByThoseWhoComeLater(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		path           func(h *hall) string
+		body           any
+		held, checkout string // refusals
+	}{
+		"capacity": {func(h *hall) string { return "/blocks/" + h.blocks[1] }, map[string]any{"capacity": 0}, "block_full", ""},
+		"status":   {func(*hall) string { return "" }, map[string]any{"status": "closed"}, "event_not_open", "event_not_open"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := open(t, 1, quiet)
+			people := h.people(h.org, 3)
+			event, cart := "/api/events/"+h.event, people[2].holding(h.seats[200])
+			tx, err := h.pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer tx.Rollback(context.Background())
+			_, err = tx.Exec(t.Context(), `select from hall.seats where id = $1 for update`, h.seats[0]) // a hold writes it last
+			require.NoError(t, err)
+			waiters := 0
+			ask := func(b *browser, method, path string, body any) <-chan answer {
+				answered := make(chan answer, 1)
+				go func() {
+					a, _ := b.do(method, path, "", body)
+					answered <- a
+				}()
+				waiters++
+				h.waiting(waiters)
+				return answered
+			}
+			first := ask(people[0], http.MethodPost, people[0].seatPath(h.seats[0], "hold"), nil)
+			set := ask(h.admin, http.MethodPut, event+test.path(h), test.body)
+			later := ask(people[1], http.MethodPost, people[1].seatPath(h.seats[100], "hold"), nil) // in another block
+			bought := ask(people[2], http.MethodPost, event+"/checkout", map[string]any{"holds": []string{cart}})
+			require.NoError(t, tx.Rollback(t.Context()))
+			require.Equal(t, http.StatusCreated, (<-first).status)
+			require.Equal(t, http.StatusOK, (<-set).status)
+			require.Equal(t, test.held, (<-later).code())
+			require.Equal(t, test.checkout, (<-bought).code())
+			h.verify()
+		})
+	}
 }
 
 // More buyers than seats at the same places, and blocked seats that come and go: each seat is sold once.
