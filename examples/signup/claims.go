@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/text/cases"
+	"golang.org/x/text/language"
 	"golang.org/x/text/unicode/norm"
 
 	"github.com/pgmetered/metered"
@@ -40,25 +42,52 @@ var errAddress = errors.New("that is no e-mail address")
 
 // normalise is the application's idea of when two addresses are the same: whatever their case and their Unicode form. The
 // library compares bytes. (By the letter of the standard Ann@ and ann@ are two people; hardly a provider has both.)
+//
+// What it returns is to compare with, and no mail goes there: mail goes to the address as it was typed. The name is folded;
+// the domain is only put into lower case, since with ß folded to ss it would be somebody else's.
 func normalise(text string) (string, error) {
-	text = strings.TrimSpace(text)
-	address, err := mail.ParseAddress(text)
-	if err != nil || address.Address != text || len(text) > 254 {
+	if !isAddress(text) {
 		return "", errAddress
 	}
-	return norm.NFKC.String(cases.Fold().String(norm.NFKC.String(text))), nil
+	at := strings.LastIndexByte(text, '@')
+	name, domain := norm.NFKC.String(text[:at]), norm.NFKC.String(text[at+1:])
+	key := norm.NFKC.String(cases.Fold().String(name)) + "@" + norm.NFKC.String(lower.String(domain))
+	if !isAddress(key) { // there are commas and at signs that become plain ones
+		return "", errAddress
+	}
+	return key, nil
+}
+
+var lower = cases.Lower(language.Und, cases.HandleFinalSigma(false)) // as names of domains are put into lower case
+
+func isAddress(text string) bool {
+	address, err := mail.ParseAddress(text)
+	return err == nil && address.Address == text && len(text) <= 254
+}
+
+// typed is the metadata of a claim: the address as its visitor wrote it.
+type typed struct{ Email string }
+
+func typedIn(h holds.Hold) (t typed, err error) {
+	err = json.Unmarshal(h.Metadata, &t)
+	return t, err
 }
 
 // claim holds an address for a visitor. Who asks again gets the same claim and the same deadline; everybody else a
 // *holds.TakenError, which says how long, and not who.
 func (s *signup) claim(ctx context.Context, visitor, email string) (h holds.Hold, err error) {
-	email, err = normalise(email)
+	email = strings.TrimSpace(email)
+	key, err := normalise(email)
+	if err != nil {
+		return h, err
+	}
+	metadata, err := json.Marshal(typed{email})
 	if err != nil {
 		return h, err
 	}
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		h, err = s.metered.Holds.Claim(ctx, tx, holds.Claim{
-			Key: holds.Key{Type: emailType, Value: email}, Holder: visitor, TTL: s.ttl,
+			Key: holds.Key{Type: emailType, Value: key}, Holder: visitor, TTL: s.ttl, Metadata: metadata,
 		})
 		return err
 	})
@@ -81,7 +110,11 @@ func (s *signup) confirm(ctx context.Context, visitor, claim, name string) (user
 		if err != nil {
 			return u, err
 		}
-		u = user{Email: h.Claim.Value, Name: name}
+		t, err := typedIn(h)
+		if err != nil {
+			return u, err
+		}
+		u = user{Email: t.Email, Name: name}
 		err = tx.QueryRow(ctx, `insert into users (email, name) values ($1, $2) returning id`, u.Email, u.Name).Scan(&u.ID)
 		if err != nil {
 			return u, err

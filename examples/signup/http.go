@@ -43,6 +43,10 @@ func (s *signup) serveClaim(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h, err := s.claim(r.Context(), visitor(w, r), request.Email)
+	var t typed
+	if err == nil {
+		t, err = typedIn(h)
+	}
 	if err != nil {
 		refuse(w, r, err)
 		return
@@ -51,7 +55,7 @@ func (s *signup) serveClaim(w http.ResponseWriter, r *http.Request) {
 	if h.Created {
 		status = http.StatusCreated
 	}
-	answer(w, status, claimed{h.ID, h.Claim.Value, h.Deadline, seconds(h.Remaining())})
+	answer(w, status, claimed{h.ID, t.Email, h.Deadline, seconds(h.Remaining())})
 }
 
 func (s *signup) serveConfirm(w http.ResponseWriter, r *http.Request) {
