@@ -46,10 +46,11 @@ type app struct {
 	river   *river.Client[pgx.Tx]
 	metered *metered.Client
 	limits  []budget.Limit // of each account
+	timeout time.Duration  // of a request
 }
 
 func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
-	a := &app{pool: pool, limits: limits}
+	a := &app{pool: pool, limits: limits, timeout: requestTimeout}
 	workers := river.NewWorkers()
 	var err error
 	a.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{

@@ -172,6 +172,24 @@ func TestTask_ThatNobodyWorksExpiresAndIsNeverCharged(t *testing.T) {
 	require.Equal(t, []int64{1, 0}, []int64{spent, held})
 }
 
+func TestRequest_HasADeadline(t *testing.T) {
+	t.Parallel()
+	f := openAPI(t, 100, false)
+	r := f.ann.submit(t.Context(), "", 97)
+	require.Equal(t, http.StatusAccepted, r.Status)
+	tx, err := f.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(t.Context(), `lock table tasks`) // and whoever has it does not come back
+	require.NoError(t, err)
+	f.timeout = 100 * time.Millisecond
+	require.Equal(t, http.StatusServiceUnavailable, f.ann.submit(bounded(t), "key", 89).Status)
+	require.Equal(t, http.StatusServiceUnavailable, f.ann.do(bounded(t), http.MethodGet, "/tasks/"+r.ID, "", nil).Status)
+	require.NoError(t, tx.Rollback(t.Context()))
+	f.timeout = requestTimeout
+	require.Equal(t, http.StatusAccepted, f.ann.submit(t.Context(), "key", 89).Status)
+}
+
 func TestAPI_TellsNobodyOfAnothersTasks(t *testing.T) {
 	t.Parallel()
 	f := openAPI(t, 100, false)

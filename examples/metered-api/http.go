@@ -61,7 +61,18 @@ func (a *app) handler() (http.Handler, error) {
 		}
 		answer(w, http.StatusOK, s)
 	}))
-	return mux, nil
+	return a.bounded(mux), nil
+}
+
+// requestTimeout bounds a request, whatever it waits for.
+const requestTimeout = 10 * time.Second
+
+func (a *app) bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), a.timeout)
+		defer cancel()
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
 }
 
 func (a *app) authenticated(serve func(http.ResponseWriter, *http.Request, string)) http.HandlerFunc {
@@ -122,7 +133,11 @@ func (a *app) serve(ctx context.Context, address string) (base string, closed <-
 	context.AfterFunc(ctx, func() {
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		done <- server.Shutdown(stopping)
+		err := server.Shutdown(stopping)
+		if err != nil { // some requests go on
+			err = errors.Join(err, server.Close())
+		}
+		done <- err
 	})
 	return "http://" + listener.Addr().String(), done, nil
 }

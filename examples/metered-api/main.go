@@ -106,5 +106,5 @@ func open(ctx context.Context, database string) (*pgxpool.Pool, func() error, er
 		pool.Close()
 		return nil, nil, err
 	}
-	return pool, func() error { pool.Close(); return nil }, nil
+	return pool, func() error { return exampledb.ClosePool(pool, exampledb.DefaultCloseTimeout) }, nil
 }

@@ -93,7 +93,11 @@ func serve(ctx context.Context, address string, s *service) (base string, closed
 	context.AfterFunc(ctx, func() {
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		done <- server.Shutdown(stopping)
+		err := server.Shutdown(stopping)
+		if err != nil { // some requests go on
+			err = errors.Join(err, server.Close())
+		}
+		done <- err
 	})
 	return "http://" + listener.Addr().String(), done, nil
 }

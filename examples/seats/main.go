@@ -26,6 +26,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
@@ -60,7 +61,7 @@ func run(ctx context.Context, listen string, seats int, cfg config) (err error) 
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer func() { err = errors.Join(err, exampledb.ClosePool(pool, exampledb.DefaultCloseTimeout)) }()
 	if err := setUp(ctx, pool, seats); err != nil {
 		return err
 	}
@@ -104,7 +105,11 @@ func serve(ctx context.Context, address string, a *app) (base string, closed <-c
 	context.AfterFunc(ctx, func() {
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		done <- server.Shutdown(stopping)
+		err := server.Shutdown(stopping)
+		if err != nil { // some requests go on
+			err = errors.Join(err, server.Close())
+		}
+		done <- err
 	})
 	return "http://" + listener.Addr().String(), done, nil
 }

@@ -34,6 +34,7 @@ type signup struct {
 	pool    *pgxpool.Pool
 	metered *metered.Client
 	ttl     time.Duration // how long a visitor has to finish
+	timeout time.Duration // of a request
 }
 
 const emailType = "email"

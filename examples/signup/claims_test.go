@@ -247,6 +247,23 @@ func TestStranger_LearnsAndChangesNothing(t *testing.T) {
 	require.Len(t, f.users(t), 1)
 }
 
+func TestRequest_HasADeadline(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	ann := f.visitor()
+	claim := ann.do(t.Context(), "POST", "/claims", email("ann@example.com")).ID
+	tx, err := f.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(t.Context(), `lock table users`) // and whoever has it does not come back
+	require.NoError(t, err)
+	f.timeout = 100 * time.Millisecond
+	require.Equal(t, http.StatusServiceUnavailable, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named("Ann")).Status)
+	require.NoError(t, tx.Rollback(t.Context()))
+	f.timeout = requestTimeout
+	require.Equal(t, http.StatusCreated, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named("Ann")).Status)
+}
+
 // The user and the confirmation are there together, or neither.
 func TestConfirm_ThatFailsLeavesTheClaimAndNoUser(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -26,7 +27,18 @@ func (s *signup) handler() http.Handler {
 	mux.HandleFunc("POST /claims", s.serveClaim)
 	mux.HandleFunc("POST /claims/{id}/confirm", s.serveConfirm)
 	mux.HandleFunc("DELETE /claims/{id}", s.serveCancel)
-	return http.NewCrossOriginProtection().Handler(mux)
+	return http.NewCrossOriginProtection().Handler(s.bounded(mux))
+}
+
+// requestTimeout bounds a request, whatever it waits for.
+const requestTimeout = 10 * time.Second
+
+func (s *signup) bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+		defer cancel()
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
 }
 
 // claimed is a claim as its visitor sees it.

@@ -64,7 +64,7 @@ func run(ctx context.Context, listen string, ttl time.Duration) (err error) {
 
 func newSignup(pool *pgxpool.Pool, ttl time.Duration) (*signup, error) {
 	client, err := metered.New(pool, metered.Config{})
-	return &signup{pool, client, ttl}, err
+	return &signup{pool, client, ttl, requestTimeout}, err
 }
 
 // serve serves until ctx is done, and then finishes what it has begun.
@@ -89,6 +89,9 @@ func serve(ctx context.Context, address string, s *signup) (base string, closed 
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
 		err := server.Shutdown(stopping)
+		if err != nil { // some requests go on
+			err = errors.Join(err, server.Close())
+		}
 		<-swept
 		done <- err
 	})

@@ -3,6 +3,7 @@
 package exampledb
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -29,15 +30,22 @@ type Options struct {
 	MaxConns int32
 	// Durable leaves a throwaway server as durable as it is by default. Defaults to false.
 	Durable bool
+	// CloseTimeout is how long Close waits for connections that are in use. Defaults to DefaultCloseTimeout.
+	CloseTimeout time.Duration
 	// Log gets a line on the server. Defaults to the standard error.
 	Log io.Writer
 }
+
+// DefaultCloseTimeout is as long as the deadline of the examples' requests.
+const DefaultCloseTimeout = 10 * time.Second
 
 // Database is a database of this program's own.
 type Database struct {
 	Pool   *pgxpool.Pool
 	server *pgserver.Server
 	name   string
+
+	closeTimeout time.Duration
 }
 
 // Open makes a database whose name begins with "metered_" and the program's. Call Close in the end.
@@ -49,7 +57,10 @@ func Open(ctx context.Context, program string, opts Options) (*Database, error) 
 	if err != nil {
 		return nil, err
 	}
-	d := &Database{server: server, name: "metered_" + program + "_" + strings.ToLower(rand.Text()[:10])}
+	d := &Database{
+		server: server, name: "metered_" + program + "_" + strings.ToLower(rand.Text()[:10]),
+		closeTimeout: cmp.Or(opts.CloseTimeout, DefaultCloseTimeout),
+	}
 	if err := d.admin(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'"); err != nil {
 		return nil, errors.Join(err, server.Stop())
 	}
@@ -82,14 +93,32 @@ func (d *Database) fill(ctx context.Context, opts Options) error {
 func (d *Database) ConnString() string { return pgserver.WithDatabase(d.server.ConnString(), d.name) }
 
 // Close closes the pool and removes the database, and the server if it is a throwaway one. It works after Ctrl-C, too.
-func (d *Database) Close() error {
+// Connections that are still in use after Options.CloseTimeout are an error, and are cut.
+func (d *Database) Close() (err error) {
 	if d.Pool != nil {
-		d.Pool.Close()
+		err = ClosePool(d.Pool, d.closeTimeout)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return errors.Join(d.admin(ctx, "drop database if exists %s with (force)"), d.server.Stop())
+	return errors.Join(err, d.admin(ctx, "drop database if exists %s with (force)"), d.server.Stop())
 }
+
+// ClosePool is Pool.Close, which waits for ever for connections that are in use, with a bound.
+func ClosePool(pool *pgxpool.Pool, timeout time.Duration) error {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		pool.Close()
+	}()
+	select {
+	case <-closed:
+		return nil
+	case <-time.After(timeout):
+		return errInUse
+	}
+}
+
+var errInUse = errors.New("connections of the pool are still in use")
 
 // admin runs a statement about the database from outside of it.
 func (d *Database) admin(ctx context.Context, format string) error {
