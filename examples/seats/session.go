@@ -82,7 +82,12 @@ func (a *app) known(ctx context.Context, s *session) error {
 
 // serveLogin is the demonstration's: whoever comes says who they are.
 func (a *app) serveLogin(w http.ResponseWriter, r *http.Request) {
-	s := session{User: r.FormValue("user"), Expires: time.Now().Add(sessionFor).UTC()}
+	r.Body = http.MaxBytesReader(w, r.Body, 4<<10)
+	if err := r.ParseForm(); err != nil {
+		http.Error(w, "that is no login", http.StatusBadRequest)
+		return
+	}
+	s := session{User: r.PostForm.Get("user"), Expires: time.Now().Add(sessionFor).UTC()}
 	if !uuidForm.MatchString(s.User) {
 		http.Error(w, "no such user", http.StatusBadRequest)
 		return
