@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
 )
@@ -116,7 +114,7 @@ func (a *app) serveCapacity(w http.ResponseWriter, r request) error {
 	if body.Capacity == nil || *body.Capacity < 0 || *body.Capacity > 100_000 {
 		return badRequest("the capacity is not a number of seats")
 	}
-	return a.set(w, r, capacitySQL, r.block, r.event, r.who.Org, *body.Capacity, holds.User(r.who.User), r.operation, r.remote())
+	return a.set(w, r, "capacity", body, capacitySQL, r.block, r.event, r.who.Org, *body.Capacity, holds.User(r.who.User), r.operation, r.remote())
 }
 
 const statusSQL = `
@@ -135,21 +133,23 @@ func (a *app) serveStatus(w http.ResponseWriter, r request) error {
 	default:
 		return badRequest("the status is none")
 	}
-	return a.set(w, r, statusSQL, r.event, r.who.Org, body.Status, holds.User(r.who.User), r.operation, r.remote())
+	return a.set(w, r, "status", body, statusSQL, r.event, r.who.Org, body.Status, holds.User(r.who.User), r.operation, r.remote())
 }
 
-// set runs a statement that is its own audit record, when the sales that are being made are done. Repeated, it sets the
-// same.
-func (a *app) set(w http.ResponseWriter, r request, sql string, args ...any) error {
-	err := pgx.BeginFunc(r.Context(), a.pool, func(tx pgx.Tx) error {
-		if err := changing(r.Context(), tx, r.who.Org, r.event); err != nil {
-			return err
+// set carries out a command on an event of the admin's organisation, when the sales that are being made are done. Its
+// statement is its own audit record. What has been set since by another one stays so when the request comes once more.
+func (a *app) set(w http.ResponseWriter, r request, name string, body any, sql string, args ...any) error {
+	_, err := metered.Do(r.Context(), a.metered, metered.Command{
+		ID: r.operation, Namespace: r.who.namespace(), Name: name, Input: []any{r.event, r.block, body},
+	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		if err := changing(ctx, tx, r.who.Org, r.event); err != nil {
+			return nil, err
 		}
-		tag, err := tx.Exec(r.Context(), sql, args...)
+		tag, err := tx.Exec(ctx, sql, args...)
 		if err == nil && tag.RowsAffected() == 0 {
 			err = errNotFound
 		}
-		return err
+		return nil, err
 	})
 	if err != nil {
 		return err

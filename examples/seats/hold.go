@@ -124,6 +124,11 @@ func (a *app) serveHold(w http.ResponseWriter, r request) error {
 	if h.Created {
 		status = http.StatusCreated
 	}
+	if out.Replayed { // the hold as it was then: it has less time by now, and may be over
+		if h, err = a.metered.Holds.Get(r.Context(), a.pool, r.who.Org, h.ID, r.who.User); err != nil {
+			return err
+		}
+	}
 	return reply(w, status, heldSeat{
 		HoldID: h.ID, EventID: r.event, SeatID: r.seat, place: out.Result, Status: string(h.State),
 		HeldUntil: h.Deadline, ExpiresInSeconds: int64(h.Remaining() / time.Second),

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"strconv"
 	"testing"
@@ -36,11 +37,18 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 	delay := one[float64](h, `select extract(epoch from scheduled_at - created_at)::float8 from river_job where kind = 'metered_hold_cleanup'`)
 	require.InDelta(t, 310, delay, 5) // both by the clocks of one machine
 
-	// Its answer was lost, and it is asked for again, later and at another time of day: the first answer.
-	clock.Advance(90 * time.Second)
-	again := ben.ask(http.MethodPost, ben.seatPath(h.seats[123], "hold"), "click-1", nil)
-	require.Equal(t, http.StatusCreated, again.status)
-	require.Equal(t, a.text, again.text)
+	// Its answer was lost, and it is asked for again, later: the same hold, with the time that is left by then.
+	for _, left := range []float64{210, 0} {
+		clock.Set(noon.Add(5*time.Minute - time.Duration(left)*time.Second))
+		again := ben.ask(http.MethodPost, ben.seatPath(h.seats[123], "hold"), "click-1", nil)
+		require.Equal(t, http.StatusCreated, again.status)
+		want := maps.Clone(a.body)
+		want["expires_in_seconds"] = left
+		if left == 0 {
+			want["status"] = "expired"
+		}
+		require.Equal(t, want, again.body)
+	}
 	require.Equal(t, written{Holds: 1, Events: 1, Entries: 3, Jobs: 1, Operations: 1, Audit: 1}, h.written())
 
 	// The key belongs to that request, and to that user.
