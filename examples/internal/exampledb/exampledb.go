@@ -39,6 +39,8 @@ type Options struct {
 // DefaultCloseTimeout is as long as the deadline of the examples' requests.
 const DefaultCloseTimeout = 10 * time.Second
 
+const createTimeout = time.Minute // the machine may be busy
+
 // Database is a database of this program's own.
 type Database struct {
 	Pool   *pgxpool.Pool
@@ -61,10 +63,17 @@ func Open(ctx context.Context, program string, opts Options) (*Database, error) 
 		server: server, name: "metered_" + program + "_" + strings.ToLower(rand.Text()[:10]),
 		closeTimeout: cmp.Or(opts.CloseTimeout, DefaultCloseTimeout),
 	}
-	if err := d.admin(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'"); err != nil {
-		return nil, errors.Join(err, server.Stop())
+	// After Ctrl-C, too, it is known whether there is a database to remove.
+	creating, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	err = d.admin(creating, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'")
+	cancel()
+	if err == nil {
+		err = ctx.Err()
 	}
-	if err := d.fill(ctx, opts); err != nil {
+	if err == nil {
+		err = d.fill(ctx, opts)
+	}
+	if err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
