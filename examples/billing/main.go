@@ -93,7 +93,7 @@ func story(ctx context.Context, out io.Writer, s *shop) error {
 
 	fmt.Fprintln(out, "\nCancelled, an order is refunded, once, and the day has the room again.")
 	for range 2 {
-		fmt.Fprintf(out, "cancel order-4: %s\n", outcome(s.cancel(ctx, "order-4")))
+		fmt.Fprintf(out, "cancel order-4: %s\n", outcome(s.cancel(ctx, "order-4", "ann")))
 	}
 	order("order-6", "tea", "1 High Street")
 

@@ -8,14 +8,17 @@ create table items (
     stock int not null check (stock >= 0)
 );
 create table orders (
-    id        text primary key,
-    account   text not null,
+    account   text,
+    id        text,                 -- chosen by the account
     sku       text not null references items,
     cents     bigint not null,
     entry     bigint not null,      -- the charge, in the ledger of the account
-    cancelled timestamptz
+    cancelled timestamptz,
+    primary key (account, id)
 );
 create table shipments (
-    order_id text primary key,
-    address  text not null check (address <> '')
+    account  text,
+    order_id text,
+    address  text not null check (address <> ''),
+    primary key (account, order_id)
 )`

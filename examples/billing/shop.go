@@ -31,7 +31,7 @@ var (
 	errNoItem    = errors.New("no such item, or none left")
 	errNoAddress = errors.New("there is no address to ship to")
 	errNoOrder   = errors.New("no such order, or it was cancelled before")
-	errRepeated  = errors.New("the order is there already")
+	errRepeated  = errors.New("the order is there already, or was cancelled")
 )
 
 // topUp credits what the payment provider says was paid. It says so until it gets an answer, so this is a command with
@@ -61,7 +61,7 @@ func (s *shop) order(ctx context.Context, id, account, sku, address string) (cen
 // the answer to its COMMIT is lost it finds out what became of it.
 func (s *shop) orderOnce(ctx context.Context, id, account, sku, address string) (cents int64, replayed bool, err error) {
 	out, err := metered.Do(ctx, s.metered, metered.Command{
-		ID: id, Namespace: "orders", Name: "order", Input: []string{account, sku, address},
+		ID: id, Namespace: "orders/" + account, Name: "order", Input: []string{sku, address},
 	}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 		return s.place(ctx, tx, id, account, sku, address)
 	})
@@ -72,7 +72,7 @@ func (s *shop) orderOnce(ctx context.Context, id, account, sku, address string) 
 // charge comes late: here the row that names it is all that follows. Where no row has to, leave it to the command: with
 // Tx.Charge, or Command.Charges, the charge travels with COMMIT.
 func (s *shop) place(ctx context.Context, tx pgx.Tx, id, account, sku, address string) (cents int64, err error) {
-	if cents, err = ship(ctx, tx, id, sku, address); err != nil {
+	if cents, err = ship(ctx, tx, id, account, sku, address); err != nil {
 		return 0, err
 	}
 	receipt, err := s.metered.Budget.Charge(ctx, tx, budget.Charge{
@@ -82,55 +82,61 @@ func (s *shop) place(ctx context.Context, tx pgx.Tx, id, account, sku, address s
 	if err != nil {
 		return 0, err // the transaction rolls back, and with it what was shipped
 	}
-	_, err = tx.Exec(ctx, orderSQL, id, account, sku, cents, receipt.Entries[0].Seq)
+	_, err = tx.Exec(ctx, orderSQL, account, id, sku, cents, receipt.Entries[0].Seq)
+	if violates(err, "orders_pkey") { // it was cancelled: nothing was shipped by this id any more
+		err = errRepeated
+	}
 	return cents, err
 }
 
-const orderSQL = `insert into orders (id, account, sku, cents, entry) values ($1, $2, $3, $4, $5)`
+const orderSQL = `insert into orders (account, id, sku, cents, entry) values ($1, $2, $3, $4, $5)`
 
 const takeSQL = `update items set stock = stock - 1 where sku = $1 and stock > 0 returning cents`
 
-const shipSQL = `insert into shipments (order_id, address) values ($1, $2)`
+const shipSQL = `insert into shipments (account, order_id, address) values ($1, $2, $3)`
 
-func ship(ctx context.Context, tx pgx.Tx, id, sku, address string) (cents int64, err error) {
+func ship(ctx context.Context, tx pgx.Tx, id, account, sku, address string) (cents int64, err error) {
 	if err := tx.QueryRow(ctx, takeSQL, sku).Scan(&cents); errors.Is(err, pgx.ErrNoRows) {
 		return 0, errNoItem
 	} else if err != nil {
 		return 0, err
 	}
-	_, err = tx.Exec(ctx, shipSQL, id, address)
-	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
-		switch pgErr.ConstraintName {
-		case "shipments_pkey":
-			return 0, errRepeated
-		case "shipments_address_check":
-			return 0, errNoAddress
-		}
+	_, err = tx.Exec(ctx, shipSQL, account, id, address)
+	switch {
+	case violates(err, "shipments_pkey"):
+		return 0, errRepeated
+	case violates(err, "shipments_address_check"):
+		return 0, errNoAddress
 	}
 	return cents, err
 }
 
+func violates(err error, constraint string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.ConstraintName == constraint
+}
+
 const cancelSQL = `
-update orders set cancelled = now() where id = $1 and cancelled is null
-returning account, sku, cents, entry`
+update orders set cancelled = now() where account = $1 and id = $2 and cancelled is null
+returning sku, cents, entry`
 
 const restockSQL = `
-with back as (delete from shipments where order_id = $1)
-update items set stock = stock + 1 where sku = $2`
+with back as (delete from shipments where account = $1 and order_id = $2)
+update items set stock = stock + 1 where sku = $3`
 
 // cancel takes an order back: item, shipment and money, once. The refund names the charge, counts at the charge's time
 // and can never be more than it was, so the day's cap has the room again and no more than that.
-func (s *shop) cancel(ctx context.Context, id string) error {
+func (s *shop) cancel(ctx context.Context, id, account string) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		var account, sku string
+		var sku string
 		var cents, entry int64
-		err := tx.QueryRow(ctx, cancelSQL, id).Scan(&account, &sku, &cents, &entry)
+		err := tx.QueryRow(ctx, cancelSQL, account, id).Scan(&sku, &cents, &entry)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return errNoOrder
 		} else if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, restockSQL, id, sku); err != nil {
+		if _, err := tx.Exec(ctx, restockSQL, account, id, sku); err != nil {
 			return err
 		}
 		_, err = s.metered.Budget.Refund(ctx, tx, budget.Refund{

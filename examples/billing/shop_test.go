@@ -204,15 +204,53 @@ func TestCancel_RefundsOnce(t *testing.T) {
 	before := s.books(t, "ann")
 	_, err = s.order(t.Context(), "o", "ann", "tea", "here")
 	require.NoError(t, err)
-	ok, refused := atOnce(20, func(int) error { return s.cancel(context.Background(), "o") })
+	ok, refused := atOnce(20, func(int) error { return s.cancel(context.Background(), "o", "ann") })
 	require.Equal(t, int64(1), ok)
 	for _, err := range refused {
 		require.ErrorIs(t, err, errNoOrder)
 	}
 	before.Entries += 2 // the ledger forgets nothing
 	require.Equal(t, before, s.books(t, "ann"))
-	require.ErrorIs(t, s.cancel(t.Context(), "never ordered"), errNoOrder)
+	require.ErrorIs(t, s.cancel(t.Context(), "never ordered", "ann"), errNoOrder)
 	s.agrees(t, "ann")
+}
+
+// What was cancelled stays in the books, and its id is used up.
+func TestOrder_TheIdOfACancelledOrderIsUsedUp(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.pays(t, "ann", 20_00)
+	_, err := s.order(t.Context(), "o", "ann", "cup", "here")
+	require.NoError(t, err)
+	require.NoError(t, s.cancel(t.Context(), "o", "ann"))
+	before := s.books(t, "ann")
+	_, err = s.order(t.Context(), "o", "ann", "cup", "here")
+	require.ErrorIs(t, err, errRepeated)
+	_, _, err = s.orderOnce(t.Context(), "o", "ann", "cup", "here")
+	require.ErrorIs(t, err, errRepeated)
+	require.Equal(t, "the order is there already, or was cancelled", explain(err))
+	require.Equal(t, before, s.books(t, "ann"))
+	s.agrees(t, "ann")
+}
+
+func TestOrder_IdsAreAnAccountsOwn(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.pays(t, "ann", 20_00)
+	s.pays(t, "bob", 20_00)
+	for _, account := range []string{"ann", "bob"} {
+		_, err := s.order(t.Context(), "1", account, "cup", "here")
+		require.NoError(t, err)
+		_, replayed, err := s.orderOnce(t.Context(), "2", account, "cup", "here")
+		require.NoError(t, err)
+		require.False(t, replayed)
+	}
+	require.NoError(t, s.cancel(t.Context(), "1", "bob"))
+	require.ErrorIs(t, s.cancel(t.Context(), "1", "bob"), errNoOrder)
+	require.Equal(t, int64(3), s.books(t, "ann").Shipments)
+	require.Equal(t, int64(12_00), s.books(t, "ann").Balance)
+	require.Equal(t, int64(16_00), s.books(t, "bob").Balance)
+	s.agrees(t, "ann", "bob")
 }
 
 // Orders, payments and cancellations of one account, all at once: the exact sum comes out.
@@ -237,7 +275,7 @@ func TestShop_EverythingAtOnceAddsUp(t *testing.T) {
 		cups.Add(1)
 		if i%3 == 1 {
 			cancelled.Add(1)
-			return s.cancel(ctx, id)
+			return s.cancel(ctx, id, "ann")
 		}
 		return nil
 	})
@@ -277,7 +315,7 @@ func TestDailyCap_IsOfAnyTwentyFourHours(t *testing.T) {
 	s.pays(t, "ann", 100_00)
 	refused("cup", "it costs 4.00, and 2.00 of the day's 50.00 are left; it fits in 22h0m0s.")
 
-	require.NoError(t, s.cancel(t.Context(), "o2"))
+	require.NoError(t, s.cancel(t.Context(), "o2", "ann"))
 	require.NoError(t, order("tea"), "the room of what was cancelled")
 	refused("cup", "it costs 4.00, and 2.00 of the day's 50.00 are left; it fits in 22h0m0s.")
 
@@ -306,7 +344,7 @@ func TestStatement_ShowsEveryEntryWithItsBalance(t *testing.T) {
 	_, err = s.order(t.Context(), "o1", "ann", "tea", "here")
 	require.NoError(t, err)
 	clock.Advance(time.Minute)
-	require.NoError(t, s.cancel(t.Context(), "o1"))
+	require.NoError(t, s.cancel(t.Context(), "o1", "ann"))
 	var out bytes.Buffer
 	require.NoError(t, s.statement(t.Context(), &out, "ann"))
 	require.Equal(t, ""+
