@@ -9,6 +9,8 @@ import (
 	"net/mail"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -39,7 +41,10 @@ type signup struct {
 
 const emailType = "email"
 
-var errAddress = errors.New("that is no e-mail address")
+var (
+	errAddress = errors.New("that is no e-mail address")
+	errName    = errors.New("that is no name")
+)
 
 // normalise is the application's idea of when two addresses are the same: whatever their case and their Unicode form. The
 // library compares bytes. (By the letter of the standard Ann@ and ann@ are two people; hardly a provider has both.)
@@ -104,6 +109,9 @@ type user struct {
 // confirm makes the user and confirms the claim with the user's id, or does neither. It is a command with the claim's id:
 // sent again, it is answered with the same user.
 func (s *signup) confirm(ctx context.Context, visitor, claim, name string) (user, error) {
+	if !isName(name) {
+		return user{}, errName
+	}
 	out, err := metered.Do(ctx, s.metered, metered.Command{
 		ID: claim, Namespace: visitor, Name: "confirm", Input: name,
 	}, func(ctx context.Context, tx *metered.Tx) (u user, err error) {
@@ -123,6 +131,13 @@ func (s *signup) confirm(ctx context.Context, visitor, claim, name string) (user
 		return u, tx.Capture(holds.Capture{IDs: []string{claim}, Holder: visitor, Entity: fmt.Sprint("user/", u.ID)})
 	})
 	return out.Result, err
+}
+
+const maxNameBytes = 200
+
+// isName reports whether text can be shown and stored: Postgres has no zero byte in a text.
+func isName(text string) bool {
+	return strings.TrimSpace(text) != "" && len(text) <= maxNameBytes && utf8.ValidString(text) && !strings.ContainsFunc(text, unicode.IsControl)
 }
 
 // cancel gives the address up. A claim that has ended by itself is as good as cancelled.

@@ -247,6 +247,19 @@ func TestStranger_LearnsAndChangesNothing(t *testing.T) {
 	require.Len(t, f.users(t), 1)
 }
 
+func TestConfirm_WithWhatIsNoNameIsRefused(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	ann := f.visitor()
+	claim := ann.do(t.Context(), "POST", "/claims", email("ann@example.com")).ID
+	for _, name := range []string{"", " ", "a\u0000b", "a\nb", strings.Repeat("n", maxNameBytes+1)} {
+		require.Equal(t, http.StatusBadRequest, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named(name)).Status, "%q", name)
+	}
+	require.Empty(t, f.users(t))
+	longest := strings.Repeat("n", maxNameBytes)
+	require.Equal(t, http.StatusCreated, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named(longest)).Status)
+}
+
 func TestRequest_HasADeadline(t *testing.T) {
 	t.Parallel()
 	f := open(t)

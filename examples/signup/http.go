@@ -118,7 +118,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 		fail(w, http.StatusGone, "the claim has ended: claim the address again")
 	case errors.Is(err, holds.ErrCaptured), errors.Is(err, metered.ErrConflict):
 		fail(w, http.StatusConflict, "the claim is confirmed already")
-	case errors.Is(err, errAddress):
+	case errors.Is(err, errAddress), errors.Is(err, errName):
 		fail(w, http.StatusBadRequest, err.Error())
 	case errors.Is(err, metered.ErrArgument), errors.Is(err, holds.ErrArgument):
 		fail(w, http.StatusBadRequest, "that is not valid")
