@@ -50,14 +50,15 @@ var (
 // library compares bytes. (By the letter of the standard Ann@ and ann@ are two people; hardly a provider has both.)
 //
 // What it returns is to compare with, and no mail goes there: mail goes to the address as it was typed. The name is folded;
-// the domain is only put into lower case, since with ß folded to ss it would be somebody else's.
+// the domain is only put into lower case, since with ß folded to ss it would be somebody else's, and 。 is a dot in it.
 func normalise(text string) (string, error) {
 	if !isAddress(text) {
 		return "", errAddress
 	}
 	at := strings.LastIndexByte(text, '@')
 	name, domain := norm.NFKC.String(text[:at]), norm.NFKC.String(text[at+1:])
-	key := norm.NFKC.String(cases.Fold().String(name)) + "@" + norm.NFKC.String(lower.String(domain))
+	name, domain = norm.NFKC.String(cases.Fold().String(name)), norm.NFKC.String(lower.String(domain))
+	key := name + "@" + strings.ReplaceAll(domain, "。", ".")
 	if !isAddress(key) { // there are commas and at signs that become plain ones
 		return "", errAddress
 	}

@@ -294,27 +294,28 @@ func TestConfirm_ThatFailsLeavesTheClaimAndNoUser(t *testing.T) {
 func TestNormalise(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"ann@example.com":                             "ann@example.com",
-		"Ann@Example.COM":                             "ann@example.com",
-		"Zoe\u0308@example.com":                       "zoë@example.com",
-		"ZOË@example.com":                             "zoë@example.com",
-		"strasse@example.com":                         "strasse@example.com",
-		"ann\u2122@example.com":                       "anntm@example.com", // a sign that becomes capitals
-		"STRASSE@example.com":                         "strasse@example.com",
-		"stra\u00dfe@example.com":                     "strasse@example.com",
-		"ann@Stra\u00dfe.example":                     "ann@stra\u00dfe.example", // not strasse.example
-		"ann@STRA\u1e9eE.example":                     "ann@stra\u00dfe.example",
-		"ann@\u039f\u0394\u039f\u03a3.example":        "ann@\u03bf\u03b4\u03bf\u03c3.example",
-		"ann@g\u0130thub.example":                     "ann@gi\u0307thub.example", // not github.example
-		"\uff21nn@Ex\uff41mple.com":                   "ann@example.com",
-		"ann":                                         "",
-		"":                                            "",
-		"Ann <ann@example.com>":                       "",
-		"a@b@c":                                       "",
-		" ann@example.com":                            "",
-		"a@b.example\uff0cx@c.example":                "", // a comma
-		"a\uff20b.example@c.example":                  "", // an at sign
-		"a\u2003b@example.com":                        "", // a space
+		"ann@example.com":                      "ann@example.com",
+		"Ann@Example.COM":                      "ann@example.com",
+		"Zoe\u0308@example.com":                "zoë@example.com",
+		"ZOË@example.com":                      "zoë@example.com",
+		"strasse@example.com":                  "strasse@example.com",
+		"ann\u2122@example.com":                "anntm@example.com", // a sign that becomes capitals
+		"STRASSE@example.com":                  "strasse@example.com",
+		"stra\u00dfe@example.com":              "strasse@example.com",
+		"ann@Stra\u00dfe.example":              "ann@stra\u00dfe.example", // not strasse.example
+		"ann@STRA\u1e9eE.example":              "ann@stra\u00dfe.example",
+		"ann@\u039f\u0394\u039f\u03a3.example": "ann@\u03bf\u03b4\u03bf\u03c3.example",
+		"ann@example\u3002com":                 "ann@example.com", "ann@example\uff61com": "ann@example.com", "ann@example\uff0ecom": "ann@example.com",
+		"ann@g\u0130thub.example":      "ann@gi\u0307thub.example", // not github.example
+		"\uff21nn@Ex\uff41mple.com":    "ann@example.com",
+		"ann":                          "",
+		"":                             "",
+		"Ann <ann@example.com>":        "",
+		"a@b@c":                        "",
+		" ann@example.com":             "",
+		"a@b.example\uff0cx@c.example": "", // a comma
+		"a\uff20b.example@c.example":   "", // an at sign
+		"a\u2003b@example.com":         "", // a space
 		strings.Repeat("\ufdfa", 20) + "@example.com": "", // which becomes long
 		"a@example.com, b@example.com":                "",
 		strings.Repeat("a", 250) + "@example.com":     "",
