@@ -92,9 +92,19 @@ func statusOf(err error) int {
 	return http.StatusInternalServerError
 }
 
+// messages say what an error is to whoever asks. Nothing of its own text gets out: it names scopes.
+var messages = map[string]string{
+	"token_invalid":      "the upload grant is not valid",
+	"budget_exceeded":    "the account's plan has no room for it now",
+	"operation_conflict": "the Idempotency-Key was used for another upload",
+	"operation_retired":  "the Idempotency-Key is too old",
+	"operation_future":   "the Idempotency-Key is of the future",
+	"invalid_argument":   "the request is not valid; has it an Idempotency-Key?",
+}
+
 func refuse(w http.ResponseWriter, operation string, err error) {
 	status := statusOf(err)
-	f := failure{Code: metered.Code(err), Message: err.Error()}
+	f := failure{Code: metered.Code(err), Message: messages[metered.Code(err)]}
 	switch status {
 	case http.StatusTooManyRequests:
 		var exceeded *budget.ExceededError

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -17,7 +18,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // The program is built and run as a user would, one run after the other: each brings a Postgres of its own.
@@ -88,6 +91,42 @@ func TestQuickstart(t *testing.T) {
 	})
 }
 
+// An error's own text names scopes and rules. What a client gets is a code, and words that are written down here.
+func TestRefusal_SaysNothingOfTheErrorsText(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	_, err := pool.Exec(t.Context(), uploadsSQL)
+	require.NoError(t, err)
+	a, err := newApp(pool, map[string]plan{"acme": {Hourly: 10, Daily: 20}})
+	require.NoError(t, err)
+	server := httptest.NewServer(a.handler())
+	t.Cleanup(server.Close)
+	minted, err := a.mint(t.Context(), "acme", grant{"f", 1000}, grant{"g", 1000})
+	require.NoError(t, err)
+	first, second := minted[0].Token.Reveal(), minted[1].Token.Reveal()
+	id := metered.NewID()
+	c := newClient(server.URL)
+	for _, test := range []struct {
+		request sent
+		code    string
+	}{
+		{sent{id, "acme", first, file{"f", []byte("x")}}, ""},
+		{sent{id, "acme", first, file{"f", []byte("y")}}, "operation_conflict"},
+		{sent{metered.NewID(), "acme", second, file{"g", make([]byte, 50)}}, "budget_exceeded"},
+		{sent{metered.NewID(), "acme", first, file{"f", []byte("x")}}, "token_invalid"},
+		{sent{metered.NewID(), "other", second, file{"g", []byte("x")}}, "token_invalid"},
+		{sent{"", "acme", second, file{"g", []byte("x")}}, "invalid_argument"},
+		{sent{"03bb2cc3-d800-7fff-bfff-ffffffffffff", "acme", second, file{"g", []byte("x")}}, "operation_future"},
+	} {
+		answer, err := c.upload(t.Context(), test.request)
+		require.NoError(t, err)
+		require.Equal(t, test.code, answer.failure.Code, answer.body)
+		require.Equal(t, messages[test.code], answer.failure.Message)
+		require.Equal(t, test.code == "", answer.failure.Message == "")
+		require.NotContains(t, answer.body, scopeOf("acme"))
+	}
+}
+
 // requireSuccess runs the program and returns what it printed.
 func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
@@ -101,7 +140,8 @@ func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 		`same operation with another file, status: 409`,
 		`same token for another operation, status: 403`,
 		`why, as only the server is told: used`,
-		`requested 1001, available 1000, limit \d+ per 1h0m0s, retry after 59m\d`,
+		`1000 are left of the hour's, and the next upload has one more`,
+		`"code":"budget_exceeded","message":"the account's plan has no room for it now","retry_in":"59m\d`,
 		`uses left of its token: 1`,
 		`10 answers with status 201`,
 		`54 answers with status 429`,

@@ -80,7 +80,7 @@ func (s *story) overBudget(ctx context.Context) error {
 	if a.status != http.StatusTooManyRequests {
 		return nil
 	}
-	s.line("        %s", a.failure.Message)
+	s.line("        %s", strings.TrimSpace(a.body))
 	if err := s.retryTime(ctx, scope, a); err != nil {
 		return err
 	}
