@@ -440,7 +440,7 @@ begin
         room := maxima[i] - amounts[s];
         if u <= room then
             retry := least(retry, falls);
-        elsif windows[i] > interval '0' and room >= 0 and (falls >= retry) is not true then
+        elsif windows[i] > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
             retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, windows[i], room)));
         end if;
         denied := coalesce(denied, '[]') || jsonb_build_object(
