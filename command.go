@@ -63,8 +63,9 @@ type Command struct {
 	// Charges are made last, all or none of them. They are looked at first, too, and
 	// refused before the function runs if there is no room then: a charge that the
 	// function itself makes room for, by releasing a hold or a credit, belongs in
-	// Tx.Charge, by which the function can add to them. Their scopes and amounts are part of the fingerprint; their limits
-	// are not, since a limit may change between a call and its repetition.
+	// Tx.Charge, by which the function can add to them. Their scopes and amounts are part
+	// of the fingerprint; their limits are not, since a limit may change between a call
+	// and its repetition.
 	Charges []budget.Charge
 
 	// Sticky charges are taken before the command and stay when it fails: for

@@ -126,7 +126,11 @@ func (w *heldWorker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 }
 
 func (w *heldWorker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
-	if err := insist(ctx, func() error { return w.cover(ctx, job, w.opts.Timeout+w.opts.Margin) }); err != nil {
+	err := insist(ctx, func() (bool, error) {
+		err := w.cover(ctx, job, w.opts.Timeout+w.opts.Margin)
+		return inTheWay(err), err
+	})
+	if err != nil {
 		return err
 	}
 	cost, err := w.work(ctx, job)
@@ -153,11 +157,11 @@ func ofHold(err error) error {
 	return err
 }
 
-// insist calls f until it is no other's transaction that stands in its way.
-func insist(ctx context.Context, f func() error) error {
+// insist calls f until it says that there is no point in it, or ctx is done.
+func insist(ctx context.Context, f func() (again bool, err error)) error {
 	for n := 1; ; n++ {
-		err := f()
-		if !retryable(err) && !errors.Is(err, ErrBusy) {
+		again, err := f()
+		if !again {
 			return err
 		}
 		if ended := pause(ctx, n); ended != nil {
@@ -165,6 +169,9 @@ func insist(ctx context.Context, f func() error) error {
 		}
 	}
 }
+
+// inTheWay reports whether err is for another transaction's sake, and will pass.
+func inTheWay(err error) bool { return retryable(err) || errors.Is(err, ErrBusy) }
 
 // cover makes the hold last for so long from now, or to its ceiling. One that is in its
 // grace cannot be extended, and can be captured for as long as that lasts.
@@ -208,11 +215,14 @@ func (w *heldWorker[T]) failed(ctx context.Context, job *river.Job[T], err error
 	// ctx may be what ended the attempt.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failTime)
 	defer cancel()
-	after := insist(ctx, func() error {
+	after := insist(ctx, func() (bool, error) {
+		var err error
 		if reason == "" {
-			return w.cover(ctx, job, span)
+			err = w.cover(ctx, job, span)
+		} else {
+			err = w.inTx(ctx, func(tx pgx.Tx) error { return w.release(ctx, tx, job, reason) })
 		}
-		return w.inTx(ctx, func(tx pgx.Tx) error { return w.release(ctx, tx, job, reason) })
+		return inTheWay(err), err
 	})
 	if after != nil {
 		return errors.Join(err, fmt.Errorf("metered: the hold is left to expire: %w", after))

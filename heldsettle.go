@@ -26,15 +26,7 @@ var errChanged = errors.New("metered: the job was changed at the same time")
 // if it is not known what became of a COMMIT: had it succeeded, the hold is captured and
 // the job completed, and what River then hears of it changes nothing.
 func (w *heldWorker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
-	for n := 1; ; n++ {
-		again, err := w.settleOnce(ctx, job, cost)
-		if !again {
-			return err
-		}
-		if ended := pause(ctx, n); ended != nil {
-			return fmt.Errorf("%w, while its cost could not be captured: %w", ended, err)
-		}
-	}
+	return insist(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
 }
 
 func (w *heldWorker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost Cost) (again bool, err error) {
@@ -46,7 +38,7 @@ func (w *heldWorker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost 
 		lost = conn.Conn().IsClosed()
 		return err
 	})
-	return err != nil && (lost || retryable(err) || errors.Is(err, ErrBusy) || errors.Is(err, errChanged)), err
+	return err != nil && (lost || inTheWay(err) || errors.Is(err, errChanged)), err
 }
 
 // settleIn takes the scopes' locks last, for the shortest time.

@@ -15,8 +15,9 @@ import (
 )
 
 // places holds, for each pool, a channel with one place less than the pool has
-// connections, for the attempts of commands with sticky charges. It belongs to the pool and not to a Client, since two clients of one
-// pool could otherwise wait for each other's connections.
+// connections, for the attempts of commands with sticky charges. It belongs to the pool
+// and not to a Client, since two clients of one pool could otherwise wait for each
+// other's connections.
 var places sync.Map // of weak.Pointer[pgxpool.Pool]
 
 func stickyPlaces(pool *pgxpool.Pool) chan struct{} {

@@ -47,8 +47,7 @@ func TestForget_LeavesNothingOfAScopeThatIsDone(t *testing.T) {
 			report, err := l.Purge(ctx, pool, opts)
 			require.NoError(t, err)
 			refunds := (charges + 4) / 5
-			require.Equal(t, budget.PurgeReport{Scopes: 3, Forgotten: 1, Entries: report.Entries}, report)
-			require.GreaterOrEqual(t, report.Entries, int64(charges+refunds))
+			require.Equal(t, budget.PurgeReport{Scopes: 3, Forgotten: 1, Entries: int64(charges + refunds)}, report)
 			require.Equal(t, []int{0, 1, 1}, []int{rows(t, pool, "ip/1"), rows(t, pool, "ip/2"), rows(t, pool, "kept")})
 
 			require.ErrorIs(t, refund(ctx, pool, l, "ip/1", 1, 1), budget.ErrUnknownEntry)

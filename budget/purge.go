@@ -60,9 +60,9 @@ select scope from s where scope is not null limit $2`
 // Purge deletes entries older than OlderThan, in small transactions of its own.
 // For each scope it keeps entry 1, the last entry that is older (the baseline that
 // windows are measured from) and up to 15 entries before that, or nothing where
-// PurgeOptions.Forget lets it. Windows no longer
-// than OlderThan stay exact; a longer one is ErrWindowPurged from now on, and so
-// is a refund of a charge that is gone (ErrEntryPurged). Sums are not touched.
+// PurgeOptions.Forget lets it. Windows no longer than OlderThan stay exact; a longer
+// one is ErrWindowPurged from now on, and so is a refund of a charge that is gone
+// (ErrEntryPurged). Sums are not touched, but for those of what is forgotten.
 //
 // It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any
 // number may run at once, and beside all other calls. Each transaction holds one
