@@ -1716,9 +1716,11 @@ begin
     -- A refusal after the first refund takes that back, too.
     begin
         for i in 1..cardinality(ids) loop
-            for e in select d.scope, d.amount, d.seq, l.key, exists (
-                         -- Of a scope that was forgotten the number may be another's by now.
-                         select from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = ids[i]) as there
+            for e in select d.scope, d.amount, d.seq, l.key, (
+                         -- Of a scope that was forgotten the number may be another's by now. Not
+                         -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
+                         select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = ids[i]
+                     ) is not null as there
                      from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
                           lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
                      where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop

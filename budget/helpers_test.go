@@ -187,10 +187,7 @@ func tuplesFetched(t testing.TB, conn *pgxpool.Conn, table string) (n int64) {
 // connection did itself.
 func tableStat(t testing.TB, conn *pgxpool.Conn, table, column string) (n int64) {
 	t.Helper()
-	for _, sql := range []string{"select pg_stat_force_next_flush()", "select pg_stat_clear_snapshot()"} {
-		_, err := conn.Exec(t.Context(), sql)
-		require.NoError(t, err)
-	}
+	pgtest.FlushStatistics(t, conn)
 	err := conn.QueryRow(t.Context(), "select "+column+" from pg_stat_user_tables where schemaname = 'metered' and relname = $1", table).Scan(&n)
 	require.NoError(t, err)
 	return n

@@ -224,7 +224,7 @@ func TestPlans_ScanNoTableAndCompileNothing(t *testing.T) {
 }
 
 func seqScans(t *testing.T, pool *pgxpool.Pool) (n int64) {
-	execute(t, pool, `select pg_stat_force_next_flush()`)
+	pgtest.FlushStatistics(t, pool)
 	return queryRow[int64](t, pool, `select sum(seq_scan)::bigint from pg_stat_user_tables where schemaname = 'metered'
 		and relname in ('ledger', 'refund_sum', 'holds_horizon')`)
 }

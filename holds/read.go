@@ -76,7 +76,7 @@ select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.no < $6
     and ($2 = '' or h.holder = $2) and ($3 = '' or h.entity = $3)
     and ($4 = '' or $4 = case when h.state = 'h' and h.due <= $8 then 'x' else h.state::text end)
-    and ($5 = '' or exists (select from metered.hold_lines l where l.hold = h.no and l.scope = $5))
+    and ($5 = '' or (select l.hold from metered.hold_lines l where l.hold = h.no and l.scope = $5) is not null)
 order by h.no desc limit $7`
 
 // List returns holds, newest first, a page at a time. A page that follows begins

@@ -1,7 +1,6 @@
 package tokens_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -77,13 +76,13 @@ func TestPlans_AreRightFromTheFirstTokenOn(t *testing.T) {
 				},
 			}
 			reads := func(f func()) (n int64) {
-				require.NoError(t, flushed(conn.Conn()))
+				pgtest.FlushStatistics(t, conn)
 				const sql = `select sum(idx_tup_read + 1000000 * (select seq_scan from pg_stat_user_tables where relname = 'tokens'))::bigint
 					from pg_stat_user_indexes where relname = 'tokens'`
 				require.NoError(t, conn.QueryRow(ctx, sql).Scan(&n))
 				before := n
 				f()
-				require.NoError(t, flushed(conn.Conn()))
+				pgtest.FlushStatistics(t, conn)
 				require.NoError(t, conn.QueryRow(ctx, sql).Scan(&n))
 				return n - before
 			}
@@ -101,10 +100,4 @@ func TestPlans_AreRightFromTheFirstTokenOn(t *testing.T) {
 			}
 		})
 	}
-}
-
-// flushed makes a connection's statistics visible, which it would send later.
-func flushed(conn *pgx.Conn) error {
-	_, err := conn.Exec(context.Background(), `select pg_stat_clear_snapshot(), pg_stat_force_next_flush()`)
-	return err
 }

@@ -10,10 +10,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 const (
@@ -115,9 +118,43 @@ func closePool(t testing.TB, pool *pgxpool.Pool) {
 	}
 }
 
-// applicationName cuts to what Postgres keeps, from the left: the name of the subtest says more.
+// applicationName cuts to what Postgres keeps, from the left: the name of the subtest says more. Of what is not ASCII
+// Postgres makes "?" or, since 16, four characters of each byte.
 func applicationName(test string) string {
 	const maxLen = 63
-	name := strings.ToValidUTF8(test, "?")
-	return strings.ToValidUTF8(name[max(0, len(name)-maxLen):], "")
+	name := strings.Map(func(r rune) rune {
+		if r > unicode.MaxASCII {
+			return '?'
+		}
+		return r
+	}, test)
+	return name[max(0, len(name)-maxLen):]
+}
+
+// execer is a pool, a connection or a transaction.
+type execer interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// FlushStatistics makes what a connection did show in the pg_stat views, for itself too. A server before Postgres 15
+// cannot be told to: it is given the time that it takes.
+func FlushStatistics(t testing.TB, db execer) {
+	t.Helper()
+	exec := func(sql string) error {
+		_, err := db.Exec(t.Context(), sql)
+		return err
+	}
+	err := exec("select pg_stat_force_next_flush()")
+	if sqlstate.Of(err) == sqlstate.UndefinedFunction {
+		// Twice what a backend and what the collector wait between two reports.
+		time.Sleep(time.Second)
+		err = exec("select")
+		time.Sleep(time.Second)
+	}
+	if err == nil {
+		err = exec("select pg_stat_clear_snapshot()")
+	}
+	if err != nil {
+		t.Fatalf("pgtest: flush statistics: %v", err)
+	}
 }
