@@ -114,5 +114,5 @@ func TestApplicationName(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "TestX/y", applicationName("TestX/y"))
 	require.Equal(t, strings.Repeat("x", 61)+"/y", applicationName("Test"+strings.Repeat("x", 80)+"/y"))
-	require.Equal(t, strings.Repeat("ü", 31), applicationName(strings.Repeat("ü", 40)))
+	require.Equal(t, strings.Repeat("?", 40), applicationName(strings.Repeat("ü", 40)))
 }
