@@ -76,7 +76,7 @@ type PurgeOptions struct {
 	Progress func(deleted int64)
 }
 
-const purgeSQL = `select metered.purge_operations(metered.clock() - $1::interval, $2::int)`
+const purgeSQL = `select deleted, last from metered.purge_operations($1::timestamptz, metered.clock() - $2::interval, $3::int)`
 
 // PurgeOperations deletes records completed longer ago than OlderThan, in small
 // transactions of its own, and moves the horizon to the latest time that their ids
@@ -101,11 +101,13 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	if opts.Batch < 1 || opts.Batch > 100_000 {
 		return 0, invalid("PurgeOptions.Batch", "%d is not from 1 to 100,000", opts.Batch)
 	}
+	var after *time.Time
 	for total := int64(0); ; {
-		deleted, err := c.purgeBatch(ctx, pool, opts)
+		deleted, last, err := c.purgeBatch(ctx, pool, after, opts)
 		if err != nil {
 			return total, failed("purge operations", err)
 		}
+		after = last
 		total += deleted
 		if opts.Progress != nil {
 			opts.Progress(total)
@@ -118,13 +120,13 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 
 // purgeBatch runs at READ COMMITTED, whatever the default: above it, two purges
 // would fail over the horizon.
-func (c *Client) purgeBatch(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (deleted int64, err error) {
+func (c *Client) purgeBatch(ctx context.Context, pool *pgxpool.Pool, after *time.Time, opts PurgeOptions) (deleted int64, last *time.Time, err error) {
 	wait := strconv.FormatInt(c.cfg.LockTimeout.Milliseconds(), 10)
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `select set_config('lock_timeout', $1, true)`, wait); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, c.sql.purge, interval(opts.OlderThan), opts.Batch).Scan(&deleted)
+		return tx.QueryRow(ctx, c.sql.purge, after, interval(opts.OlderThan), opts.Batch).Scan(&deleted, &last)
 	})
-	return deleted, err
+	return deleted, last, err
 }

@@ -202,7 +202,7 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	require.EqualValues(t, 1, queryRow[int](t, tx, "select metered.purge_operations($1, 10)", clock.Now()))
+	require.EqualValues(t, 1, queryRow[int](t, tx, "select deleted from metered.purge_operations(null, $1, 10)", clock.Now()))
 	out, err := metered.Do(ctx, c, cmd, mustNotRun(t)) // neither the delete nor the horizon is there yet
 	require.NoError(t, err)
 	require.True(t, out.Replayed)

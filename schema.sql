@@ -1845,9 +1845,10 @@ begin
     if due_nos is null then
         return;
     end if;
+    -- Counted, since NOT EXISTS is a join, which can be one with all lines.
     select array_agg(y.no) into due_nos from metered.holds y
-    where y.no = any (due_nos) and not exists (
-        select from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
+    where y.no = any (due_nos) and 0 = (
+        select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
     if due_nos is null then
         return;
     end if;
@@ -1879,11 +1880,16 @@ $$;
 -- Deletes holds that ended before cutoff, with lines and history, at most max_rows
 -- of them, from "after" on, and moves the horizon to the latest time that their ids
 -- carry, in the same transaction, as purge_operations does.
+--
+-- Purges are without bitmaps and sorts: with these, a batch would read all that there is
+-- to delete, by a plan of when it was little.
 create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted int, out last timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
 as $$
 declare
     nos    bigint[];
@@ -2089,11 +2095,12 @@ declare
     digests bytea[];
     total   bigint;
 begin
-    -- Two statements, so that there is no join to plan.
+    -- Two statements, so that there is no join to plan; and an order that the key's index
+    -- does not have, or all tokens would be read in it, if they were few when this was planned.
     select array_agg(o.digest) into digests from (
         select t.digest from metered.tokens t
         where t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null
-        order by t.digest for no key update) o;
+        order by t.digest || '' for no key update) o;
     with ended as (
         update metered.tokens t
         set revoked = t.expires_at > now_at, ended_at = least(now_at, t.expires_at)
@@ -2150,6 +2157,8 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
 as $$
 declare
     cutoff timestamptz := metered.clock() - greatest(keep_us, 0) * interval '1 microsecond';
@@ -2488,31 +2497,35 @@ end
 $$;
 
 -- Deletes records of operations completed and issued before cutoff, at most
--- max_rows, and moves the horizon to the latest time that their ids carry, in the
--- same transaction. No further: a clock that was ahead for a while would refuse new
--- ids for as long.
-create function metered.purge_operations(cutoff timestamptz, max_rows int) returns bigint
+-- max_rows, oldest first, and moves the horizon to the latest time that their ids
+-- carry, in the same transaction. No further: a clock that was ahead for a while would
+-- refuse new ids for as long. after is the last of the batch before (null: from the
+-- beginning), so that none reads again through what the one before it left dead.
+create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int,
+    out deleted bigint, out last timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
 as $$
 declare
-    deleted bigint;
-    latest  timestamptz;
+    latest timestamptz;
 begin
     with gone as (
+        -- By row address, so that there is no join to plan: these rows are never
+        -- updated, and locked here.
         delete from metered.operations o
-        where (o.namespace, o.id) in (
-            select p.namespace, p.id from metered.operations p
-            where p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
-            order by p.at limit max_rows for update skip locked)
-        returning o.issued_at)
-    select count(*), max(g.issued_at) into deleted, latest from gone g;
+        where o.ctid = any (array(
+            select p.ctid from metered.operations p
+            where p.at >= coalesce(after, '-infinity') and p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
+            order by p.at limit max_rows for update skip locked))
+        returning o.at, o.issued_at)
+    select count(*), max(g.at), max(g.issued_at) into deleted, last, latest from gone g;
     if latest is not null then
         update metered.operations_horizon h set at = latest where h.one and h.at < latest;
     end if;
-    return deleted;
 end
 $$;
 

@@ -111,30 +111,46 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	}
 }
 
-// A batch of a sweep costs the same, however many are due.
-func TestPlans_ABatchOfASweepReadsNoMoreTheMoreAreDue(t *testing.T) {
+// A batch of a sweep, and one of a purge, cost the same however many are due, or to be
+// deleted, with plans of when there were few.
+func TestPlans_ABatchReadsNoMoreTheMoreThereAre(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, holds.Config{})
-	for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events"} {
-		execute(t, f.pool, `alter table metered.`+table+` set (autovacuum_enabled = off)`)
-	}
-	conn, err := f.pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	sweep := func() (pages int) {
-		for range 7 {
-			pages = buffers(t, conn, `select * from metered.sweep_holds('-infinity', 0, 10, false, null)`)
+	for _, rows := range []int{0, 30, 300, 3000} {
+		for _, analysed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d rows, analysed %v", rows, analysed), func(t *testing.T) {
+				t.Parallel()
+				f := setUp(t, holds.Config{})
+				conn, err := f.pool.Acquire(t.Context())
+				require.NoError(t, err)
+				defer conn.Release()
+				for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events"} {
+					execute(t, f.pool, `alter table metered.`+table+` set (autovacuum_enabled = off)`)
+				}
+				batch := func() (sweep, purge int) {
+					f.clock.Advance(time.Hour)
+					return buffers(t, conn, `select * from metered.sweep_holds('-infinity', 0, 10, false, null)`),
+						buffers(t, conn, `select * from metered.purge_holds('-infinity', $1, 10, 1000)`, f.clock.Now().Add(-time.Minute))
+				}
+				if rows > 0 {
+					f.crowd("room", rows, time.Minute, true)
+				}
+				if analysed {
+					execute(t, f.pool, `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`)
+				}
+				for range 7 {
+					batch()
+				}
+				f.crowd("room", 300, time.Minute, true)
+				fewDue, fewEnded := batch()
+				f.crowd("other", 10_000, time.Minute, false) // with the rest of the few
+				f.crowd("room", 50_000, time.Minute, true)
+				manyDue, manyEnded := batch()
+				t.Logf("a sweep: %d pages with few due, %d with 50,000; a purge: %d with few ended, %d with 10,000", fewDue, manyDue, fewEnded, manyEnded)
+				require.LessOrEqual(t, manyDue, 2*fewDue+200)
+				require.LessOrEqual(t, manyEnded, 2*fewEnded+20)
+			})
 		}
-		return pages
 	}
-	f.crowd("room", 100, time.Minute, true)
-	f.clock.Advance(time.Hour)
-	few := sweep()
-	f.crowd("room", 50_000, time.Minute, true)
-	f.clock.Advance(time.Hour)
-	many := sweep()
-	t.Logf("%d pages with 100 due, %d with 50,000", few, many)
-	require.LessOrEqual(t, many, 2*few)
 }
 
 // measure is what each call touches once its plans are those that are kept.

@@ -146,10 +146,11 @@ func FlushStatistics(t testing.TB, db execer) {
 	}
 	err := exec("select pg_stat_force_next_flush()")
 	if sqlstate.Of(err) == sqlstate.UndefinedFunction {
-		// Twice what a backend and what the collector wait between two reports.
-		time.Sleep(time.Second)
+		// A backend waits half a second between two reports, and so does the collector.
+		const interval = 600 * time.Millisecond
+		time.Sleep(interval)
 		err = exec("select")
-		time.Sleep(time.Second)
+		time.Sleep(interval)
 	}
 	if err == nil {
 		err = exec("select pg_stat_clear_snapshot()")
