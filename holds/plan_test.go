@@ -63,33 +63,47 @@ func buffers(t *testing.T, conn *pgxpool.Conn, sql string, args ...any) int {
 }
 
 // What a call reads does not grow with the holds that are open, or that ended while a
-// long transaction keeps their rows.
+// long transaction keeps their rows, with plans of whenever there were few.
 func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{"open", "ended"} {
-		for _, analysed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, analysed %v", kind, analysed), func(t *testing.T) {
+	const analyse = `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`
+	for _, c := range []struct {
+		few           int  // when the first plans are made
+		analysed      bool // then
+		many          int
+		analysedAgain bool
+	}{
+		{0, false, 100_000, false}, {0, false, 100_000, true}, {0, true, 20_000, false}, {30, false, 20_000, false}, {30, true, 20_000, false},
+		{300, false, 20_000, false}, {300, true, 20_000, false}, {3000, false, 20_000, false}, {3000, true, 20_000, false},
+	} {
+		for _, kind := range []string{"open", "ended"} {
+			t.Run(fmt.Sprintf("%s, %+v", kind, c), func(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, holds.Config{})
 				for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events"} {
 					execute(t, f.pool, `alter table metered.`+table+` set (autovacuum_enabled = off)`)
 				}
+				if c.few > 0 {
+					f.crowd("room", c.few, time.Hour, true)
+				}
+				if c.analysed {
+					execute(t, f.pool, analyse)
+				}
 				conn, err := f.pool.Acquire(t.Context())
 				require.NoError(t, err)
 				defer conn.Release()
-				f.mustPlace(holds.Request{ID: "stays", TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1)}})
-				few := f.measure(conn) // plans are made and kept while the tables are nearly empty
+				f.mustPlace(holds.Request{ID: "stays", TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1_000_000)}})
+				few := f.measure(conn) // plans are made and kept
 				old := begin(t, f.pool, pgx.RepeatableRead)
 				_, err = f.book.List(t.Context(), old, holds.Filter{})
 				require.NoError(t, err)
-				const many = 100_000
 				if kind == "open" {
-					f.crowd("room", many, time.Hour, true)
+					f.crowd("room", c.many, time.Hour, true)
 				} else {
-					f.crowd("room", many, 30*time.Minute, false)
+					f.crowd("room", c.many, 30*time.Minute, false)
 				}
-				if analysed {
-					execute(t, f.pool, `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`)
+				if c.analysedAgain {
+					execute(t, f.pool, analyse)
 				}
 				again := f.measure(conn) // with the plans of before
 				fresh, err := f.pool.Acquire(t.Context())
