@@ -11,18 +11,22 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// PL/pgSQL keeps the plans of a connection's first calls. Made while the table is
-// empty, whatever its statistics say, they must still be right for many entries:
+// PL/pgSQL keeps the plans of a connection's first calls. Made while there are no
+// entries, or few, whatever the statistics say, they must still be right for many:
 // no sequential scan, and no more index entries read the longer the chain is.
 func TestPlans_AreRightFromTheFirstChargeOn(t *testing.T) {
 	t.Parallel()
-	for _, analysed := range []bool{false, true} {
-		t.Run(fmt.Sprintf("analysed %v", analysed), func(t *testing.T) {
+	for i := range 8 {
+		few, analysed := []int{0, 30, 300, 3000}[i/2], i%2 == 1
+		t.Run(fmt.Sprintf("%d entries, analysed %v", few, analysed), func(t *testing.T) {
 			t.Parallel()
 			ctx := t.Context()
 			pool, l, _ := open(t)
 			execute(t, pool, `alter table metered.ledger set (autovacuum_enabled = off)`)
 			execute(t, pool, `alter table metered.refund_sum set (autovacuum_enabled = off)`)
+			_, err := pool.Exec(ctx, `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
+				select g, 1, now(), g, 0, 0, 0, 0, 'c', 'scope ' || s from generate_series(1, 10) s, generate_series(1, $1 / 10) g`, few)
+			require.NoError(t, err)
 			if analysed {
 				execute(t, pool, `analyze metered.ledger`)
 				execute(t, pool, `analyze metered.refund_sum`)
