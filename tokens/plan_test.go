@@ -79,21 +79,20 @@ func TestPlans_AreRightFromTheFirstTokenOn(t *testing.T) {
 						require.NoError(t, err)
 					},
 				}
-				reads := func(f func()) (n int64) {
-					pgtest.FlushStatistics(t, conn)
-					const sql = `select sum(idx_tup_read + 1000000 * (select seq_scan from pg_stat_user_tables where relname = 'tokens'))::bigint
-					from pg_stat_user_indexes where relname = 'tokens'`
-					require.NoError(t, conn.QueryRow(ctx, sql).Scan(&n))
-					before := n
+				var before int64
+				reads := func(f func()) int64 {
 					f()
 					pgtest.FlushStatistics(t, conn)
-					require.NoError(t, conn.QueryRow(ctx, sql).Scan(&n))
-					return n - before
+					last := before
+					require.NoError(t, conn.QueryRow(ctx, `select sum(idx_tup_read + 1000000 * (select seq_scan from pg_stat_user_tables where relname = 'tokens'))::bigint
+						from pg_stat_user_indexes where relname = 'tokens'`).Scan(&before))
+					return before - last
 				}
 				for name, call := range calls {
 					for range 7 { // past the plans that would be made for their values
 						call()
 					}
+					reads(func() {})
 					t.Logf("%s reads %d entries of few", name, reads(call))
 				}
 				_, err = pool.Exec(ctx, `insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
