@@ -113,6 +113,29 @@ func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
 	}
 }
 
+// An id of a client whose clock is ahead is kept until its own time is old enough: to
+// forget it earlier, all ids up to its time would have to be retired.
+func TestPurge_KeepsAnIDWhoseTimeIsYetToCome(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	line := []holds.Line{capacity("a", 1, 5)}
+	early := f.mustPlace(holds.Request{ID: uuidAt(noon.Add(time.Hour)), Lines: line})
+	_, err := f.release(early.ID)
+	require.NoError(t, err)
+	purge := func() int64 {
+		n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute})
+		require.NoError(t, err)
+		return n
+	}
+	f.clock.Advance(10 * time.Minute)
+	require.Zero(t, purge())
+	f.mustPlace(holds.Request{ID: uuidAt(f.clock.Now()), TTL: time.Second, Lines: line})
+	f.clock.Advance(time.Hour)
+	require.Equal(t, int64(1), purge())
+	_, err = f.place(holds.Request{ID: early.ID, Lines: line})
+	require.ErrorIs(t, err, holds.ErrRetired)
+}
+
 func TestPurge_DoesNotWaitForEverForWhoSharesTheHorizon(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
