@@ -12,7 +12,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// Plans that were made while the table was empty, whatever its statistics said, are
+// Plans that were made while there were no tokens, or few, whatever the statistics said, are
 // right for many tokens of one subject: each call reads the tokens that it is about.
 func TestPlans_AreRightFromTheFirstTokenOn(t *testing.T) {
 	t.Parallel()
