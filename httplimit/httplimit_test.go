@@ -103,6 +103,14 @@ func TestRefuse_SaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 			[]budget.Refusal{refused(credit, 2, budget.Never), refused(burst, 0, time.Second)},
 			nil, []string{`"burst";r=0;t=1, "credit";r=2`}, `["burst","credit"]`,
 		},
+		"one in three scopes": {
+			[]budget.Refusal{refused(burst, 5, 7*time.Second), refused(burst, 2, 3*time.Second), refused(burst, 9, 4*time.Second)},
+			[]string{"7"}, []string{`"burst";r=2;t=7`}, `["burst"]`,
+		},
+		"one in three scopes, never": {
+			[]budget.Refusal{refused(credit, 5, time.Second), refused(credit, 5, budget.Never), refused(credit, 5, time.Second)},
+			nil, []string{`"credit";r=5`}, `["credit"]`,
+		},
 		"shared, by name":    {[]budget.Refusal{refused(everyone, 888, 61*time.Second)}, []string{"61"}, nil, `["everyone"]`},
 		"no policy, no name": {[]budget.Refusal{refused(other, 999, 5*time.Second)}, []string{"5"}, nil, `[]`},
 	} {
@@ -155,7 +163,7 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		}
 		return limits
 	}
-	many := named(strings.Split(strings.Repeat("x,", httplimit.MaxPolicies)+"x", ",")...)
+	many := named(strings.Split("abcdefghijklmnopqrstuvwxyz", "")[:httplimit.MaxPolicies+1]...)
 	for _, cfg := range []httplimit.Config{
 		{Limits: named("")},
 		{Limits: named("two", "two")},
@@ -165,6 +173,7 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		{Limits: named("del\x7f")},
 		{Limits: named(strings.Repeat("n", httplimit.MaxNameBytes+1))},
 		{Limits: many},
+		{Shared: many},
 		{Limits: []budget.Limit{{Name: "n", Max: -1}}},
 		{Limits: []budget.Limit{{Name: "n", Max: 1, Window: -1}}},
 		{Limits: named("a"), Units: map[string]string{"b": "requests"}},
@@ -176,6 +185,7 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 	}
+	policies(t, httplimit.Config{Limits: many[1:], Shared: named(" ~", strings.Repeat("n", httplimit.MaxNameBytes))})
 	p := policies(t, httplimit.Config{})
 	for _, size := range []int{0, httplimit.MaxKeyBytes + 1} {
 		_, err := p.Partition(make([]byte, size))

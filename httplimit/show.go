@@ -26,12 +26,13 @@ const (
 //
 // A policy that the receipt does not mention is left out of RateLimit, and RateLimit
 // is left out if nothing remains: after a replay, for example, which charged nothing.
-// Of a policy that it mentions more than once the smallest remainder is shown.
+// Of a policy that it mentions more than once, for several scopes, the smallest
+// remainder is shown.
 func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
 		for _, s := range entry.Standings {
-			keepLeast(left, s.Limit.Name, service{s.Available, s.Limit.Window})
+			add(left, s.Limit.Name, service{s.Available, s.Limit.Window})
 		}
 	}
 	p.show(h, left)
@@ -40,9 +41,10 @@ func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 // ShowRefusal sets RateLimit-Policy and RateLimit for a denial, and Retry-After.
 //
 // RateLimit has the limits that refused, since the denial knows no others: what
-// would still have fitted, and as t when the amount asked for fits again. Retry-After
-// is when it fits under all of them, in whole seconds, rounded up, at least 1: never
-// earlier than any t. There is none if waiting does not help (budget.Never).
+// would still have fitted, and as t when the amount asked for fits again, in all scopes
+// of which a policy refused. Retry-After is when it fits under all of them, in whole
+// seconds, rounded up, at least 1: never earlier than any t. There is none if waiting
+// does not help (budget.Never).
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	left := map[string]service{}
 	for _, r := range e.Refusals {
@@ -50,7 +52,7 @@ func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 		if r.RetryAfter == budget.Never {
 			wait = 0
 		}
-		keepLeast(left, r.Limit.Name, service{r.Available, wait})
+		add(left, r.Limit.Name, service{r.Available, wait})
 	}
 	p.show(h, left)
 	h.Del("Retry-After")
@@ -65,10 +67,17 @@ type service struct {
 	within    time.Duration // 0 for none
 }
 
-func keepLeast(left map[string]service, name string, s service) {
-	if before, ok := left[name]; !ok || s.available < before.available {
-		left[name] = s
+// add keeps of a policy's services what holds for all of them: the least that is left,
+// and the longest time, unless one is for ever.
+func add(left map[string]service, name string, s service) {
+	if before, ok := left[name]; ok {
+		ever := s.within == 0 || before.within == 0
+		s = service{min(s.available, before.available), max(s.within, before.within)}
+		if ever {
+			s.within = 0
+		}
 	}
+	left[name] = s
 }
 
 func (p *Policies) show(h http.Header, left map[string]service) {
