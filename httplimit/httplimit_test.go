@@ -185,7 +185,8 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 	}
-	policies(t, httplimit.Config{Limits: many[1:], Shared: named(" ~", strings.Repeat("n", httplimit.MaxNameBytes))})
+	nothing := budget.Limit{Name: "nothing"}
+	policies(t, httplimit.Config{Limits: append(many[2:], nothing), Shared: named(" ~", strings.Repeat("n", httplimit.MaxNameBytes))})
 	p := policies(t, httplimit.Config{})
 	for _, size := range []int{0, httplimit.MaxKeyBytes + 1} {
 		_, err := p.Partition(make([]byte, size))
