@@ -186,12 +186,14 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		require.ErrorAs(t, err, &argument)
 	}
 	nothing := budget.Limit{Name: "nothing"}
-	policies(t, httplimit.Config{Limits: append(many[2:], nothing), Shared: named(" ~", strings.Repeat("n", httplimit.MaxNameBytes))})
+	policies(t, httplimit.Config{Limits: append(many[2:], nothing), Shared: named("~", strings.Repeat("n", httplimit.MaxNameBytes))})
 	p := policies(t, httplimit.Config{})
 	for _, size := range []int{0, httplimit.MaxKeyBytes + 1} {
 		_, err := p.Partition(make([]byte, size))
 		require.ErrorIs(t, err, httplimit.ErrArgument)
 	}
+	_, err := p.Partition(make([]byte, 1))
+	require.NoError(t, err)
 }
 
 func TestFields_StayBelowFourKilobytes(t *testing.T) {

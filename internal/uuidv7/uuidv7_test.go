@@ -33,6 +33,27 @@ func TestTime_IsThatOfEachSpelling(t *testing.T) {
 	}
 }
 
+// 74 bits of it, each of which is 0 in some id and 1 in another.
+func TestNew_IsRandomButForTimeVersionAndVariant(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	var zeros, ones [16]byte
+	for range 1000 {
+		id := uuidv7.New()
+		require.False(t, seen[id], id)
+		seen[id] = true
+		b, err := hex.DecodeString(strings.ReplaceAll(id, "-", ""))
+		require.NoError(t, err)
+		for i := range b {
+			zeros[i] |= ^b[i]
+			ones[i] |= b[i]
+		}
+	}
+	for i, random := range map[int]byte{6: 0x0f, 7: 0xff, 8: 0x3f, 9: 0xff, 10: 0xff, 11: 0xff, 12: 0xff, 13: 0xff, 14: 0xff, 15: 0xff} {
+		require.Equal(t, random, zeros[i]&ones[i], "byte %d", i)
+	}
+}
+
 // One that has hyphens says that it is a UUID, one that has none has to look like one.
 func TestTime_WithoutHyphensIsOneThatCanBe(t *testing.T) {
 	t.Parallel()
