@@ -258,6 +258,9 @@ func (b *begun) admit(op *operation) (*tokens.Grant, error) {
 
 // ofBudget gives the budget's own errors to what its functions raised.
 func ofBudget(call *budget.Prepared, err error) error {
+	if Code(err) != "" {
+		return err // it has them
+	}
 	switch sqlstate.Of(err) {
 	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
 		if call != nil {

@@ -78,7 +78,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	if early {
 		batch.Queue(releaseSQL)
 	}
-	locked := c.queueHolds(ctx, batch, tx)
+	locked := c.queueSteps(ctx, batch, tx)
 	telling := tx.subscribed()
 	batch.Queue(c.sql.complete, c.completeArgs(ctx, tx, marker, raw, !telling)...)
 	if !telling {
@@ -92,7 +92,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		cause = err
 	}
 	if err == nil {
-		done.holds, err, cause = readHolds(results, tx, locked)
+		done.holds, err, cause = readSteps(results, tx, locked)
 	}
 	if err == nil {
 		err = results.QueryRow().Scan(done.dest()...)

@@ -23,7 +23,7 @@
 //
 //	flush 1      BEGIN, claim the id, spend the token, a first look at the budget
 //	function     your writes and jobs
-//	last flush   holds (Tx.Place, …), charges, operation record, COMMIT
+//	last flush   credits (Tx.Credit), holds (Tx.Place, …), charges, operation record, COMMIT
 //
 // The first look takes no lock and refuses hopeless commands before they work; a charge
 // that the function itself makes room for belongs in Tx.Charge, which is not looked at.

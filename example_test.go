@@ -96,6 +96,51 @@ func Example() {
 	// error: tokens: the token is not valid
 }
 
+// A transfer charges one scope and credits another, in one command.
+func ExampleTx_Credit() {
+	ctx := context.Background()
+	pool, stop := exampleDatabase(ctx)
+	defer stop()
+	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{}); err != nil {
+		log.Fatal(err)
+	}
+	client, err := metered.New(pool, metered.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	topUp := func(id, account string, cents int64) error {
+		_, err := metered.Do(ctx, client, metered.Command{ID: id, Name: "top-up", Input: []any{account, cents}},
+			func(_ context.Context, tx *metered.Tx) (any, error) {
+				return nil, tx.Credit(budget.Credit{Scope: account, Amount: cents})
+			})
+		return err
+	}
+	transfer := func(id, from, to string, cents int64) error {
+		credit := []budget.Limit{{Max: 0}} // for the lifetime: nothing is spent that was not credited
+		_, err := metered.Do(ctx, client, metered.Command{
+			ID: id, Name: "transfer", Input: to, Charges: []budget.Charge{{Scope: from, Amount: cents, Limits: credit}},
+		}, func(_ context.Context, tx *metered.Tx) (any, error) {
+			return nil, tx.Credit(budget.Credit{Scope: to, Amount: cents})
+		})
+		return err
+	}
+
+	fmt.Println(topUp("payment-1", "ann", 100), topUp("payment-1", "ann", 100)) // announced twice
+	fmt.Println(transfer("transfer-1", "ann", "ben", 70), transfer("transfer-1", "ann", "ben", 70))
+	fmt.Println(metered.Code(transfer("transfer-2", "ann", "ben", 31)))
+	usage, err := client.Budget.Usage(ctx, pool, budget.Query{Scope: "ann"}, budget.Query{Scope: "ben"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("ann has", -usage[0].Used, "and ben", -usage[1].Used)
+	// Output:
+	// <nil> <nil>
+	// <nil> <nil>
+	// budget_exceeded
+	// ann has 30 and ben 70
+}
+
 // exampleDatabase stands for a database of yours.
 func exampleDatabase(ctx context.Context) (*pgxpool.Pool, func()) {
 	server, err := pgserver.Start(ctx, pgserver.Options{Private: true})

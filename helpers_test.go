@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
@@ -142,6 +143,13 @@ func wholeFunc(id string, before func(step int) error) metered.Func[uploaded] {
 			return err
 		},
 		func(ctx context.Context, tx *metered.Tx) error { return tx.Charge(charge(id+"/c", 4, 100)) },
+		func(ctx context.Context, tx *metered.Tx) error {
+			return tx.Credit(budget.Credit{Scope: id + "/d", Amount: 5})
+		},
+		func(ctx context.Context, tx *metered.Tx) error {
+			_, err := tx.Place(ctx, holds.Request{ID: id, Lines: []holds.Line{{Scope: id + "/e", Amount: 6}}, TTL: time.Hour}, nil)
+			return err
+		},
 	}
 	return func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 		for i := range len(steps) + 1 {
@@ -160,14 +168,14 @@ func wholeFunc(id string, before func(step int) error) metered.Func[uploaded] {
 	}
 }
 
-const wholeSteps = 4
+const wholeSteps = 6
 
 // footprint counts what a whole command leaves.
-type footprint struct{ Entries, Charged, Tokens, Jobs, Keys, Operations, Rows int }
+type footprint struct{ Entries, Units, Holds, Tokens, Jobs, Keys, Operations, Rows int }
 
 var (
 	nothing    = footprint{}
-	everything = footprint{Entries: 3, Charged: 9, Tokens: 1, Jobs: 2, Keys: 1, Operations: 1, Rows: 1}
+	everything = footprint{Entries: 5, Units: 20, Holds: 1, Tokens: 1, Jobs: 2, Keys: 1, Operations: 1, Rows: 1}
 )
 
 func footprintOf(t *testing.T, pool *pgxpool.Pool, cmd metered.Command) (f footprint) {
@@ -181,12 +189,14 @@ func footprintOf(t *testing.T, pool *pgxpool.Pool, cmd metered.Command) (f footp
 	require.NoError(t, pool.QueryRow(ctx, `select
 		(select count(*) from metered.ledger where operation = $1),
 		(select coalesce(sum(amount), 0) from metered.ledger where operation = $1),
+		(select count(*) from metered.holds h join metered.hold_events e on e.hold = h.no and e.operation = h.id
+			join metered.hold_lines l on l.hold = h.no where h.id = $1),
 		(select used from metered.tokens where digest = $2),
 		(select count(*) from river_job where args->>'name' = $1),
 		(select count(*) from metered.job_keys where key = $1),
 		(select count(*) from metered.operations where id = $1),
 		(select count(*) from uploads where name = $1)`, cmd.ID, p.Digest[:]).
-		Scan(&f.Entries, &f.Charged, &f.Tokens, &f.Jobs, &f.Keys, &f.Operations, &f.Rows))
+		Scan(&f.Entries, &f.Units, &f.Holds, &f.Tokens, &f.Jobs, &f.Keys, &f.Operations, &f.Rows))
 	return f
 }
 

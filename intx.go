@@ -69,7 +69,7 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 	}
 	var done completion
 	batch := &pgx.Batch{}
-	locked := c.queueHolds(ctx, batch, cmdTx)
+	locked := c.queueSteps(ctx, batch, cmdTx)
 	telling := cmdTx.subscribed()
 	batch.Queue(c.sql.complete, c.completeArgs(ctx, cmdTx, marker, raw, !telling)...)
 	if !telling {
@@ -77,7 +77,7 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 	}
 	results := tx.SendBatch(ctx, batch)
 	var err error
-	if done.holds, err, _ = readHolds(results, cmdTx, locked); err == nil {
+	if done.holds, err, _ = readSteps(results, cmdTx, locked); err == nil {
 		err = results.QueryRow().Scan(done.dest()...)
 	}
 	if err == nil && !telling {

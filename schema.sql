@@ -814,8 +814,10 @@ $$;
 
 -- Refunds part of a charge. status is ok, or says why nothing was written:
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
--- than remains of the charge). remaining is what can still be refunded of it.
+-- than remains of the charge). remaining is what can still be refunded of it. With
+-- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
 create function metered.refund(of_scope text, key bigint, charge_seq bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
+    raising boolean,
     out status text, out remaining bigint, out seq bigint, out at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -835,14 +837,16 @@ begin
         status := 'purged';
     elsif charge.kind not in ('c', 'u') then
         status := 'kind';
+    else
+        remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
+            where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
+        status := case when units > remaining then 'excess' end;
     end if;
     if status is not null then
-        return;
-    end if;
-    remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
-        where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
-    if units > remaining then
-        status := 'excess';
+        if raising then
+            raise exception 'the charge cannot be refunded' using errcode = 'MT008',
+                detail = jsonb_build_object('status', status, 'remaining', remaining);
+        end if;
         return;
     end if;
     e.kind := 'r';
@@ -1206,10 +1210,12 @@ begin
 end
 $$;
 
--- Takes the locks of a command that does several things to scopes and holds: first
--- all scopes', by key, then all rows of holds that are named, by no. As many locks as
+-- Takes the locks of a command that does several things to scopes and holds, in the one
+-- order: all scopes', by key, among them those of the holds that are named; those of the
+-- ids that it places, by key; the rows of holds, by no: those that are named, and, of the
+-- scopes that it may charge, those that are due and could be in its way. As many locks as
 -- there are different scopes: a command that names thousands needs a larger lock table.
-create function metered.lock_all(keys bigint[], tenants text[], ids text[], wait_ms int) returns void
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], tenants text[], ids text[], wait_ms int) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1217,6 +1223,8 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     nos    bigint[];
+    due    bigint[];
+    clk    timestamptz;
     before text;
 begin
     select array_agg(h.no) into nos
@@ -1226,7 +1234,17 @@ begin
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
-    perform metered.lock_keys(coalesce(keys, '{}'), wait_ms);
+    perform metered.lock_keys(coalesce(keys, '{}') || id_keys, wait_ms);
+    clk := metered.clock();
+    -- As many as expire_due would take at first. If it comes to need more, or another one
+    -- falls due before it looks, that one is locked out of order.
+    select array_agg(d.hold) into due
+    from unnest(scopes) s(scope),
+         lateral (select l.next_due from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
+         lateral (select l.hold from metered.hold_lines l
+          where t.next_due <= clk and l.scope = s.scope and l.open > 0 and l.due >= t.next_due and l.due <= clk
+          order by l.due limit 500) d;
+    nos := nos || due;
     if nos is not null then
         before := metered.bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
@@ -1725,7 +1743,7 @@ begin
                           lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
                      where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop
                 answer := case when not e.there then 'purged' else
-                    (metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation)).status end;
+                    (metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation, false)).status end;
                 if answer <> 'ok' then
                     refused := metered.refuse_hold(raising, json_build_object('status', answer, 'id', ids[i], 'scope', e.scope));
                     raise exception using errcode = 'MT000';

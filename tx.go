@@ -43,6 +43,7 @@ type Tx struct {
 	op      *operation
 	charges []budget.Charge
 	call    *budget.Prepared
+	entries []*budget.PreparedEntry
 	holds   []*holds.Prepared
 }
 
@@ -80,6 +81,42 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 		return err
 	}
 	t.charges, t.call = all, call
+	return nil
+}
+
+// Credit is budget.Ledger.Credit as part of the command, whose id keeps it from being
+// done twice: made last, all or none, but before the command's holds and charges, which
+// can have what it gives. Nothing is sent now. With a charge of another scope it is a
+// transfer: all locks are taken in the one order, so that two of them, each the other
+// way round, do not deadlock. The error is a *budget.ArgumentError.
+//
+// Credits made here are not part of the fingerprint, and not in Outcome.Receipt: their
+// entries name the command. budget.Ledger.Credit, called with tx instead, locks its
+// scope there and then, before the charges'.
+func (t *Tx) Credit(credits ...budget.Credit) error {
+	return prepareEntries(t, t.client.Budget.PrepareCredit, credits)
+}
+
+// RefundCharge is budget.Ledger.Refund as part of the command, as Credit is. A refusal
+// (budget.ErrRefundExceeds, …) is the error of Do, after the function has returned.
+// Refund is that of holds.
+func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
+	return prepareEntries(t, t.client.Budget.PrepareRefund, refunds)
+}
+
+func prepareEntries[E any](t *Tx, prepare func(E) (*budget.PreparedEntry, error), entries []E) error {
+	if t.done.Load() {
+		return ErrTxDone
+	}
+	all := slices.Clone(t.entries)
+	for _, e := range entries {
+		p, err := prepare(e)
+		if err != nil {
+			return err
+		}
+		all = append(all, p)
+	}
+	t.entries = all
 	return nil
 }
 

@@ -102,46 +102,64 @@ func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {
 	return nil
 }
 
-const lockAllSQL = `select metered.lock_all($1::bigint[], $2::text[], $3::text[], $4::int)`
+const lockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::int)`
 
-// queueHolds queues what the command does to holds. If that is more than one thing, or
-// it charges too, all locks come first, in the one order.
-func (c *Client) queueHolds(ctx context.Context, batch *pgx.Batch, t *Tx) (locked bool) {
-	if len(t.holds) == 0 {
+// queueSteps queues what the command does to budgets and holds before its charges: what
+// it gives back, and then its holds. If that is more than one thing, or it charges too,
+// all locks come first, in the one order.
+func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locked bool) {
+	steps := len(t.entries) + len(t.holds)
+	if steps == 0 {
 		return false
 	}
 	wait, _ := c.timeouts(ctx)
-	if len(t.holds) > 1 || t.call != nil {
-		locked = true
-		keys := []int64{} // not nil, which is sent as null
-		var tenants, ids []string
+	if locked = steps > 1 || t.call != nil; locked {
+		keys, idKeys := []int64{}, []int64{} // not nil, which is sent as null
+		var scopes, tenants, ids []string
 		if t.call != nil {
 			keys = append(keys, t.call.Keys()...)
+			scopes = append(scopes, t.call.Scopes()...)
+		}
+		for _, p := range t.entries {
+			keys = append(keys, p.Key())
 		}
 		for _, p := range t.holds {
-			k, tenant, named := p.Locks()
-			keys = append(keys, k...)
-			ids = append(ids, named...)
-			for range named {
-				tenants = append(tenants, tenant)
-			}
+			locks := p.Locks()
+			keys = append(keys, locks.Keys...)
+			idKeys = append(idKeys, locks.IDKeys...)
+			scopes = append(scopes, locks.Scopes...)
+			ids = append(ids, locks.IDs...)
+			tenants = append(tenants, slices.Repeat([]string{locks.Tenant}, len(locks.IDs))...)
 		}
-		slices.Sort(keys)
-		batch.Queue(c.sql.lockAll, slices.Compact(keys), tenants, ids, wait)
+		batch.Queue(c.sql.lockAll, inOrder(keys), inOrder(idKeys), scopes, tenants, ids, wait)
 	}
 	op := t.op.command
+	for _, p := range t.entries {
+		batch.Queue(p.SQL(), p.Args(wait, op.Namespace, op.ID)...)
+	}
 	for _, p := range t.holds {
 		batch.Queue(p.SQL(), p.Within(wait).Args(op.Namespace, op.ID, true)...)
 	}
 	return locked
 }
 
-// readHolds reads what became of it. cause is the error as it came from the server,
+func inOrder(keys []int64) []int64 {
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// readSteps reads what became of it. cause is the error as it came from the server,
 // which tells what became of the transaction.
-func readHolds(results pgx.BatchResults, t *Tx, locked bool) (done [][]holds.Hold, err, cause error) {
+func readSteps(results pgx.BatchResults, t *Tx, locked bool) (done [][]holds.Hold, err, cause error) {
 	if locked {
 		if _, err := results.Exec(); err != nil {
 			return nil, err, err
+		}
+	}
+	for _, p := range t.entries {
+		row := &keptRow{Row: results.QueryRow()}
+		if _, err := p.Scan(row); err != nil {
+			return nil, err, row.err
 		}
 	}
 	for _, p := range t.holds {

@@ -17,26 +17,46 @@ type Credit struct {
 }
 
 const creditSQL = `
-select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5::text, null, null)`
+select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5::text, $6::text, $7::text)`
 
 // Credit adds credit to a scope. It counts for lifetime limits only: a window
 // never sees it, or spending would come back when the credit ages out of it.
 //
 // Rolling tx back takes it back. There is no idempotency: a second call credits
-// again. Locks: the scope's advisory lock, until tx ends. Errors: *ArgumentError
-// before any SQL; ErrBusy; ErrOverflow; SQLSTATE 40001 and 40P01; all of which but
-// the first abort tx.
+// again (metered.Tx.Credit remembers). Locks: the scope's advisory lock, until tx ends,
+// so credit late, and not before a charge of another scope, which can deadlock with
+// whoever does it the other way round: call metered.Tx.Credit, or Lock first. Errors:
+// *ArgumentError before any SQL; ErrBusy; ErrOverflow; SQLSTATE 40001 and 40P01; all of
+// which but the first abort tx.
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
-	if err := checkScope("Credit.Scope", c.Scope); err != nil {
+	p, err := l.PrepareCredit(c)
+	if err != nil {
 		return Posted{}, err
+	}
+	return p.run(ctx, tx)
+}
+
+// PrepareCredit validates a credit as Credit does, without any SQL.
+func (l *Ledger) PrepareCredit(c Credit) (*PreparedEntry, error) {
+	if err := checkScope("Credit.Scope", c.Scope); err != nil {
+		return nil, err
 	}
 	if err := checkAmount("Credit.Amount", c.Amount); err != nil {
-		return Posted{}, err
+		return nil, err
 	}
 	if err := c.Note.check("Credit.Note"); err != nil {
-		return Posted{}, err
+		return nil, err
 	}
-	p := Posted{Scope: c.Scope, Amount: c.Amount}
-	err := tx.QueryRow(ctx, l.sql.credit, c.Scope, l.LockKey(c.Scope), c.Amount, l.waitMS(), c.Note.JSON()).Scan(&p.Seq, &p.At)
-	return p, failed("credit", err)
+	key := l.LockKey(c.Scope)
+	return &PreparedEntry{
+		sql: l.sql.credit, key: key, waitMS: l.waitMS(),
+		args: func(wait int32, namespace, operation any, _ bool) []any {
+			return []any{c.Scope, key, c.Amount, wait, c.Note.JSON(), namespace, operation}
+		},
+		scan: func(row pgx.Row) (Posted, error) {
+			p := Posted{Scope: c.Scope, Amount: c.Amount}
+			err := row.Scan(&p.Seq, &p.At)
+			return p, failed("credit", err)
+		},
+	}, nil
 }

@@ -2,6 +2,7 @@ package budget
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"math"
@@ -234,6 +235,36 @@ func (p *Prepared) limitAt(n int) (scope int, limit Limit) {
 		n -= len(p.limits[i])
 	}
 	return scope, p.limits[scope][n]
+}
+
+// PreparedEntry is a validated call of Credit or Refund, for those who send it
+// themselves.
+type PreparedEntry struct {
+	sql    string
+	key    int64
+	waitMS int32
+	args   func(waitMS int32, namespace, operation any, raising bool) []any
+	scan   func(pgx.Row) (Posted, error)
+}
+
+// Key is the key of the scope's lock.
+func (p *PreparedEntry) Key() int64 { return p.key }
+
+// SQL is the statement to send with Args, to be read by Scan.
+func (p *PreparedEntry) SQL() string { return p.sql }
+
+// Args are the statement's arguments. It waits for the scope's lock for as long as
+// waitMS, and records the operation that it belongs to; a refusal is an error of
+// Postgres.
+func (p *PreparedEntry) Args(waitMS int32, namespace, operation string) []any {
+	return p.args(waitMS, namespace, operation, true)
+}
+
+// Scan reads the row that SQL returned, with the errors of the call.
+func (p *PreparedEntry) Scan(row pgx.Row) (Posted, error) { return p.scan(row) }
+
+func (p *PreparedEntry) run(ctx context.Context, tx pgx.Tx) (Posted, error) {
+	return p.scan(tx.QueryRow(ctx, p.sql, p.args(p.waitMS, nil, nil, false)...))
 }
 
 // available saturates where a scope has credit beyond all bounds.

@@ -2,9 +2,14 @@ package budget
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Refund is an amount to give back of one charge.
@@ -30,7 +35,7 @@ func (e *RefundExceedsError) Unwrap() error { return ErrRefundExceeds }
 
 const refundSQL = `
 select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch')
-from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::text, null, null)`
+from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::text, $7::text, $8::text, $9::bool)`
 
 // Refund gives back part or all of a charge, once or several times, but never
 // more than was charged. It counts at the time of the charge: spending in a
@@ -38,35 +43,62 @@ from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::t
 // leave it together. Its cost does not grow with the number of refunds.
 //
 // Rolling tx back takes it back. There is no idempotency: a second call refunds
-// again, as far as there is something left. Locks: the scope's advisory lock,
-// until tx ends.
+// again, as far as there is something left (metered.Tx.RefundCharge remembers). Locks:
+// the scope's advisory lock, until tx ends; see Credit.
 //
 // Errors: *ArgumentError before any SQL. ErrUnknownEntry, ErrEntryPurged,
 // ErrNotCharge and *RefundExceedsError wrote nothing and leave tx usable.
 // ErrBusy, ErrOverflow, SQLSTATE 40001 and 40P01 abort it.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
-	if err := checkScope("Refund.Scope", r.Scope); err != nil {
+	p, err := l.PrepareRefund(r)
+	if err != nil {
 		return Posted{}, err
+	}
+	return p.run(ctx, tx)
+}
+
+// PrepareRefund validates a refund as Refund does, without any SQL.
+func (l *Ledger) PrepareRefund(r Refund) (*PreparedEntry, error) {
+	if err := checkScope("Refund.Scope", r.Scope); err != nil {
+		return nil, err
 	}
 	if r.Seq < 1 {
-		return Posted{}, invalid("Refund.Seq", "%d is not the number of an entry", r.Seq)
+		return nil, invalid("Refund.Seq", "%d is not the number of an entry", r.Seq)
 	}
 	if err := checkAmount("Refund.Amount", r.Amount); err != nil {
-		return Posted{}, err
+		return nil, err
 	}
 	if err := r.Note.check("Refund.Note"); err != nil {
-		return Posted{}, err
+		return nil, err
 	}
+	key := l.LockKey(r.Scope)
+	return &PreparedEntry{
+		sql: l.sql.refund, key: key, waitMS: l.waitMS(),
+		args: func(wait int32, namespace, operation any, raising bool) []any {
+			return []any{r.Scope, key, r.Seq, r.Amount, wait, r.Note.JSON(), namespace, operation, raising}
+		},
+		scan: r.scan,
+	}, nil
+}
+
+func (r Refund) scan(row pgx.Row) (Posted, error) {
 	p := Posted{Scope: r.Scope, Amount: r.Amount}
-	var status string
-	var remaining int64
-	err := tx.QueryRow(ctx, l.sql.refund, r.Scope, l.LockKey(r.Scope), r.Seq, r.Amount, l.waitMS(), r.Note.JSON()).
-		Scan(&status, &remaining, &p.Seq, &p.At)
-	if err != nil {
+	var answer struct {
+		Status    string
+		Remaining int64
+	}
+	err := row.Scan(&answer.Status, &answer.Remaining, &p.Seq, &p.At)
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr) && pgErr.Code == sqlstate.RefundRefused:
+		if err := json.Unmarshal([]byte(pgErr.Detail), &answer); err != nil {
+			return Posted{}, failed("read a refusal", err)
+		}
+	case err != nil:
 		return Posted{}, failed("refund", err)
 	}
 	entry := fmt.Sprintf("scope %q, entry %d", r.Scope, r.Seq)
-	switch status {
+	switch answer.Status {
 	case "ok":
 		return p, nil
 	case "missing":
@@ -76,7 +108,7 @@ func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error
 	case "kind":
 		return Posted{}, fmt.Errorf("%w: %s", ErrNotCharge, entry)
 	case "excess":
-		return Posted{}, &RefundExceedsError{Requested: r.Amount, Remaining: remaining}
+		return Posted{}, &RefundExceedsError{Requested: r.Amount, Remaining: answer.Remaining}
 	}
-	return Posted{}, fmt.Errorf("budget: refund: unknown status %q", status)
+	return Posted{}, fmt.Errorf("budget: refund: unknown status %q", answer.Status)
 }

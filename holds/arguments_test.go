@@ -289,8 +289,7 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 		ids := []string{"h"}
 		p, err := prepare(ids)
 		ids[0] = "other"
-		_, _, locked := p.Locks()
-		require.Equal(t, []string{"h"}, locked)
+		require.Equal(t, []string{"h"}, p.Locks().IDs)
 		_, err = send(p, err)(false)
 		require.NotErrorIs(t, err, holds.ErrUnknown)
 	}

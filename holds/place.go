@@ -127,9 +127,9 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 		lineKeys = append(lineKeys, keys[i])
 	}
 	slices.Sort(lineKeys)
-	locks := call.Keys()
+	locks := Locks{Scopes: scopes, Keys: call.Keys()}
 	if chosen {
-		locks = append(slices.Clip(locks), lockkey.Of("metered/hold/"+b.schema.String(), r.Tenant+"\x00"+r.ID))
+		locks.IDKeys = []int64{lockkey.Of("metered/hold/"+b.schema.String(), r.Tenant+"\x00"+r.ID)}
 	}
 	claim, metadata := any(nil), any(nil)
 	if r.claim != "" {
@@ -144,10 +144,10 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 	})
 	charge := call.Args() // scopes, keys, amounts, limit_scopes, maxima, windows, tolerance, wait, notes
 	p := &Prepared{
-		book: b, sql: b.sql.place, keys: call.Keys(), kind: EventPlaced, note: r.Note, placed: r.ID, wait: 24,
+		book: b, sql: b.sql.place, locks: locks, kind: EventPlaced, note: r.Note, placed: r.ID, wait: 24,
 		args: []any{r.Tenant, r.ID, chosen, r.Holder, claim, r.fingerprint(scopes, held, charge[2].([]int64)), issuedAt(r.ID),
 			interval(r.TTL), interval(r.Grace), interval(b.cfg.MaxLifetime), metadata, string(detail), r.Note.JSON(), b.channel(),
-			scopes, locks, charge[2], held, keys, slices.Compact(lineKeys),
+			scopes, slices.Concat(locks.Keys, locks.IDKeys), charge[2], held, keys, slices.Compact(lineKeys),
 			charge[3], charge[4], charge[5], charge[6], charge[7], charge[8]},
 	}
 	p.failed = func(err error) error { return placeFailed(call, r.key, err) }

@@ -18,11 +18,9 @@ import (
 type Prepared struct {
 	book   *Book
 	sql    string
-	args   []any   // all but namespace, operation and raising
-	wait   int     // the place in args of the wait for locks, which is the Book's
-	keys   []int64 // of the locks of scopes that are known
-	tenant string  // of ids
-	ids    []string
+	args   []any // all but namespace, operation and raising
+	wait   int   // the place in args of the wait for locks, which is the Book's
+	locks  Locks
 	placed string // the id that a place would give
 	kind   EventKind
 	note   budget.Note
@@ -60,11 +58,19 @@ func (p *Prepared) Within(waitMS int32) *Prepared {
 	return &other
 }
 
-// Locks are what the call locks: the keys of scopes, and the scopes of holds of a
-// tenant.
-func (p *Prepared) Locks() (keys []int64, tenant string, ids []string) {
-	return p.keys, p.tenant, p.ids
+// Locks are what a call locks, in the order in which it does: the scopes that it names,
+// and those of the holds that it names; the ids that it gives; the rows of holds that it
+// names, and of those that are due in scopes that it may charge.
+type Locks struct {
+	Scopes []string
+	Keys   []int64 // of Scopes
+	IDKeys []int64
+	Tenant string // of IDs
+	IDs    []string
 }
+
+// Locks are what the call locks.
+func (p *Prepared) Locks() Locks { return p.locks }
 
 // ID is the id of the hold that a placement makes, if it makes one.
 func (p *Prepared) ID() string { return p.placed }

@@ -39,8 +39,8 @@ var (
 func (s *shop) topUp(ctx context.Context, payment, account string, cents int64) (replayed bool, err error) {
 	out, err := metered.Do(ctx, s.metered, metered.Command{
 		ID: payment, Namespace: "payments", Name: "top-up", Input: []any{account, cents},
-	}, func(ctx context.Context, tx *metered.Tx) (budget.Posted, error) {
-		return s.metered.Budget.Credit(ctx, tx, budget.Credit{
+	}, func(_ context.Context, tx *metered.Tx) (any, error) {
+		return nil, tx.Credit(budget.Credit{
 			Scope: wallet(account), Amount: cents, Note: budget.Note{Correlation: payment, Reason: "top-up"},
 		})
 	})

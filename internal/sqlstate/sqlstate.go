@@ -10,13 +10,14 @@ import (
 // Raised by the functions in schema.sql. Class MT is in the range that the SQL
 // standard leaves to implementations.
 const (
-	Exceeded     = "MT001" // a limit refused; DETAIL carries the denial as JSON
-	WindowPurged = "MT002" // a window reaches behind what a purge kept
-	ClockBehind  = "MT003" // the scope's last entry is too far ahead of the clock
-	NotFinished  = "MT004" // COMMIT before a command was completed
-	NotBegun     = "MT005" // completing a command in another transaction than it began in
-	Nested       = "MT006" // beginning a command inside a command
-	HoldRefused  = "MT007" // a hold does not allow it; DETAIL carries the answer as JSON
+	Exceeded      = "MT001" // a limit refused; DETAIL carries the denial as JSON
+	WindowPurged  = "MT002" // a window reaches behind what a purge kept
+	ClockBehind   = "MT003" // the scope's last entry is too far ahead of the clock
+	NotFinished   = "MT004" // COMMIT before a command was completed
+	NotBegun      = "MT005" // completing a command in another transaction than it began in
+	Nested        = "MT006" // beginning a command inside a command
+	HoldRefused   = "MT007" // a hold does not allow it; DETAIL carries the answer as JSON
+	RefundRefused = "MT008" // a charge cannot be refunded; DETAIL says why as JSON
 )
 
 // Raised by Postgres.
