@@ -1483,6 +1483,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     k       record;
+    own     text;
     l       record;
     c       record;
     seq     bigint;
@@ -1506,13 +1507,17 @@ begin
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    -- A claim's unit is spent when the claim is confirmed. If it could be spent before, and
-    -- the hold then ended otherwise, nobody could have the key, nor give it back.
-    if not closing and exists (
-        select from metered.holds h where h.no = k.nos[1] and line_units[array_position(line_scopes, h.claim)] > 0
-    ) then
-        refused := metered.refuse_hold(raising, json_build_object('status', 'claim', 'id', ids[1]));
-        return;
+    -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
+    -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
+    -- it back; were it not spent, the key would be taken, and nothing given back would end
+    -- that. Without lines, all is taken.
+    if line_scopes is not null then
+        select h.claim into own from metered.holds h where h.no = k.nos[1];
+        if own is not null and closing <> coalesce(line_units[array_position(line_scopes, own)] > 0, false) then
+            refused := metered.refuse_hold(raising, json_build_object('status', case when closing then 'unconfirmed' else 'claim' end,
+                'id', ids[1], 'scope', own));
+            return;
+        end if;
     end if;
     for i in 1..coalesce(cardinality(line_scopes), 0) loop
         select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];

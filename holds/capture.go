@@ -42,8 +42,9 @@ type Capture struct {
 	Holder string
 
 	// Lines are what was used, for each scope of the one hold that IDs then names; a
-	// scope that is left out was not used at all. Limits are those of OverIfFits.
-	// Defaults to none: all that is held.
+	// scope that is left out was not used at all. Of a claim, its own scope must be among
+	// them, with its unit, unless Keep is set: it is the one of Hold.Lines that is not in
+	// Claim.Lines. Limits are those of OverIfFits. Defaults to none: all that is held.
 	Lines []Line
 
 	// Keep keeps the rest held, for further captures: the hold stays as it is, and
@@ -83,8 +84,8 @@ from metered.capture_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5
 // Errors: *ArgumentError; ErrUnknown, ErrRetired, *StateError, *ExcessError,
 // *budget.ExceededError leave tx usable; ErrBusy, budget.ErrClock,
 // budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 and 40P01 abort it.
-// Only a Line of a scope that the hold has not, and Keep with the unit of a claim, are
-// an *ArgumentError from the database; it leaves tx usable, too.
+// Only a Line of a scope that the hold has not, Lines of a claim without its unit, and
+// Keep with it, are an *ArgumentError from the database; it leaves tx usable, too.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	p, err := b.PrepareCapture(c)
 	if err != nil {

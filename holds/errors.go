@@ -295,6 +295,8 @@ func refused(answer []byte) error {
 		return invalid("Capture.Lines", "the hold keeps nothing of scope %q", a.Scope)
 	case "claim":
 		return invalid("Capture.Keep", "is not for the unit of a claim: the capture that takes it confirms the claim")
+	case "unconfirmed":
+		return invalid("Capture.Lines", "leave out the unit of the claim, of scope %q: a capture that ends a claim takes it; else use Keep, or Release", a.Scope)
 	case "excess":
 		if a.Requested > 0 {
 			return &ExcessError{ID: a.ID, Scope: a.Scope, Requested: a.Requested, Open: a.Open}

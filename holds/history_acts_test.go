@@ -166,8 +166,12 @@ func (h *history) capture() {
 		}
 		for _, scope := range scopes {
 			kept := hold != nil && len(hold.lines) > 0 && hasLine(hold, scope)
+			most := 7
+			if len(scope) > len(h.scopes[0]) { // a claim's
+				most = 2
+			}
 			if kept && !h.once("not used", 4) || h.once("stranger", 30) {
-				c.Lines = append(c.Lines, holds.Line{Scope: scope, Amount: h.int("amount", 0, 7), Limits: h.limits(scope)})
+				c.Lines = append(c.Lines, holds.Line{Scope: scope, Amount: h.int("amount", 0, most), Limits: h.limits(scope)})
 			}
 		}
 	}

@@ -228,6 +228,39 @@ func TestCapture_OfAClaimInPartLeavesItsOwnUnit(t *testing.T) {
 	f.verify()
 }
 
+// A claim that was captured without its unit would be taken for ever, and the unit free.
+func TestCapture_ThatEndsAClaimTakesItsOwnUnit(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	key := holds.Key{Type: "machine", Value: "7"}
+	h, err := f.claim(holds.Claim{Key: key, Holder: "ann", Lines: []holds.Line{{Scope: "power", Amount: 9}}})
+	require.NoError(t, err)
+	own, power := claimScope("", key), holds.Line{Scope: "power", Amount: 4}
+	before := f.dump()
+	for _, lines := range [][]holds.Line{{power}, {power, {Scope: own}}, {{Scope: own}}, {{Scope: "power"}}} {
+		p, err := f.book.PrepareCapture(holds.Capture{IDs: []string{h.ID}, Lines: lines})
+		require.NoError(t, err)
+		for _, raising := range []bool{false, true} {
+			tx := begin(t, f.pool, pgx.ReadCommitted)
+			_, err = p.Scan(tx.QueryRow(t.Context(), p.SQL(), p.Args("", "", raising)...))
+			requireArgument(t, err, "Capture.Lines")
+			require.ErrorContains(t, err, own, "which scope")
+			require.Equal(t, raising, tx.Commit(t.Context()) != nil, "the transaction is usable unless it was to fail")
+		}
+	}
+	require.Equal(t, before, f.dump())
+	hs, err := f.capture(holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{power, {Scope: own, Amount: 1}}})
+	require.NoError(t, err)
+	require.Equal(t, []int64{1, 4}, []int64{hs[0].Lines[0].Captured, hs[0].Lines[1].Captured})
+	used, held := f.usage(own)
+	require.Equal(t, []int64{1, 0}, []int64{used, held})
+	_, err = do(f, refund(f, h.ID))
+	require.NoError(t, err)
+	_, err = f.claim(holds.Claim{Key: key, Holder: "ben"})
+	require.NoError(t, err)
+	f.verify()
+}
+
 // What is JSON to Go is not all JSON to jsonb.
 func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
 	t.Parallel()

@@ -124,8 +124,9 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 	}
 	var excess []budget.Charge
 	take := map[string]int64{}
-	for _, used := range c.Lines {
-		if own := found[0].claim; own != nil && used.Scope == claimScope(c.Tenant, *own) && used.Amount > 0 && c.Keep {
+	if own := found[0].claim; own != nil && c.Lines != nil {
+		confirms := slices.ContainsFunc(c.Lines, func(l holds.Line) bool { return l.Scope == claimScope(c.Tenant, *own) && l.Amount > 0 })
+		if confirms == c.Keep {
 			return nil, holds.ErrArgument
 		}
 	}
