@@ -1736,7 +1736,8 @@ begin
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    -- A refusal after the first refund takes that back, too.
+    -- A refusal after the first refund takes that back, too. By a code that does not end in
+    -- 000: such a one would catch its whole class, and what refuse_hold raises with it.
     begin
         for i in 1..cardinality(ids) loop
             for e in select d.scope, d.amount, d.seq, l.key, (
@@ -1751,7 +1752,7 @@ begin
                     (metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation, false)).status end;
                 if answer <> 'ok' then
                     refused := metered.refuse_hold(raising, json_build_object('status', answer, 'id', ids[i], 'scope', e.scope));
-                    raise exception using errcode = 'MT000';
+                    raise exception using errcode = 'MT100';
                 end if;
             end loop;
             update metered.holds h set version = h.version + 1, returned = true
@@ -1764,7 +1765,7 @@ begin
             holds[i] := metered.hold_json(k.nos[i], k.clk);
             unused := case when of_operation is not null then metered.remember_hold(holds[i]) end;
         end loop;
-    exception when sqlstate 'MT000' then
+    exception when sqlstate 'MT100' then
         holds := null;
     end;
 end
