@@ -1031,7 +1031,7 @@ create table metered.hold_events (
     kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
                                         -- r released, x expired, b given back
     entity    text,
-    detail    jsonb,                    -- a place's constants; a capture's lines
+    detail    jsonb,                    -- a place's constants; a capture's lines; what was not given back
     note      jsonb,                    -- actor, tenant, correlation, reason
     namespace text,                     -- of the operation
     operation text,
@@ -1708,11 +1708,12 @@ begin
 end
 $$;
 
--- Gives back what captured holds spent, all or none, as refunds of their charges.
--- refused: besides lock_holds's, returned (it was before), purged, excess (somebody
--- refunded part of a charge by hand).
+-- Gives back what captured holds spent, all or none, as refunds of their charges; with
+-- skip_purged, without those that were purged, unless it is of the claim's own unit,
+-- which would stay taken. refused: besides lock_holds's, returned (it was before),
+-- purged, excess (somebody refunded part of a charge by hand).
 create function metered.refund_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
-    note text, channel text, of_namespace text, of_operation text, raising boolean,
+    note text, channel text, skip_purged boolean, of_namespace text, of_operation text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -1723,6 +1724,7 @@ declare
     k      record;
     e      record;
     answer text;
+    kept   jsonb;
     v      int;
     unused text;
 begin
@@ -1740,7 +1742,8 @@ begin
     -- 000: such a one would catch its whole class, and what refuse_hold raises with it.
     begin
         for i in 1..cardinality(ids) loop
-            for e in select d.scope, d.amount, d.seq, l.key, (
+            kept := null;
+            for e in select d.scope, d.amount, d.seq, d.at, l.key, (
                          -- Of a scope that was forgotten the number may be another's by now. Not
                          -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
                          select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = ids[i]
@@ -1750,15 +1753,18 @@ begin
                      where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop
                 answer := case when not e.there then 'purged' else
                     (metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation, false)).status end;
-                if answer <> 'ok' then
+                if skip_purged and answer = 'purged' and not exists (
+                    select from metered.holds h where h.no = k.nos[i] and h.claim = e.scope) then
+                    kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', e.amount, 'seq', e.seq, 'at', e.at);
+                elsif answer <> 'ok' then
                     refused := metered.refuse_hold(raising, json_build_object('status', answer, 'id', ids[i], 'scope', e.scope));
                     raise exception using errcode = 'MT100';
                 end if;
             end loop;
             update metered.holds h set version = h.version + 1, returned = true
             where h.no = k.nos[i] returning h.version into v;
-            insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
-            values (k.nos[i], k.clk, v, 'b', nullif(refund_holds.note, '')::jsonb, of_namespace, of_operation);
+            insert into metered.hold_events (hold, at, version, kind, detail, note, namespace, operation)
+            values (k.nos[i], k.clk, v, 'b', kept, nullif(refund_holds.note, '')::jsonb, of_namespace, of_operation);
             if channel is not null then
                 perform metered.announce(channel, of_tenant, ids[i], v, 'returned');
             end if;

@@ -64,7 +64,8 @@ var (
 	ErrCeiling error = errCeiling
 
 	// ErrNotReturnable: a charge of the hold was purged, or refunded otherwise, so
-	// what it spent cannot be given back as a whole.
+	// what it spent cannot be given back as a whole. Refund.SkipPurged gives back what
+	// was not purged.
 	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
 )
 

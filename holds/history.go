@@ -47,6 +47,9 @@ type Event struct {
 	// Captures are what a capture charged, and as which entries of the ledger, whose
 	// time may be after At: a scope's entries are never out of order.
 	Captures []budget.Posted
+	// Skipped are the charges that a return left spent, purged as they were: see
+	// Refund.SkipPurged.
+	Skipped []budget.Posted
 	// Namespace and Operation name the command that did it, if one did.
 	Namespace, Operation string
 	Note                 budget.Note
@@ -109,12 +112,18 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 		err = json.Unmarshal(detail, e.placed)
 	case EventCaptured, EventCapturedPart:
 		err = json.Unmarshal(detail, &e.Captures)
-		for i := range e.Captures {
-			e.Captures[i].At = e.Captures[i].At.UTC()
+	case EventReturned:
+		if detail != nil {
+			err = json.Unmarshal(detail, &e.Skipped)
 		}
 	}
 	if err != nil {
 		return err
+	}
+	for _, posted := range [][]budget.Posted{e.Captures, e.Skipped} {
+		for i := range posted {
+			posted[i].At = posted[i].At.UTC()
+		}
 	}
 	return json.Unmarshal([]byte(note), &e.Note)
 }

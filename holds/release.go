@@ -49,23 +49,31 @@ type Refund struct {
 	IDs    []string
 	// Holder must be that of each hold. Defaults to "", not checked.
 	Holder string
+	// SkipPurged leaves spent what can no longer be refunded since its charge was purged
+	// from the ledger, and gives back the rest, which may be nothing: History says what
+	// (Event.Skipped). Not so the unit of a claim, without which nobody could claim its
+	// key. Defaults to false: one charge that was purged is ErrNotReturnable.
+	SkipPurged bool
 	// Note is recorded in the history, and with the refunds.
 	Note budget.Note
 }
 
 const refundSQL = `
 select refused, holds
-from metered.refund_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5::int, $6::text, $7::text, $8::text, $9::text, $10::bool)`
+from metered.refund_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5::int, $6::text, $7::text, $8::bool, $9::text, $10::text, $11::bool)`
 
 // Refund gives back all that captured holds spent, all of them or none, as refunds
 // of their charges: capacity that was captured is free again, and so is a confirmed
 // claim. The holds stay Captured, and are marked Returned. For a part of what was
 // captured use budget.Ledger.Refund, with the entry's number from History; after that
 // Refund is ErrNotReturnable, which it also is once the ledger was purged of one of
-// the charges.
+// the charges, unless SkipPurged is set. A confirmed claim that carries further lines
+// needs that in the end, or its key would stay taken.
 //
 // Locks and rollback are those of Capture. A hold that is not captured is a
-// *StateError, and so is one that was given back before (ErrReturned).
+// *StateError, and so is one that was given back before (ErrReturned). What was captured
+// in part (Capture.Keep) of a hold that is still held, or was then released, or has
+// expired, stays spent: give it back by budget.Ledger.Refund, too.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
 	p, err := b.PrepareRefund(r)
 	if err != nil {
@@ -76,7 +84,12 @@ func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) 
 
 // PrepareRefund validates a refund as Refund does, without any SQL.
 func (b *Book) PrepareRefund(r Refund) (*Prepared, error) {
-	return b.prepare(b.sql.refund, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note)
+	p, err := b.prepare(b.sql.refund, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note)
+	if err != nil {
+		return nil, err
+	}
+	p.args = append(p.args, r.SkipPurged)
+	return p, nil
 }
 
 // Extend says which holds are held for longer.
