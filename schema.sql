@@ -1392,10 +1392,13 @@ end
 $$;
 
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
--- then their rows, by no. nos and versions are in the order of ids. status is null,
+-- then their rows, by no. nos are in the order of ids. status is null,
 -- or why not, and failed which id: unknown, retired, holder (not to be told from
 -- unknown), state. needs is the state that they must be in, c or h; an h must not be
 -- due. The rows' states are those under the lock: clk is read after it.
+--
+-- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
+-- for one, or a 40001 would tell another's hold from none.
 create function metered.lock_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
@@ -1409,7 +1412,14 @@ declare
 begin
     keys := '{}';
     for i in 1..cardinality(ids) loop
-        select y.no, y.keys into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        if h.no is null or of_holder <> '' and h.holder <> of_holder then
+            -- What does not exist would be retired with such an id: so is one of somebody else.
+            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
+                when h.no is null then 'unknown' else 'holder' end;
+            failed := ids[i];
+            return;
+        end if;
         seen := seen || h.no;
         keys := keys || h.keys;
     end loop;
@@ -1420,7 +1430,7 @@ begin
     -- Without a time limit to set, since the row of one is nearly always to be had. Of
     -- several, those after one that is skipped would be locked out of order.
     if cardinality(ids) = 1 then
-        select y.no, y.state, y.due, y.holder into h from metered.holds y where y.no = seen[1] for no key update skip locked;
+        select y.no, y.state, y.due into h from metered.holds y where y.no = seen[1] for no key update skip locked;
         locked := found;
     end if;
     if not locked then
@@ -1431,19 +1441,17 @@ begin
     clk := metered.clock();     -- after the lock
     for i in 1..cardinality(ids) loop
         if not locked then
-            -- One that was placed while this waited is not locked: it comes too late.
-            select y.no, y.state, y.due, y.holder into h from metered.holds y
+            -- One that took the id of one purged while this waited is not locked: it comes too late.
+            select y.no, y.state, y.due into h from metered.holds y
             where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
         end if;
-        if h.no is not null and (of_holder = '' or h.holder = of_holder) and h.state = needs and (needs <> 'h' or h.due > clk) then
+        if h.no is not null and h.state = needs and (needs <> 'h' or h.due > clk) then
             nos[i] := h.no;
             continue;
         end if;
         failed := ids[i];
-        if h.no is null or of_holder <> '' and h.holder <> of_holder then
-            -- What does not exist would be retired with such an id: so is one of somebody else.
-            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
-                when h.no is null then 'unknown' else 'holder' end;
+        if h.no is null then
+            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         else
             status := 'state';
             stands := case when h.state = 'h' and h.due <= clk then 'x' else h.state end;

@@ -79,7 +79,8 @@ from metered.capture_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5
 // *StateError that says Captured (metered.Do remembers).
 //
 // Locks: the scopes of all holds, in the order of their keys; then the holds' rows,
-// in the order in which they were placed; until tx ends.
+// in the order in which they were placed; until tx ends. None, and no wait for any, if one
+// of the holds does not exist or is another holder's: ErrUnknown comes before all else.
 //
 // Errors: *ArgumentError; ErrUnknown, ErrRetired, *StateError, *ExcessError,
 // *budget.ExceededError leave tx usable; ErrBusy, budget.ErrClock,

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -116,6 +117,78 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 	_, err = f.book.Get(ctx, f.pool, "acme", "held", "")
 	require.ErrorIs(t, err, holds.ErrUnknown)
 	f.verify()
+}
+
+// Nor by how long the answer takes, by its locks, or by an error of the moment: whose
+// hold it is is seen before anything of it is locked.
+func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
+	t.Parallel()
+	for _, iso := range isolations {
+		t.Run(string(iso), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			ctx := t.Context()
+			for _, id := range []string{"held", "captured", "mine"} {
+				holder := map[string]string{"mine": "ben"}[id]
+				if holder == "" {
+					holder = "ann"
+				}
+				f.mustPlace(holds.Request{ID: id, Holder: holder, Lines: []holds.Line{capacity(id, 1, 1)}})
+			}
+			_, err := f.capture(holds.Capture{IDs: []string{"captured"}})
+			require.NoError(t, err)
+			calls := map[string]func(tx pgx.Tx, ids ...string) ([]holds.Hold, error){
+				"capture": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
+					return f.book.Capture(ctx, tx, holds.Capture{IDs: ids, Holder: "ben"})
+				},
+				"release": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
+					return f.book.Release(ctx, tx, holds.Release{IDs: ids, Holder: "ben"})
+				},
+				"extend": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
+					return f.book.Extend(ctx, tx, holds.Extend{IDs: ids, Holder: "ben", By: time.Second})
+				},
+				"refund": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
+					return f.book.Refund(ctx, tx, holds.Refund{IDs: ids, Holder: "ben"})
+				},
+			}
+			var old []pgx.Tx // from before what ann does next
+			for range calls {
+				tx := begin(t, f.pool, iso)
+				_, err := f.book.Get(ctx, tx, "", "none", "")
+				require.ErrorIs(t, err, holds.ErrUnknown)
+				old = append(old, tx)
+			}
+			_, err = f.extend(time.Second, "held")
+			require.NoError(t, err)
+			_, err = do(f, refund(f, "captured"))
+			require.NoError(t, err)
+			busy := begin(t, f.pool, pgx.ReadCommitted)
+			require.NoError(t, f.book.Lock(ctx, busy, "held", "captured"))
+			for name, call := range calls {
+				tx := old[0]
+				old = old[1:]
+				for _, with := range [][]string{nil, {"mine"}} {
+					nothing, want := call(tx, append(slices.Clone(with), "none")...)
+					require.ErrorIs(t, want, holds.ErrUnknown)
+					for _, id := range []string{"held", "captured"} {
+						got, err := call(tx, append(slices.Clone(with), id)...)
+						require.Equal(t, faces(want), faces(err), "%s of one that is %s", name, id)
+						require.Equal(t, nothing, got)
+						got, err = call(tx, append([]string{id}, with...)...)
+						require.Equal(t, faces(want), faces(err), "%s of one that is %s", name, id)
+						require.Equal(t, nothing, got)
+					}
+				}
+				var locks int
+				var wrote bool // or locked a row
+				require.NoError(t, tx.QueryRow(ctx, `select count(*), pg_current_xact_id_if_assigned() is not null from pg_locks
+					where pid = pg_backend_pid() and locktype in ('advisory', 'tuple') and mode <> 'SIReadLock'`).Scan(&locks, &wrote))
+				require.Zero(t, locks, name)
+				require.False(t, wrote, name)
+				require.NoError(t, tx.Rollback(ctx))
+			}
+		})
+	}
 }
 
 // uuidAt is a new UUIDv7 of another time.

@@ -222,13 +222,15 @@ func (m *model) named(now time.Time, ids []string, holder string, needs holds.St
 	var found []*mHold
 	for _, id := range ids {
 		h := m.find(id)
-		switch {
-		case h == nil || holder != "" && h.holder != holder:
+		if h == nil || holder != "" && h.holder != holder {
 			return nil, holds.ErrUnknown
-		case h.view(now).State != needs:
-			return nil, stateError(h, now)
 		}
 		found = append(found, h)
+	}
+	for _, h := range found {
+		if h.view(now).State != needs {
+			return nil, stateError(h, now)
+		}
 	}
 	return found, nil
 }

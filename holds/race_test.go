@@ -13,8 +13,9 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// A call on two holds waits for the scope of the first. What is placed meanwhile
-// under the id of the second is none of its holds: its scope is not locked.
+// A call on two holds waits for the scope of the first. The second was released, is purged
+// meanwhile, and its id is another's then: that is none of its holds, and its scope is
+// not locked.
 func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(f *fixture, ids ...string) error{
@@ -25,11 +26,19 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, holds.Config{})
+			f.mustPlace(holds.Request{ID: "second", Lines: []holds.Line{capacity("c", 1, 5)}})
+			_, err := f.release("second")
+			require.NoError(t, err)
+			f.clock.Advance(time.Minute)
 			f.mustPlace(holds.Request{ID: "first", Lines: []holds.Line{capacity("a", 1, 5)}})
+			require.ErrorIs(t, call(f, "first", "third"), holds.ErrUnknown)
 			busy := begin(t, f.pool, pgx.ReadCommitted)
 			require.NoError(t, f.book.Lock(t.Context(), busy, "a"))
 			late := going(func() error { return call(f, "first", "second") })
 			waitQueued(t, f.pool, 1)
+			n, err := f.purge()
+			require.NoError(t, err)
+			require.Equal(t, int64(1), n)
 			f.mustPlace(holds.Request{ID: "second", Lines: []holds.Line{capacity("b", 1, 5)}})
 			require.NoError(t, busy.Commit(t.Context()))
 			require.ErrorIs(t, <-late, holds.ErrUnknown)
