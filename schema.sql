@@ -1138,7 +1138,8 @@ end
 $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, which are locked
--- and none of whose lines is due before "since".
+-- and none of whose lines is due before "since". Noted as sweep_holds does, which may
+-- announce them: it is not for whoever charges or places that they end.
 create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -1157,8 +1158,8 @@ begin
     before := metered.bound_lock_wait(wait_ms);
     perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
     before := metered.unbound_lock_wait(before);
-    perform metered.expire_rows(nos, clk, null);
-    perform metered.free_lines(nos, keys, 'x', clk, null, null, null, null);
+    perform metered.expire_rows(nos, clk, '{"actor": "system"}');
+    perform metered.free_lines(nos, keys, 'x', clk, null, '{"actor": "system"}', null, null);
 end
 $$;
 

@@ -159,6 +159,63 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	f.verify()
 }
 
+// Whoever sees a due hold through ends it for the system, and not for whom it acts. Expire
+// is known by its note where it is what ends the hold.
+func TestHistory_NamesWhoEndedAHoldByTime(t *testing.T) {
+	t.Parallel()
+	var told []budget.Note
+	f := setUp(t, holds.Config{Subscribers: []holds.Subscriber{func(_ context.Context, _ pgx.Tx, tr holds.Transition) error {
+		if tr.Kind == holds.EventExpired {
+			told = append(told, tr.Note)
+		}
+		return nil
+	}}})
+	system, job := budget.Note{Actor: holds.System}, budget.Note{Actor: holds.Job("cleanup")}
+	ends := map[string]func(){
+		"place": func() {
+			f.mustPlace(holds.Request{Lines: []holds.Line{capacity("place", 1, 1)}, Note: job})
+		},
+		"charge": func() {
+			_, err := f.charge(budget.Charge{Scope: "charge", Amount: 1, Limits: []budget.Limit{{Max: 1}}, Note: job})
+			require.NoError(t, err)
+		},
+		"sweep":  func() {},
+		"expire": func() {},
+	}
+	placed := map[string]holds.Hold{}
+	for name := range ends {
+		placed[name] = f.mustPlace(holds.Request{ID: name, Lines: []holds.Line{capacity(name, 1, 1)}})
+	}
+	f.clock.Advance(time.Minute)
+	for _, end := range ends {
+		end()
+	}
+	for _, name := range []string{"expire", "charge"} {
+		_, status, err := f.expire(holds.Expire{ID: name, Deadline: placed[name].Deadline, Note: job})
+		require.NoError(t, err)
+		require.Equal(t, holds.ExpiredNow, status)
+	}
+	_, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, []budget.Note{job, job, system, system}, told)
+	for name := range ends {
+		want := system
+		if name == "expire" {
+			want = job
+		}
+		history, err := f.book.History(t.Context(), f.pool, "", name, "")
+		require.NoError(t, err)
+		require.Equal(t, holds.EventExpired, history[1].Kind)
+		require.Equal(t, want, history[1].Note, name)
+		for e, err := range f.ledger.Entries(t.Context(), f.pool, name, budget.EntriesOptions{}) {
+			require.NoError(t, err)
+			if e.Kind == budget.KindExpire {
+				require.Equal(t, want, e.Note, name)
+			}
+		}
+	}
+}
+
 // A scope may be ahead of a clock that was set back: the history has its time.
 func TestHistory_OfACaptureHasTheEntriesOfTheLedger(t *testing.T) {
 	t.Parallel()

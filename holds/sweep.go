@@ -30,7 +30,9 @@ type Expire struct {
 	ID     string
 	// Deadline is the deadline it was given: if it has another by now, it was extended.
 	Deadline time.Time
-	// Note is recorded in the history, and with the ledger's entries.
+	// Note is what subscribers hear. It is recorded in the history, and with the ledger's
+	// entries, if this call is what ends the hold: one that a charge or placement saw
+	// through before was ended, and recorded, by System.
 	Note budget.Note
 }
 
@@ -244,5 +246,5 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told in
 	return len(accepted), refusals, err
 }
 
-// sweeperNote is the note of what sweep_holds in schema.sql records.
+// sweeperNote is the note of what sweep_holds and expire_due in schema.sql record.
 var sweeperNote = budget.Note{Actor: System}
