@@ -124,7 +124,20 @@ func wrongCalls() []call {
 			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error { _, err := b.Purge(ctx, nil, o); return err }})
 		}
 	}
-	return table
+	return append(table,
+		call{"pool", func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
+			_, err := b.Sweep(ctx, nil, holds.SweepOptions{})
+			return err
+		}},
+		call{"pool", func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
+			_, err := b.Purge(ctx, nil, holds.PurgeOptions{})
+			return err
+		}},
+		captureCall("Capture.Lines[0].Limits", func(c *holds.Capture) { c.Over = holds.OverIfFits }),
+		captureCall("Capture.Lines[1].Limits", func(c *holds.Capture) {
+			c.Over, c.Lines = holds.OverIfFits, []holds.Line{capacity("a", 1, 1), {Scope: "b", Amount: 0}}
+		}),
+	)
 }
 
 func TestNew_RefusesWrongConfig(t *testing.T) {

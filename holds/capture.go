@@ -22,7 +22,7 @@ const (
 	// OverRefused: the capture is refused, with *ExcessError.
 	OverRefused Over = ""
 	// OverIfFits charges the excess if the limits of its Line let it in, and else
-	// refuses the capture, with *budget.ExceededError.
+	// refuses the capture, with *budget.ExceededError. Each Line then has one at least.
 	OverIfFits Over = "if fits"
 	// OverAllowed charges the excess whatever the limits: the one way in which
 	// spending and holds can come to more than a limit. For costs that have been
@@ -121,7 +121,7 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 	case len(c.Lines) == 0 && c.Over != OverRefused:
 		return nil, invalid("Capture.Over", "needs Lines: without, no more is captured than is held")
 	}
-	used, err := b.used(c.Lines)
+	used, err := b.used(c.Lines, c.Over)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ type used struct {
 	tolerance   any
 }
 
-func (b *Book) used(lines []Line) (used, error) {
+func (b *Book) used(lines []Line, over Over) (used, error) {
 	u := used{limitScopes: []int32{}, maxima: []int64{}, windows: []pgtype.Interval{}, tolerance: interval(0)}
 	for i, line := range lines {
 		if slices.Contains(u.scopes, line.Scope) {
@@ -176,6 +176,9 @@ func (b *Book) used(lines []Line) (used, error) {
 		call, err := b.ledger.Prepare(budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits})
 		if err != nil {
 			return used{}, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
+		}
+		if over == OverIfFits && len(line.Limits) == 0 { // everything would fit
+			return used{}, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits needs a limit to fit into")
 		}
 		args := call.Args()
 		u.scopes = append(u.scopes, line.Scope)

@@ -178,6 +178,11 @@ func (h *history) capture() {
 	if c.Lines != nil {
 		c.Keep = rapid.Bool().Draw(h.T, "keep")
 		c.Over = rapid.SampledFrom([]holds.Over{holds.OverRefused, holds.OverIfFits, holds.OverAllowed}).Draw(h.T, "over")
+		for i, l := range c.Lines {
+			if c.Over == holds.OverIfFits && len(l.Limits) == 0 {
+				c.Lines[i].Limits = []budget.Limit{{Max: h.int("limit", 0, 99)}}
+			}
+		}
 	}
 	want, wantErr := h.m.capture(h.now, c)
 	got, err := h.f.book.Capture(h.ctx(), h.tx, c)

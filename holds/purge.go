@@ -58,6 +58,8 @@ func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions)
 		return 0, invalid("PurgeOptions.OlderThan", "%v is not from %v to %v", opts.OlderThan, MinOlderThan, MaxMaxLifetime)
 	case opts.Batch < 1 || opts.Batch > MaxPurgeBatch:
 		return 0, invalid("PurgeOptions.Batch", "%d is not from 1 to %d", opts.Batch, MaxPurgeBatch)
+	case pool == nil:
+		return 0, invalid("pool", "is nil")
 	}
 	var cutoff time.Time
 	err := pool.QueryRow(ctx, b.schema.SQL(`select metered.clock() - $1::interval`), interval(opts.OlderThan)).Scan(&cutoff)

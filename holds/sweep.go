@@ -143,6 +143,8 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 		return SweepReport{}, invalid("SweepOptions.Batch", "%d is not from 1 to %d", opts.Batch, MaxSweepBatch)
 	case opts.Max < 0:
 		return SweepReport{}, invalid("SweepOptions.Max", "%d is negative", opts.Max)
+	case pool == nil:
+		return SweepReport{}, invalid("pool", "is nil")
 	}
 	s := sweeper{book: b, opts: opts, due: "-infinity"}
 	for {
