@@ -205,9 +205,29 @@ func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op"}, fn)
 		require.ErrorIs(t, err, holds.ErrUnknown)
-		_, err = tx.Exec(ctx, "select metered.lock_all(null, null, null, null, null, 0)")
+		_, err = tx.Exec(ctx, "select metered.lock_all(null, null, null, null, null, null, 0)")
 		return err
 	}))
+}
+
+// A hold of somebody else's is not to be told from none by a wait for its scopes.
+func TestDo_WaitsForNothingOfAnothersHold(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
+	r := holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op1"}, placing(r))
+	require.NoError(t, err)
+	lockScope(t, pool, c, "seat")
+	for _, test := range []struct {
+		id, holder string
+		want       error
+	}{{"h", "ben", holds.ErrUnknown}, {"none", "ben", holds.ErrUnknown}, {"none", "", holds.ErrUnknown}, {"h", "ann", metered.ErrBusy}, {"h", "", metered.ErrBusy}} {
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: "op2", Charges: []budget.Charge{charge("fee", 1, 0)}},
+			func(_ context.Context, tx *metered.Tx) (any, error) {
+				return nil, tx.Release(holds.Release{IDs: []string{test.id}, Holder: test.holder})
+			})
+		require.ErrorIs(t, err, test.want, "%+v", test)
+	}
 }
 
 // Past the wrapper, by the bare connection: until COMMIT's own flush the server refuses

@@ -1212,11 +1212,12 @@ end
 $$;
 
 -- Takes the locks of a command that does several things to scopes and holds, in the one
--- order: all scopes', by key, among them those of the holds that are named; those of the
--- ids that it places, by key; the rows of holds, by no: those that are named, and, of the
--- scopes that it may charge, those that are due and could be in its way. As many locks as
+-- order: all scopes', by key, among them those of the holds that are named, and not another
+-- holder's (lock_holds); those of the ids that it places, by key; the rows of holds, by no:
+-- of these, and, of the scopes that it may charge, of those that are due and could be in
+-- its way. As many locks as
 -- there are different scopes: a command that names thousands needs a larger lock table.
-create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], tenants text[], ids text[], wait_ms int) returns void
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], tenants text[], holders text[], ids text[], wait_ms int) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1229,8 +1230,9 @@ declare
     before text;
 begin
     select array_agg(h.no) into nos
-    from unnest(tenants, ids) n(tenant, id),
-         lateral (select x.no from metered.holds x where x.tenant = n.tenant and x.id = n.id limit 1) h;
+    from unnest(tenants, holders, ids) n(tenant, holder, id),
+         lateral (select x.no, x.holder from metered.holds x where x.tenant = n.tenant and x.id = n.id limit 1) h
+    where n.holder = '' or h.holder = n.holder;
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);

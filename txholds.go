@@ -102,7 +102,7 @@ func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {
 	return nil
 }
 
-const lockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::int)`
+const lockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int)`
 
 // queueSteps queues what the command does to budgets and holds before its charges: what
 // it gives back, and then its holds. If that is more than one thing, or it charges too,
@@ -115,7 +115,7 @@ func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 	wait, _ := c.timeouts(ctx)
 	if locked = steps > 1 || t.call != nil; locked {
 		keys, idKeys := []int64{}, []int64{} // not nil, which is sent as null
-		var scopes, tenants, ids []string
+		var scopes, tenants, holders, ids []string
 		if t.call != nil {
 			keys = append(keys, t.call.Keys()...)
 			scopes = append(scopes, t.call.Scopes()...)
@@ -129,9 +129,12 @@ func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 			idKeys = append(idKeys, locks.IDKeys...)
 			scopes = append(scopes, locks.Scopes...)
 			ids = append(ids, locks.IDs...)
-			tenants = append(tenants, slices.Repeat([]string{locks.Tenant}, len(locks.IDs))...)
+			for range locks.IDs {
+				tenants = append(tenants, locks.Tenant)
+				holders = append(holders, locks.Holder)
+			}
 		}
-		batch.Queue(c.sql.lockAll, inOrder(keys), inOrder(idKeys), scopes, tenants, ids, wait)
+		batch.Queue(c.sql.lockAll, inOrder(keys), inOrder(idKeys), scopes, tenants, holders, ids, wait)
 	}
 	op := t.op.command
 	for _, p := range t.entries {

@@ -134,7 +134,7 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 		kind = EventCapturedPart
 	}
 	p := &Prepared{
-		book: b, sql: b.sql.capture, locks: Locks{Tenant: c.Tenant, IDs: c.IDs}, kind: kind, note: c.Note, wait: 12,
+		book: b, sql: b.sql.capture, locks: Locks{Tenant: c.Tenant, Holder: c.Holder, IDs: c.IDs}, kind: kind, note: c.Note, wait: 12,
 		args: []any{c.Tenant, c.IDs, issued(c.IDs), c.Holder, used.scopes, used.units, !c.Keep, policy,
 			used.limitScopes, used.maxima, used.windows, used.tolerance, b.waitMS(), entity, c.Note.JSON(), b.channel()},
 	}

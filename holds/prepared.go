@@ -65,7 +65,8 @@ type Locks struct {
 	Scopes []string
 	Keys   []int64 // of Scopes
 	IDKeys []int64
-	Tenant string // of IDs
+	Tenant string // of IDs, as is Holder, "" for any
+	Holder string
 	IDs    []string
 }
 

@@ -147,7 +147,7 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 		return nil, err
 	}
 	p := &Prepared{
-		book: b, sql: sql, locks: Locks{Tenant: tenant, IDs: ids}, kind: kind, note: note, wait: 4,
+		book: b, sql: sql, locks: Locks{Tenant: tenant, Holder: holder, IDs: ids}, kind: kind, note: note, wait: 4,
 		args: []any{tenant, ids, issued(ids), holder, b.waitMS(), note.JSON(), b.channel()},
 	}
 	p.failed = func(err error) error { return failed(string(kind), err) }
