@@ -71,13 +71,14 @@ func chargeLatencies(ctx context.Context, b *bench) (samples, error) {
 	}
 	var last outcome
 	for _, size := range c.sizes {
-		metered := c.on(size, false)
-		metered.name = "metered"
-		count := 50
+		turns := comparison{clients: 1, count: 20, rounds: b.pick(20, 6)}
 		if size > 10_000 {
-			count = 5
+			turns.count, turns.rounds = 5, b.pick(7, 3)
 		}
-		last, err = comparison{contenders: []contender{metered, c.seedOn(size)}, clients: 1, count: count, rounds: b.pick(7, 3)}.run(ctx, b)
+		metered := c.on(size, turns.count, false)
+		metered.name = "metered"
+		turns.contenders = []contender{metered, c.seedOn(size, turns.count)}
+		last, err = turns.run(ctx, b)
 		if err != nil {
 			return samples{}, err
 		}

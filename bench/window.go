@@ -14,7 +14,7 @@ import (
 var windowFigures = []figure{
 	{
 		name: "charge_window_1e6_vs_1e2", unit: "times the cost", goal: atMost(1.15),
-		meaning: "a charge with a million entries and 10,000 refunds in its window, against one with a hundred",
+		meaning: "a charge with a million entries and 10,000 refunds in its window, against one with 100 to 120",
 		measure: chargeByWindow,
 	},
 	{
@@ -46,46 +46,77 @@ const refundChainSQL = `
 select count(metered.refund($1, 1, g, 1, 1000, '', null, null, false))
 from generate_series(1, $2::bigint, 100) g`
 
-// chains is a kit with a chain in a scope for each power of ten from a hundred on.
+// chains is a kit with a chain in a scope for each power of ten from a hundred on; of
+// short ones there are copies, to take another one before it has grown much.
 type chains struct {
 	*kit
-	sizes []int
+	sizes  []int
+	copies map[int]int // by size
 }
 
-func chainName(size int) string { return fmt.Sprintf("chain/%018d", size) }
+func chainName(size, i int) string { return fmt.Sprintf("chain/%08d/%09d", size, i) }
 
 func (c *chains) largest() int { return c.sizes[len(c.sizes)-1] }
 
-// chains are shared by the figures and the chart of what a window costs.
+// restoreChainsSQL takes away what was charged since they were loaded, with a refund of
+// every hundredth entry.
+const restoreChainsSQL = `
+delete from metered.ledger where scope like 'chain/%' and seq > split_part(scope, '/', 2)::bigint * 101 / 100`
+
+// chains are shared by the figures and the chart of what a window costs. Each of them
+// finds them as they were loaded.
 func (b *bench) chains(ctx context.Context) (*chains, error) {
-	return share(b, "chains", func() (*chains, error) {
-		k, err := b.kit(ctx, options{}, nil)
-		if err != nil {
+	c, err := share(b, "chains", func() (*chains, error) { return b.loadChains(ctx) })
+	if err != nil {
+		return nil, err
+	}
+	for _, sql := range []string{restoreChainsSQL, "vacuum analyze metered.ledger, metered.refund_sum"} {
+		if _, err := c.Exec(ctx, sql); err != nil {
 			return nil, err
 		}
-		b.closers = append(b.closers, k.drop)
-		c := &chains{kit: k}
-		for size := 100; size <= b.pick(1_000_000, 100_000); size *= 10 {
-			b.logf("  loading a chain of %d entries", size)
-			if _, err := k.Exec(ctx, loadChainSQL, chainName(size), size, time.Minute); err != nil {
-				return nil, err
-			}
-			if _, err := k.Exec(ctx, refundChainSQL, chainName(size), size); err != nil {
-				return nil, err
-			}
-			c.sizes = append(c.sizes, size)
-		}
-		_, err = k.Exec(ctx, "vacuum analyze metered.ledger, metered.refund_sum")
-		return c, err
-	})
+	}
+	return c, nil
 }
 
-// on is a contender that charges one chain.
-func (c *chains) on(size int, dissect bool) contender {
+func (b *bench) loadChains(ctx context.Context) (*chains, error) {
+	k, err := b.kit(ctx, options{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	b.closers = append(b.closers, k.drop)
+	c := &chains{kit: k, copies: map[int]int{}}
+	for size := 100; size <= b.pick(1_000_000, 100_000); size *= 10 {
+		c.copies[size] = max(1, 100*(b.sequential().rounds+1)/size) // of a hundred, one for each turn
+		b.logf("  loading %d of %d entries", c.copies[size], size)
+		for i := range c.copies[size] {
+			if _, err := k.Exec(ctx, loadChainSQL, chainName(size, i), size, time.Minute); err != nil {
+				return nil, err
+			}
+			if _, err := k.Exec(ctx, refundChainSQL, chainName(size, i), size); err != nil {
+				return nil, err
+			}
+		}
+		c.sizes = append(c.sizes, size)
+	}
+	return c, nil
+}
+
+// inTurn names a chain of that size, another one after so many calls.
+func (c *chains) inTurn(size, calls int) func() string {
+	n := 0
+	return func() string {
+		n++
+		return chainName(size, (n-1)/calls%c.copies[size])
+	}
+}
+
+// on is a contender that charges chains of a size, in turns of so many calls.
+func (c *chains) on(size, calls int, dissect bool) contender {
+	scope := c.inTurn(size, calls)
 	return contender{
 		name: fmt.Sprintf("%d entries", size), site: c.site, dissect: dissect,
 		op: func(ctx context.Context, _ int) error {
-			return c.charge(ctx, budget.Charge{Scope: chainName(size), Amount: 1, Limits: roomy})
+			return c.charge(ctx, budget.Charge{Scope: scope(), Amount: 1, Limits: roomy})
 		},
 	}
 }
@@ -95,12 +126,14 @@ func chargeByWindow(ctx context.Context, b *bench) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
-	big, small := c.on(c.largest(), true), c.on(100, false)
-	out, err := b.sequential(big, small).run(ctx, b)
+	turns := b.sequential()
+	big, small := c.on(c.largest(), turns.count, true), c.on(100, turns.count, false)
+	turns.contenders = []contender{big, small}
+	out, err := turns.run(ctx, b)
 	if err != nil {
 		return samples{}, err
 	}
-	report, err := c.client.Budget.Verify(ctx, c.Pool, budget.VerifyOptions{Scope: chainName(c.largest())})
+	report, err := c.client.Budget.Verify(ctx, c.Pool, budget.VerifyOptions{Scope: chainName(c.largest(), 0)})
 	if err == nil && !report.OK() {
 		err = fmt.Errorf("the ledger does not verify: %v", report.Differences[0])
 	}
@@ -113,7 +146,7 @@ func denialCost(ctx context.Context, b *bench) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
-	scope := chainName(c.largest())
+	scope := chainName(c.largest(), 0)
 	usage, err := c.client.Budget.Check(ctx, c.Pool, budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
 	if err != nil {
 		return samples{}, err
@@ -134,7 +167,7 @@ func denialCost(ctx context.Context, b *bench) (samples, error) {
 		}
 		return nil
 	}}
-	allowed := c.on(c.largest(), false)
+	allowed := c.on(c.largest(), 1, false)
 	allowed.name = "allowed"
 	out, err := b.sequential(denied, allowed).run(ctx, b)
 	s := out.cost("denied", "allowed")
@@ -218,13 +251,15 @@ func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
 
 // seedOn is the obvious charge of a chain. Its entry goes to another scope, so that
 // the chain stays one.
-func (c *chains) seedOn(size int) contender {
+func (c *chains) seedOn(size, calls int) contender {
+	next := c.inTurn(size, calls)
 	return contender{name: "seed", site: c.site, op: func(ctx context.Context, _ int) error {
 		return pgx.BeginFunc(ctx, c.Pool, func(tx pgx.Tx) error {
-			if err := seedCheck(ctx, tx, chainName(size)); err != nil {
+			scope := next()
+			if err := seedCheck(ctx, tx, scope); err != nil {
 				return err
 			}
-			_, err := tx.Exec(ctx, floorChargeSQL, "seed/"+chainName(size), nil, nil)
+			_, err := tx.Exec(ctx, floorChargeSQL, "seed/"+scope, nil, nil)
 			return err
 		})
 	}}
