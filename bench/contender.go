@@ -80,7 +80,7 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 	for _, e := range entrants {
 		out.names = append(out.names, e.name)
 		if e.watch != nil {
-			out.where = append(out.where, e.watch.profile())
+			out.where = append(out.where, e.watch.profile(out.rates[e.name]))
 		}
 		if e.dissect && b.dissects {
 			if out.parts, err = dissect(ctx, e.contender); err != nil {
@@ -129,7 +129,7 @@ func (c comparison) turn(ctx context.Context, b *bench, e *entrant, counts bool)
 	}
 	stop := e.watch.start(ctx, counts)
 	n, seconds, err := drive(ctx, e.op, c.clients, length, limit)
-	if err2 := stop(n, seconds); err == nil {
+	if err2 := stop(n); err == nil {
 		err = err2
 	}
 	e.rate = float64(n) / seconds

@@ -56,6 +56,8 @@ type samples struct {
 	notRun string    // why there is no value
 	where  []profile // where the time went, of each contender
 	parts  []part    // and inside the library's statements
+
+	counted string // what a cause is made of where time is not what counts
 }
 
 // result is a figure with its value, as results.json holds it.
@@ -89,7 +91,7 @@ func (f figure) result(s samples) result {
 		r.Spread = append(r.Spread, quantile(s.values, q))
 	}
 	if !r.Met {
-		r.Cause = cause(s)
+		r.Cause = cause(f.goal, s)
 	}
 	return r
 }

@@ -95,8 +95,8 @@ func TestPrintMisses_TellsTheMeasuredCauseOfEachMissAndOfNothingElse(t *testing.
 	t.Parallel()
 	cpu := 5.0
 	where := []profile{
-		{Contender: "slow", Rate: 100, BackendMicros: &cpu, Waits: map[string]float64{"LWLock:WALWrite": 0.5}},
-		{Contender: "fast", Rate: 200, BackendMicros: &cpu},
+		{Contender: "slow", Rate: 100, rates: []float64{100}, BackendMicros: &cpu, Waits: map[string]float64{"LWLock:WALWrite": 0.5}},
+		{Contender: "fast", Rate: 200, rates: []float64{200}, BackendMicros: &cpu},
 	}
 	results := []result{
 		figure{name: "missed", goal: atLeast(1)}.result(samples{values: []float64{0.5}, where: where}),
@@ -110,6 +110,45 @@ func TestPrintMisses_TellsTheMeasuredCauseOfEachMissAndOfNothingElse(t *testing.
 	require.Contains(t, out.String(), "slow takes +5000 µs an op more than fast")
 	require.NotContains(t, out.String(), "met:")
 	require.NotContains(t, out.String(), "skipped")
+}
+
+func TestCause_IsOfTheMedianAsTheValueIs(t *testing.T) {
+	t.Parallel()
+	cpu, less := 500.0, 400.0
+	// On average over all ops the first is faster, by one round.
+	where := []profile{
+		{Contender: "a", Rate: 100, rates: []float64{90, 100, 9000}, BackendMicros: &less},
+		{Contender: "b", Rate: 125, rates: []float64{100, 125, 130}, BackendMicros: &cpu},
+	}
+	r := figure{goal: atLeast(1)}.result(samples{values: ratios(where[0].rates, where[1].rates), where: where})
+	require.Equal(t, 0.9, *r.Value)
+	require.Contains(t, r.Cause, "a takes +1111 µs an op more than b")
+	require.Contains(t, r.Cause, "-100 µs CPU in the backends")
+	require.Contains(t, r.Cause, "the CPU goes the other way")
+}
+
+func TestCause_OfOneThatIsAheadSaysHowFarTheGoalIs(t *testing.T) {
+	t.Parallel()
+	cpu := 1500.0
+	where := []profile{
+		{Contender: "metered", Rate: 500, rates: []float64{500}, BackendMicros: &cpu, ClientMicros: 300},
+		{Contender: "seed", Rate: 100, rates: []float64{100}, BackendMicros: &cpu},
+		{Contender: "floor", Rate: 1200},
+		{Contender: "early", Rate: 200},
+	}
+	r := figure{goal: atLeast(20)}.result(samples{values: []float64{5}, where: where})
+	require.Contains(t, r.Cause, "metered is ahead of seed, but 20 times that is 2000/s, one op each 500 µs (all clients together); it takes 2000 µs")
+	require.Contains(t, r.Cause, "its CPU is 1800 µs")
+	require.Contains(t, r.Cause, "floor makes 1200/s")
+	require.NotContains(t, r.Cause, "early makes")
+	require.NotContains(t, r.Cause, "more than seed")
+}
+
+func TestCause_IsNeverEmpty(t *testing.T) {
+	t.Parallel()
+	f := figure{goal: atMost(1)}
+	require.Equal(t, "three\n", f.result(samples{values: []float64{2}, counted: "three"}).Cause)
+	require.Contains(t, f.result(samples{values: []float64{2}}).Cause, "unknown")
 }
 
 func TestExplained_ReadsANoticeOfAutoExplain(t *testing.T) {

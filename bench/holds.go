@@ -123,8 +123,8 @@ func (k *kit) loadHolds(ctx context.Context, scope string, n int, due time.Time)
 }
 
 // placeAmong compares placing on a scope with many holds with placing on one with
-// ten, a fresh one in each turn. With ended, the many were released after a snapshot was taken that is still
-// open, so that nothing can clean up after them.
+// ten, a fresh one in each turn. With ended, the many were released after a snapshot
+// was taken that is still open, so that nothing can clean up after them.
 func placeAmong(ctx context.Context, b *bench, ended bool) (samples, error) {
 	many := b.pick(100_000, 20_000)
 	if ended {
@@ -190,6 +190,13 @@ func sweepRate(ctx context.Context, b *bench) (samples, error) {
 	defer k.drop()
 	var s samples
 	var sweeps, releases []float64
+	var watches [2]*watch
+	for i, name := range []string{"sweep", "release"} {
+		if watches[i], err = newWatch(ctx, name, k.site); err != nil {
+			return s, err
+		}
+		defer watches[i].close()
+	}
 	for round := range b.pick(5, 2) {
 		ids := make([]string, 0, n/10)
 		for i := range 10 {
@@ -204,27 +211,43 @@ func sweepRate(ctx context.Context, b *bench) (samples, error) {
 				ids = append(ids, fmt.Sprintf("load-%s-%d", live, j+1))
 			}
 		}
-		began := time.Now()
-		report, err := k.client.Holds.Sweep(ctx, k.Pool, holds.SweepOptions{})
-		if err != nil || report.Expired != n {
-			return s, errors.Join(err, fmt.Errorf("%d of %d swept", report.Expired, n))
-		}
-		sweeps = append(sweeps, float64(n)/time.Since(began).Seconds())
-		began = time.Now()
-		for _, id := range ids {
-			err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-				_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{id}})
-				return err
-			})
-			if err != nil {
-				return s, err
+		stop := watches[0].start(ctx, true)
+		took, err := timed(1, func() error {
+			report, err := k.client.Holds.Sweep(ctx, k.Pool, holds.SweepOptions{})
+			if err != nil || report.Expired != n {
+				err = errors.Join(err, fmt.Errorf("%d of %d swept", report.Expired, n))
 			}
+			return err
+		})
+		if err := errors.Join(err, stop(n)); err != nil {
+			return s, err
 		}
-		releases = append(releases, float64(len(ids))/time.Since(began).Seconds())
+		sweeps = append(sweeps, float64(n)/took)
+		stop = watches[1].start(ctx, true)
+		took, err = timed(1, func() error { return k.releaseAll(ctx, ids) })
+		if err := errors.Join(err, stop(len(ids))); err != nil {
+			return s, err
+		}
+		releases = append(releases, float64(len(ids))/took)
 	}
 	s.values = ratios(sweeps, releases)
+	s.where = []profile{watches[0].profile(sweeps), watches[1].profile(releases)}
 	s.note = fmt.Sprintf("swept %s/s, released %s/s", number(median(sweeps)), number(median(releases)))
 	return s, nil
+}
+
+// releaseAll releases holds one by one.
+func (k *kit) releaseAll(ctx context.Context, ids []string) error {
+	for _, id := range ids {
+		err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{id}})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // seat is the claim of a seat, its block's capacity, and the user's window.
@@ -268,6 +291,7 @@ func sellOut(ctx context.Context, b *bench) (samples, error) {
 	const users, seats = 100, 500
 	var s samples
 	var held, p50, p95 []float64
+	lost, short := 0, 0
 	for round := range b.pick(5, 2) {
 		k, err := b.kit(ctx, options{conns: 16}, nil)
 		if err != nil {
@@ -287,21 +311,27 @@ func sellOut(ctx context.Context, b *bench) (samples, error) {
 		}
 		s.values = append(s.values, float64(sold))
 		held = append(held, taken.rate)
+		lost, short = lost+taken.lost, short+taken.short
 		p50, p95 = append(p50, quantile(taken.ms, 0.5)), append(p95, quantile(taken.ms, 0.95))
 	}
 	s.note = fmt.Sprintf("%s holds/s, p50 %s ms, p95 %s ms, over 16 connections", number(median(held)), number(median(p50)), number(median(p95)))
+	s.counted = fmt.Sprintf("in %d rounds %d users of %d found less than ten seats, and %d times another user was faster",
+		len(s.values), short, users*len(s.values), lost)
 	return s, nil
 }
 
-// taken are the latencies of the holds that were placed, and how many a second.
+// taken are the latencies of the holds that were placed, how many a second, how often
+// another user had the seat, and how many users were left with less than ten.
 type taken struct {
-	ms   []float64
-	rate float64
+	ms          []float64
+	rate        float64
+	lost, short int
 }
 
 func (k *kit) sell(ctx context.Context, event string, users, seats int) (sold int, t taken, err error) {
 	var mu sync.Mutex
 	var group sync.WaitGroup
+	var lost, short atomic.Int64
 	gone := make([]atomic.Bool, seats)
 	began := time.Now()
 	for u := range users {
@@ -319,6 +349,7 @@ func (k *kit) sell(ctx context.Context, event string, users, seats int) (sold in
 				h, placeErr := k.holdSeat(ctx, seat(event, n, user))
 				ms := time.Since(start).Seconds() * 1000
 				if errors.Is(placeErr, holds.ErrTaken) {
+					lost.Add(1)
 					continue
 				}
 				gone[n].Store(true)
@@ -336,9 +367,13 @@ func (k *kit) sell(ctx context.Context, event string, users, seats int) (sold in
 				t.ms = append(t.ms, ms)
 				mu.Unlock()
 			}
+			if mine < 10 {
+				short.Add(1)
+			}
 		})
 	}
 	group.Wait()
+	t.lost, t.short = int(lost.Load()), int(short.Load())
 	t.rate = float64(sold) / time.Since(began).Seconds()
 	return sold, t, err
 }

@@ -152,8 +152,23 @@ from metered.ledger l`).Scan(&rows, &heap, &row)
 		note += fmt.Sprintf(", %.0f in %s", bytes/rows, name)
 		return nil
 	})
-	return samples{values: []float64{total / rows}, note: note + fmt.Sprintf("; %.0f entries", rows)}, err
+	if err != nil {
+		return samples{}, err
+	}
+	if _, err := k.Exec(ctx, "analyze metered.ledger"); err != nil {
+		return samples{}, err
+	}
+	var columns string
+	err = k.QueryRow(ctx, columnsSQL).Scan(&columns)
+	return samples{
+		values: []float64{total / rows}, note: note + fmt.Sprintf("; %.0f entries", rows),
+		counted: "bytes of the columns, where they are not null: " + columns,
+	}, err
 }
+
+const columnsSQL = `
+select string_agg(attname || ' ' || avg_width, ', ' order by avg_width desc, attname)
+from pg_stats where schemaname = 'metered' and tablename = 'ledger' and null_frac < 1`
 
 const deleteSQL = `delete from metered.ledger where scope = $1 and seq > $2 and seq <= $3`
 
@@ -238,8 +253,13 @@ func denialFlood(ctx context.Context, b *bench) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
+	pool := k.Stat()
+	opened := pool.NewConnsCount() - began
 	return samples{
-		values: []float64{float64(k.Stat().NewConnsCount() - began)},
+		values: []float64{float64(opened)},
 		note:   fmt.Sprintf("%d denials in %.1f s, half of them in the flush of COMMIT", count, seconds),
+		counted: fmt.Sprintf("of %d connections opened %d are still there, %d were closed for their age and %d for idleness; the rest broke, "+
+			"or were given back inside a transaction; %d of %d denials waited for one", opened, pool.TotalConns(),
+			pool.MaxLifetimeDestroyCount(), pool.MaxIdleDestroyCount(), pool.EmptyAcquireCount(), count),
 	}, nil
 }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -18,11 +16,13 @@ import (
 // profile is where a contender's time went, per op, over all its slices.
 type profile struct {
 	Contender     string             `json:"contender"`
-	Rate          float64            `json:"rate"`                     // ops per second
+	Rate          float64            `json:"rate"`                     // ops per second, the median of the rounds
 	BackendMicros *float64           `json:"backend_cpu_us,omitempty"` // of its Postgres backends
 	ClientMicros  float64            `json:"client_cpu_us"`            // of this program, its proxy included
 	WALBytes      float64            `json:"wal_bytes"`                // of the server, whoever wrote it
 	Waits         map[string]float64 `json:"waits,omitempty"`          // shares of the time of all backends
+
+	rates []float64 // of the rounds
 }
 
 // watch measures a contender's profile on a connection of its own, past any proxy.
@@ -31,10 +31,9 @@ type watch struct {
 	name    string
 	withCPU bool
 
-	ops     int
-	seconds float64
-	sum     reading
-	waits   map[string]int
+	ops   int
+	sum   reading
+	waits map[string]int
 }
 
 // reading is what counters stand at.
@@ -93,17 +92,17 @@ group by 1`
 
 // start begins a slice; what it returns ends it. A slice that does not count is not
 // watched, nor is any by a nil watch.
-func (w *watch) start(ctx context.Context, counts bool) func(ops int, seconds float64) error {
+func (w *watch) start(ctx context.Context, counts bool) func(ops int) error {
 	if w == nil || !counts {
-		return func(int, float64) error { return nil }
+		return func(int) error { return nil }
 	}
 	before, err := w.read(ctx)
 	if err != nil {
-		return func(int, float64) error { return err }
+		return func(int) error { return err }
 	}
 	stop, stopped := make(chan struct{}), make(chan error, 1)
 	go func() { stopped <- w.sample(ctx, stop) }()
-	return func(ops int, seconds float64) error {
+	return func(ops int) error {
 		close(stop)
 		if err := <-stopped; err != nil {
 			return err
@@ -113,7 +112,6 @@ func (w *watch) start(ctx context.Context, counts bool) func(ops int, seconds fl
 			return err
 		}
 		w.ops += ops
-		w.seconds += seconds
 		w.sum.backend += after.backend - before.backend
 		w.sum.client += after.client - before.client
 		w.sum.wal += after.wal - before.wal
@@ -147,10 +145,11 @@ func (w *watch) sample(ctx context.Context, stop <-chan struct{}) error {
 	}
 }
 
-func (w *watch) profile() profile {
+// profile is what was seen, with the rates of its slices.
+func (w *watch) profile(rates []float64) profile {
 	n := float64(max(w.ops, 1))
 	p := profile{
-		Contender: w.name, Rate: float64(w.ops) / w.seconds,
+		Contender: w.name, Rate: median(rates), rates: rates,
 		ClientMicros: w.sum.client / n / 1000, WALBytes: w.sum.wal / n, Waits: map[string]float64{},
 	}
 	if w.withCPU {
@@ -192,49 +191,4 @@ func (p profile) topWaits(most int) []string {
 		}
 	}
 	return out
-}
-
-// cause says where the time of a missed goal went, from what its run measured.
-// The first contender is what was to be fast, the second what it was compared with.
-func cause(s samples) string {
-	var b strings.Builder
-	for _, p := range s.where {
-		fmt.Fprintln(&b, p)
-	}
-	if len(s.where) > 1 {
-		b.WriteString(difference(s.where[0], s.where[1]))
-	}
-	if len(s.parts) > 0 {
-		fmt.Fprintf(&b, "inside %s, one client, apart from the comparison (functions by track_functions, without what they call; "+
-			"statements that call none of these by auto_explain):\n", s.where[0].Contender)
-		for _, p := range s.parts {
-			fmt.Fprintln(&b, "  "+p.String())
-		}
-	}
-	return b.String()
-}
-
-// difference weighs CPU against time: on so many cores, CPU that both sides of the
-// connection use more bounds the rate.
-func difference(a, b profile) string {
-	slower := 1e6/a.Rate - 1e6/b.Rate
-	text := fmt.Sprintf("%s takes %+.0f µs an op more than %s (all clients together)", a.Contender, slower, b.Contender)
-	cpu := a.ClientMicros - b.ClientMicros
-	text += fmt.Sprintf(": %+.0f µs CPU in this program", cpu)
-	if a.BackendMicros != nil && b.BackendMicros != nil {
-		backend := *a.BackendMicros - *b.BackendMicros
-		cpu += backend
-		text += fmt.Sprintf(", %+.0f µs CPU in the backends", backend)
-	}
-	text += fmt.Sprintf(" (on %d cores), %+.0f bytes of WAL", runtime.NumCPU(), a.WALBytes-b.WALBytes)
-	event, share := "", 0.02
-	for e := range a.Waits {
-		if d := a.Waits[e] - b.Waits[e]; math.Abs(d) > math.Abs(share) {
-			event, share = e, d
-		}
-	}
-	if event != "" {
-		text += fmt.Sprintf("; the share of \"%s\" differs most, by %+.0f points", event, 100*share)
-	}
-	return text + "\n"
 }

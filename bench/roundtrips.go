@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 
@@ -28,6 +30,8 @@ func (b *bench) roundTrips(ctx context.Context, fn func(ctx context.Context, k *
 	cfg.MaxConns = 1
 	cfg.ConnConfig.DialFunc = wire.dial
 	cfg.PingTimeout = 0
+	sent := &flushes{}
+	cfg.ConnConfig.Tracer = sent
 	one, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return samples{}, err
@@ -41,6 +45,7 @@ func (b *bench) roundTrips(ctx context.Context, fn func(ctx context.Context, k *
 	most := 0
 	for i := range b.pick(50, 10) + 5 {
 		wire.take()
+		sent.texts = nil
 		if err := fn(ctx, counted, i); err != nil {
 			return s, err
 		}
@@ -52,7 +57,38 @@ func (b *bench) roundTrips(ctx context.Context, fn func(ctx context.Context, k *
 		s.values = append(s.values, float64(trips))
 	}
 	s.note = fmt.Sprintf("at most %d, with River's NOTIFY when it is due", most)
+	s.counted = "what the last call sent, a flush each:\n  " + strings.Join(sent.texts, "\n  ")
 	return s, nil
+}
+
+// flushes are the statements that a connection sends, those of one flush together.
+type flushes struct{ texts []string }
+
+func (f *flushes) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	f.texts = append(f.texts, brief(d.SQL))
+	return ctx
+}
+
+func (f *flushes) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	var all []string
+	for _, q := range d.Batch.QueuedQueries {
+		all = append(all, brief(q.SQL))
+	}
+	f.texts = append(f.texts, strings.Join(all, "; "))
+	return ctx
+}
+
+func (*flushes) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
+func (*flushes) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*flushes) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// brief is the beginning of a statement, on one line.
+func brief(sql string) string {
+	text := []rune(strings.Join(strings.Fields(sql), " "))
+	if len(text) > 60 {
+		return string(text[:60]) + "…"
+	}
+	return string(text)
 }
 
 // commandRoundTrips counts those of a whole command.

@@ -66,10 +66,17 @@ func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
 	if _, err := h.load(ctx, 0, warm); err != nil {
 		return out, err
 	}
-	l, err := h.load(ctx, warm, holds)
+	w, err := newWatch(ctx, "seats", s)
 	if err != nil {
 		return out, err
 	}
+	defer w.close()
+	stopWatch := w.start(ctx, true)
+	l, err := h.load(ctx, warm, holds)
+	if err := errors.Join(err, stopWatch(len(l.hold))); err != nil {
+		return out, err
+	}
+	out.where = []profile{w.profile([]float64{float64(len(l.hold)) / l.seconds})}
 	out.values = []float64{quantile(l.hold, 0.95)}
 	out.note = fmt.Sprintf("%d holds at %s/s, all of them answered 201; p50 %s ms, p99 %s ms; giving back p95 %s ms; 2 processes, %d browsers watching",
 		len(l.hold), number(float64(len(l.hold))/l.seconds), number(quantile(l.hold, 0.5)), number(quantile(l.hold, 0.99)),
