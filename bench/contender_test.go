@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 func quiet(connString string) *bench {
@@ -80,63 +78,6 @@ func TestQuantile_Interpolates(t *testing.T) {
 	require.Equal(t, 2.5, median([]float64{4, 1, 2, 3}))
 	require.Equal(t, 1.75, quantile([]float64{4, 1, 2, 3}, 0.25))
 	require.Equal(t, 4.0, quantile([]float64{4, 1, 2, 3}, 1))
-}
-
-// A comparison is only fair among those that leave the same behind.
-func TestContenders_WriteTheSameRows(t *testing.T) {
-	t.Parallel()
-	server, err := pgserver.Start(t.Context(), pgserver.Options{})
-	require.NoError(t, err)
-	defer server.Stop()
-	b := quiet(server.ConnString())
-	b.owned = server.Owned()
-	defer b.close()
-	k, err := b.kit(t.Context(), options{conns: 4}, hotScope)
-	require.NoError(t, err)
-	defer k.drop()
-	rows := func() (n [5]int) {
-		err := k.QueryRow(t.Context(), `select (select count(*) from metered.ledger), (select count(*) from metered.operations),
-			(select count(*) from metered.tokens where used = 1 and ended_at is not null), (select count(*) from river_job),
-			(select count(*) from metered.operations o join river_job j on j.id::text = convert_from(o.result, 'utf8'))`).
-			Scan(&n[0], &n[1], &n[2], &n[3], &n[4])
-		require.NoError(t, err)
-		return n
-	}
-	const ops = 20
-	for name, c := range map[string]struct {
-		make func(*kit) contender
-		want [5]int
-	}{
-		"charge":         {chargeMetered, [5]int{ops}},
-		"charge floor":   {chargeFloor, [5]int{ops}},
-		"charge locked":  {chargeLockedFloor, [5]int{ops}},
-		"charge seed":    {chargeSeed, [5]int{ops}},
-		"command":        {commandMetered, [5]int{ops, ops, ops, ops, ops}},
-		"command floor":  {commandFloor, [5]int{ops, ops, ops, ops, ops}},
-		"command locked": {commandLockedFloor, [5]int{ops, ops, ops, ops, ops}},
-		"command seed":   {commandSeed, [5]int{ops, ops, ops, ops, ops}},
-		"command early":  {commandEarly, [5]int{ops, ops, ops, ops, ops}},
-		"polling":        {commandPolling, [5]int{ops, ops, ops, ops, ops}},
-	} {
-		con := c.make(k)
-		before := rows()
-		if con.stock != nil {
-			n, err := con.stock(t.Context(), ops)
-			require.NoError(t, err, name)
-			require.GreaterOrEqual(t, n, ops, name)
-		}
-		n, _, err := drive(t.Context(), con.op, 4, time.Minute, ops)
-		require.NoError(t, err, name)
-		require.Equal(t, ops, n, name)
-		wrote := rows()
-		for i := range wrote {
-			wrote[i] -= before[i]
-		}
-		require.Equal(t, c.want, wrote, name)
-		// The next one begins a chain of its own: not all of them write sums.
-		_, err = k.Exec(t.Context(), "truncate metered.ledger")
-		require.NoError(t, err)
-	}
 }
 
 func TestMeasure_AFigureThatFailsDoesNotTakeTheOthersAlong(t *testing.T) {

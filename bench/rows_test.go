@@ -1,0 +1,136 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgserver"
+)
+
+// way is a contender, and the columns of the ledger that it has no value for.
+type way struct {
+	name  string
+	make  func(*kit) contender
+	lacks []string
+}
+
+// A comparison is only fair among those that leave the same rows behind. Those of a
+// group are compared with its first.
+func TestContenders_WriteTheSameRows(t *testing.T) {
+	t.Parallel()
+	server, err := pgserver.Start(t.Context(), pgserver.Options{})
+	require.NoError(t, err)
+	defer server.Stop()
+	b := quiet(server.ConnString())
+	b.owned = server.Owned()
+	defer b.close()
+	k, err := b.kit(t.Context(), options{conns: 4}, hotScope)
+	require.NoError(t, err)
+	defer k.drop()
+	for _, group := range []struct {
+		tables []string // an op leaves a row in each of them, and in no other
+		ways   []way
+	}{
+		{[]string{"metered.ledger"}, []way{
+			{name: "charge", make: chargeMetered}, {name: "charge floor", make: chargeFloor},
+			{name: "charge locked", make: chargeLockedFloor}, {name: "charge seed", make: chargeSeed},
+		}},
+		{[]string{"metered.ledger", "metered.operations", "metered.tokens", "river_job"}, []way{
+			{name: "command", make: commandMetered}, {name: "command floor", make: commandFloor},
+			{name: "command locked", make: commandLockedFloor}, {name: "command seed", make: commandSeed},
+			{name: "command released", make: commandReleased}, {name: "polling", make: commandPolling},
+			// A charge by itself does not know of an operation.
+			{name: "command early", make: commandEarly, lacks: []string{"namespace", "operation"}},
+		}},
+		{[]string{"metered.tokens"}, []way{{name: "consume", make: tokenConsume}, {name: "update", make: tokenUpdate}}},
+		{[]string{"river_job"}, []way{{name: "keyless", make: enqueue(false)}, {name: "river", make: riverInsert}}},
+	} {
+		want := k.leaves(t, group.ways[0].make, group.tables)
+		for _, w := range group.ways[1:] {
+			got := k.leaves(t, w.make, group.tables)
+			for _, column := range w.lacks {
+				require.Equal(t, "null", got["metered.ledger"][column], w.name)
+				got["metered.ledger"][column] = want["metered.ledger"][column]
+			}
+			require.Equal(t, want, got, "%s and %s", group.ways[0].name, w.name)
+		}
+	}
+}
+
+// leaves is what some ops of a contender leave in each table: what the values of a
+// column are like.
+func (k *kit) leaves(t *testing.T, make func(*kit) contender, tables []string) map[string]map[string]string {
+	const ops = 20
+	all := []string{
+		"metered.ledger", "metered.refund_sum", "metered.operations", "metered.tokens", "metered.job_keys", "metered.holds", "river_job",
+	}
+	// Ids of jobs, which are results too, are of one length.
+	for _, sql := range []string{"truncate " + strings.Join(all, ", "), "alter sequence river_job_id_seq restart 1000"} {
+		_, err := k.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	k.minted = nil
+	con := make(k)
+	if con.stock != nil {
+		n, err := con.stock(t.Context(), ops)
+		require.NoError(t, err)
+		require.Equal(t, ops, n)
+	}
+	n, _, err := drive(t.Context(), con.op, 4, time.Minute, ops)
+	require.NoError(t, err)
+	require.Equal(t, ops, n)
+	shapes := map[string]map[string]string{}
+	for _, table := range all {
+		rows, err := k.Query(t.Context(), "select * from "+table)
+		require.NoError(t, err)
+		found, err := pgx.CollectRows(rows, pgx.RowToMap)
+		require.NoError(t, err)
+		if !slices.Contains(tables, table) {
+			require.Empty(t, found, table)
+			continue
+		}
+		require.Len(t, found, ops, table)
+		shapes[table] = map[string]string{}
+		for _, row := range found {
+			for column, v := range row {
+				if like := likeness(v); !strings.Contains(shapes[table][column], like) {
+					shapes[table][column] += like
+				}
+			}
+		}
+	}
+	var rest int // tokens that are not used, and results that are no job's
+	err = k.QueryRow(t.Context(), `select (select count(*) from metered.tokens where used <> 1) +
+		(select count(*) from metered.operations where convert_from(result, 'utf8') not in (select id::text from river_job))`).Scan(&rest)
+	require.NoError(t, err)
+	require.Zero(t, rest)
+	return shapes
+}
+
+// likeness is what two values must have in common: whether they are null, and how long
+// they are. Ids, times and numbers differ.
+func likeness(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "null"
+	case string:
+		return fmt.Sprintf("text of %d", len(v))
+	case []byte:
+		return fmt.Sprintf("bytes of %d", len(v))
+	case []any:
+		text := fmt.Sprintf("array of %d", len(v))
+		for _, element := range v {
+			text += ", " + likeness(element)
+		}
+		return text
+	case map[string]any: // JSON
+		return fmt.Sprint(v)
+	}
+	return fmt.Sprintf("%T", v)
+}
