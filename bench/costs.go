@@ -8,9 +8,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/jobs"
 )
 
 // costFigures are what a command costs the rest of the database. They have no goal.
@@ -58,7 +60,7 @@ func plainCommand(k *kit) contender {
 }
 
 func commandPolling(k *kit) contender {
-	if err := k.setUp(&river.Config{PollOnly: true}); err != nil {
+	if err := k.setUp(&river.Config{PollOnly: true, Plugins: []rivertype.Plugin{jobs.Plugin()}}); err != nil {
 		return contender{op: func(context.Context, int) error { return err }}
 	}
 	return plainCommand(k)

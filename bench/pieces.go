@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -85,7 +86,11 @@ func (b *bench) enqueues(ctx context.Context) (outcome, error) {
 	})
 }
 
+// riverInsert is River alone, without the library's plugin.
 func riverInsert(k *kit) contender {
+	if err := k.setUp(&river.Config{}); err != nil {
+		return contender{op: func(context.Context, int) error { return err }}
+	}
 	return contender{op: func(ctx context.Context, _ int) error {
 		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
 			_, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
