@@ -26,16 +26,22 @@ func (b *bench) server(ctx context.Context) (string, error) {
 // clients each, or five with 32, and what watches them.
 const neededConnections = 220
 
-// checkConnections warns, since some figures do with less.
-func (b *bench) checkConnections(ctx context.Context) error {
+// checkServer warns before anything is measured: of settings that make commits cheaper
+// than durable ones, and of too few connections, since some figures do with less.
+func (b *bench) checkServer(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, b.connString)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
+	var off string
 	var most int
-	err = conn.QueryRow(ctx, "select current_setting('max_connections')::int").Scan(&most)
-	if most < neededConnections {
+	err = conn.QueryRow(ctx, `select coalesce(string_agg(name, ', ' order by name), ''), current_setting('max_connections')::int
+		from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes') and setting = 'off'`).Scan(&off, &most)
+	if off != "" {
+		b.logf("WARNING: %s off: commits here are not durable, and no figure compares with those of a server where they are", off)
+	}
+	if err == nil && most < neededConnections {
 		b.logf("max_connections is %d: figures with many clients need %d, and will fail", most, neededConnections)
 	}
 	return err

@@ -59,11 +59,11 @@ func run(ctx context.Context) error {
 	b := newBench(*short, server.ConnString())
 	b.owned, b.dissects = server.Owned(), !*short || *names != ""
 	defer b.close()
+	if err := b.checkServer(ctx); err != nil {
+		return err
+	}
 	if *soakFor > 0 {
 		return b.soak(ctx, *soakFor, os.Stdout)
-	}
-	if err := b.checkConnections(ctx); err != nil {
-		return err
 	}
 	results, failed := b.measure(ctx, picked)
 	if ctx.Err() != nil {
