@@ -48,6 +48,11 @@ var commandFigures = []figure{
 		measure: slowCommits,
 	},
 	{
+		name: "command_hot_commit2ms_scopes_4_vs_1", unit: "times the rate",
+		meaning: "early lock release on 4 scopes against one, 64 clients, commits slowed to 2 ms: what perfect stripes would bring at most",
+		measure: spreadCommits,
+	},
+	{
 		name: "command_round_trips", unit: "round trips", goal: atMost(3),
 		meaning: "a warm command with token, keyless job and charges, counted on the wire, its function's own statements aside",
 		measure: commandRoundTrips,
@@ -104,6 +109,26 @@ func slowServer(ctx context.Context, b *bench) (*pgserver.Server, error) {
 }
 
 func slowCommits(ctx context.Context, b *bench) (samples, error) {
+	return b.withSlowCommits(ctx, b.pick(5, 2), "early release", "plain",
+		entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor})
+}
+
+func spreadCommits(ctx context.Context, b *bench) (samples, error) {
+	over := func(scopes int) func(*kit) contender {
+		return func(k *kit) contender {
+			k.scope = oneOf(scopes)
+			c := commandReleased(k)
+			c.dissect = false
+			return c
+		}
+	}
+	return b.withSlowCommits(ctx, b.pick(3, 1), "4 scopes", "1 scope",
+		entry{"4 scopes", over(4)}, entry{"1 scope", over(1)}, entry{"64 scopes", over(64)})
+}
+
+// withSlowCommits is the ratio of the contenders a and z, and the rate of the last one
+// of three, on a server of their own. Their scope is one, if they choose no other.
+func (b *bench) withSlowCommits(ctx context.Context, rounds int, a, z string, entries ...entry) (samples, error) {
 	server, err := slowServer(ctx, b)
 	if err != nil && ctx.Err() == nil {
 		return samples{notRun: "needs a server of its own: " + err.Error()}, nil
@@ -112,15 +137,10 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	defer server.Stop()
-	out, err := b.compare(ctx, comparison{clients: 64, slice: b.slice(), rounds: b.pick(5, 2)},
-		options{server: server.ConnString()}, hotScope,
-		entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor})
-	if err != nil {
-		return samples{}, err
-	}
-	s := out.ratio("early release", "plain")
-	s.note += others(out, "locked floor")
-	return s, nil
+	out, err := b.compare(ctx, comparison{clients: 64, slice: b.slice(), rounds: rounds}, options{server: server.ConnString()}, hotScope, entries...)
+	s := out.ratio(a, z)
+	s.note += others(out, entries[2].name)
+	return s, err
 }
 
 // commandReleased is the library's with early lock release.
