@@ -26,6 +26,10 @@ update metered.tokens set used = used + 1, ended_at = clock_timestamp() where di
 insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
 values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
     array[$5::text], array[1], array[currval('metered.bench_seq')], array[clock_timestamp()])`
+	floorOfTwoSQL = `
+insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, array[$5::text, $6::text], array[1, 1],
+    array[currval('metered.bench_seq') - 1, currval('metered.bench_seq')], array[clock_timestamp(), clock_timestamp()])`
 )
 
 // fingerprint has the length of a true one.
@@ -58,12 +62,15 @@ func (k *kit) onConn(ctx context.Context, f func(*pgxpool.Conn) error) error {
 
 // commandFloor makes the writes in the library's flushes: BEGIN and the token; the
 // job; charge, operation and COMMIT. It locks nothing but what writing locks.
-func commandFloor(k *kit) contender { return k.floor(false) }
+func commandFloor(k *kit) contender { return k.floor(false, false) }
 
 // commandLockedFloor takes the scope's lock in its last flush.
-func commandLockedFloor(k *kit) contender { return k.floor(true) }
+func commandLockedFloor(k *kit) contender { return k.floor(true, false) }
 
-func (k *kit) floor(locked bool) contender {
+// commandFloorOfTwo has two charges.
+func commandFloorOfTwo(k *kit) contender { return k.floor(false, true) }
+
+func (k *kit) floor(locked, two bool) contender {
 	op := func(ctx context.Context, _ int) error {
 		token, err := k.takeToken()
 		if err != nil {
@@ -84,7 +91,12 @@ func (k *kit) floor(locked bool) contender {
 				batch.Queue(lockSQL, lockKey(scope))
 			}
 			batch.Queue(floorChargeSQL, scope, "", id)
-			batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope)
+			if two {
+				batch.Queue(floorChargeSQL, other(scope), "", id)
+				batch.Queue(floorOfTwoSQL, "", id, fingerprint, resultOf(job), scope, other(scope))
+			} else {
+				batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope)
+			}
 			batch.Queue("commit")
 			return conn.SendBatch(ctx, batch).Close()
 		})
