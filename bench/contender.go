@@ -231,7 +231,7 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 // patience is how long a comparison may take, so that a run on a slow or busy machine
 // ends in its time as well, with fewer rounds. It ends when the run is late.
 func (b *bench) patience() time.Duration {
-	late, each := 10*time.Minute, 40*time.Second
+	late, each := 9*time.Minute, 40*time.Second
 	if b.short {
 		late, each = 40*time.Second, 1500*time.Millisecond
 	}
