@@ -24,7 +24,7 @@ type bench struct {
 	began      time.Time
 	charts     []chart
 	owned      bool // the server was started here, and goes with everything in it
-	dissects   bool // look inside the library's statements
+	dissects   bool // look inside the library's statements, and measure what takes a server more
 
 	templates map[string]string // a migrated database of each server
 

@@ -114,6 +114,9 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 }
 
 func spreadCommits(ctx context.Context, b *bench) (samples, error) {
+	if !b.dissects {
+		return samples{notRun: "a short run leaves it out, unless it is named"}, nil
+	}
 	over := func(scopes int) func(*kit) contender {
 		return func(k *kit) contender {
 			k.scope = oneOf(scopes)
