@@ -154,6 +154,13 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	requireArgument(t, refund(budget.Refund{Scope: "a", Seq: -1, Amount: 1}), "Refund.Seq")
 	requireArgument(t, refund(budget.Refund{Scope: "a", Seq: 1}), "Refund.Amount")
 	requireArgument(t, repair("", budget.Note{}), "scope")
+	requireArgument(t, l.Lock(ctx, tx), "scopes")
+	requireArgument(t, l.Lock(ctx, tx, "a", ""), "scopes[1]")
+	tooMany := make([]string, budget.MaxScopes+1)
+	for i := range tooMany {
+		tooMany[i] = string(rune('A' + i))
+	}
+	requireArgument(t, l.Lock(ctx, tx, tooMany...), "scopes")
 	requireArgument(t, usage(), "queries")
 	requireArgument(t, usage(make([]budget.Query, budget.MaxQueries+1)...), "queries")
 	requireArgument(t, usage(budget.Query{Scope: "a"}, budget.Query{}), "queries[1].Scope")
@@ -163,6 +170,8 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	requireArgument(t, entries("a", budget.EntriesOptions{After: -1}), "EntriesOptions.After")
 	requireArgument(t, entries("a", budget.EntriesOptions{Max: -1}), "EntriesOptions.Max")
 	requireArgument(t, verify(budget.VerifyOptions{MaxDifferences: -1}), "VerifyOptions.MaxDifferences")
+	requireArgument(t, verify(budget.VerifyOptions{}), "pool")
+	requireArgument(t, purge(budget.PurgeOptions{OlderThan: time.Hour}), "pool")
 	requireArgument(t, purge(budget.PurgeOptions{}), "PurgeOptions.OlderThan")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: -time.Hour}), "PurgeOptions.OlderThan")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: 1}), "PurgeOptions.OlderThan")

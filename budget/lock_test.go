@@ -2,6 +2,7 @@ package budget_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -50,6 +51,7 @@ func TestLock_TimeoutIsBusyWithinItsBounds(t *testing.T) {
 			_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 1, Amount: 1})
 			return err
 		},
+		"lock":   func(tx pgx.Tx) error { return l.Lock(ctx, tx, "c", "a") },
 		"repair": func(tx pgx.Tx) error { _, err := l.RepairClock(ctx, tx, "a", budget.Note{}); return err },
 	} {
 		tx := begin(t, pool, pgx.ReadCommitted)
@@ -61,6 +63,40 @@ func TestLock_TimeoutIsBusyWithinItsBounds(t *testing.T) {
 		require.NoError(t, tx.Rollback(ctx))
 	}
 	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
+}
+
+// Each of two transactions takes the same two scopes' locks at once, and then uses them
+// one by one, the other way round.
+func TestLock_KeepsCallsInOppositeOrdersFromDeadlock(t *testing.T) {
+	t.Parallel()
+	pool, _, _ := open(t)
+	l := newLedger(t, budget.Config{LockTimeout: time.Minute})
+	const each = 20
+	errs := make(chan error)
+	for _, scopes := range [][]string{{"a", "b"}, {"b", "a"}, {"a", "b"}, {"b", "a"}} {
+		go func() {
+			var err error
+			for range each {
+				err = errors.Join(err, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+					if err := l.Lock(t.Context(), tx, scopes[0], scopes[1], scopes[0]); err != nil {
+						return err
+					}
+					if _, err := l.Credit(t.Context(), tx, budget.Credit{Scope: scopes[0], Amount: 2}); err != nil {
+						return err
+					}
+					_, err := l.Charge(t.Context(), tx, one(scopes[1]))
+					return err
+				}))
+			}
+			errs <- err
+		}()
+	}
+	for range 4 {
+		require.NoError(t, <-errs)
+	}
+	for _, scope := range []string{"a", "b"} {
+		require.Equal(t, int64(2*each*(1-2)), usage(t, pool, l, scope, 0).Used)
+	}
 }
 
 // The bound is for all locks of a call together.

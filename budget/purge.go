@@ -87,6 +87,11 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 		if err := checkScope("PurgeOptions.Scope", opts.Scope); err != nil {
 			return report, err
 		}
+	}
+	if pool == nil {
+		return report, invalid("pool", "is nil")
+	}
+	if opts.Scope != "" {
 		err := l.purgeScope(ctx, pool, opts.Scope, opts, &report)
 		return report, err
 	}

@@ -93,6 +93,14 @@ func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOpti
 	if v.opts.MaxDifferences < 0 {
 		return v.report, invalid("VerifyOptions.MaxDifferences", "%d is negative", opts.MaxDifferences)
 	}
+	if opts.Scope != "" {
+		if err := checkScope("VerifyOptions.Scope", opts.Scope); err != nil {
+			return v.report, err
+		}
+	}
+	if pool == nil {
+		return v.report, invalid("pool", "is nil")
+	}
 	if v.opts.MaxDifferences == 0 {
 		v.opts.MaxDifferences = 1000
 	}
@@ -105,9 +113,6 @@ func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOpti
 	}
 	if opts.Scope == "" {
 		err := l.eachScope(ctx, pool, one)
-		return v.report, err
-	}
-	if err := checkScope("VerifyOptions.Scope", opts.Scope); err != nil {
 		return v.report, err
 	}
 	err := one(opts.Scope)

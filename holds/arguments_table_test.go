@@ -96,12 +96,6 @@ func wrongCalls() []call {
 			return err
 		}})
 	}
-	for field, scopes := range map[string][]string{"scopes": nil, "scopes[1]": {"a", ""}} {
-		table = append(table, call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error { return b.Lock(ctx, tx, scopes...) }})
-	}
-	table = append(table, call{"scopes", func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
-		return b.Lock(ctx, tx, tooMany(budget.MaxScopes, name)...)
-	}})
 	for field, filters := range map[string][]holds.Filter{
 		"Filter.State": {{State: "h"}, {State: "ended"}}, "Filter.Max": {{Max: -1}, {Max: holds.MaxPage + 1}}, "Filter.Before": {{Before: -1}},
 	} {

@@ -2,9 +2,7 @@ package holds
 
 import (
 	"context"
-	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -133,33 +131,6 @@ func (b *Book) channel() any {
 	return nil
 }
 
-// Lock takes the locks of scopes, as Place would, until tx ends. What is then read
-// in tx, at READ COMMITTED, cannot be changed by another transaction that takes the
-// same locks first: so a capacity that the application keeps in tables of its own
-// can be read, and passed to Place as a limit. Where the other side cannot take the
-// locks, lock the row that the capacity is in instead (FOR SHARE).
-//
-// Errors: *ArgumentError before any SQL; ErrBusy, and SQLSTATE 40P01 if tx had
-// locked other scopes before: both abort tx.
-func (b *Book) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
-	probe := make([]budget.Charge, len(scopes))
-	for i, scope := range scopes {
-		probe[i] = budget.Charge{Scope: scope, Amount: 1}
-	}
-	call, err := b.ledger.Prepare(probe...)
-	var argument *ArgumentError
-	if errors.As(err, &argument) {
-		return invalid(strings.TrimSuffix(strings.Replace(argument.Field, "charges", "scopes", 1), ".Scope"), "%s", argument.Reason)
-	}
-	if err != nil {
-		return err
-	}
-	_, err = tx.Exec(ctx, b.sql.lock, call.Keys(), b.waitMS())
-	return failed("lock", err)
-}
-
-const lockSQL = `select metered.lock_scopes($1::bigint[], $2::int)`
-
 func (b *Book) waitMS() int32 { return int32(b.ledger.LockTimeout() / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
@@ -170,7 +141,7 @@ type statements struct {
 
 func render(n schema.Name) statements {
 	return statements{
-		lock: n.SQL(lockSQL), place: n.SQL(placeSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
+		place: n.SQL(placeSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		extend: n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
 		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL), history: n.SQL(historySQL),
 		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL),

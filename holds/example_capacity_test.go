@@ -13,7 +13,7 @@ import (
 
 // The capacity is in a table of the application. Both sides take the scope's lock
 // first, so that it is not lowered between being read and being used.
-func ExampleBook_Lock() {
+func Example_capacity() {
 	ctx, pool, done := exampleDatabase()
 	defer done()
 	book := exampleBook(holds.Config{})
@@ -25,7 +25,7 @@ func ExampleBook_Lock() {
 
 	reserve := func(beds int64) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if err := book.Lock(ctx, tx, scope); err != nil {
+			if err := ledger.Lock(ctx, tx, scope); err != nil {
 				return err
 			}
 			var capacity int64 // read after the lock: nobody can lower it now
@@ -42,7 +42,7 @@ func ExampleBook_Lock() {
 	errInUse := errors.New("more than that are in use")
 	resize := func(beds int64) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if err := book.Lock(ctx, tx, scope); err != nil {
+			if err := ledger.Lock(ctx, tx, scope); err != nil {
 				return err
 			}
 			usage, err := ledger.Usage(ctx, tx, budget.Query{Scope: scope})

@@ -197,7 +197,7 @@ func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 	before := f.dump()
 	for _, end := range []string{"pg_terminate_backend", "pg_cancel_backend"} {
 		busy := begin(t, f.pool, pgx.ReadCommitted)
-		require.NoError(t, f.book.Lock(t.Context(), busy, "a", "b"))
+		require.NoError(t, f.ledger.Lock(t.Context(), busy, "a", "b"))
 		late := going(func() error { _, err := f.capture(holds.Capture{IDs: []string{"h"}}); return err })
 		waitQueued(t, f.pool, 1)
 		execute(t, f.pool, `select `+end+`(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)

@@ -163,7 +163,7 @@ func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
 			_, err = do(f, refund(f, "captured"))
 			require.NoError(t, err)
 			busy := begin(t, f.pool, pgx.ReadCommitted)
-			require.NoError(t, f.book.Lock(ctx, busy, "held", "captured"))
+			require.NoError(t, f.ledger.Lock(ctx, busy, "held", "captured"))
 			for name, call := range calls {
 				tx := old[0]
 				old = old[1:]

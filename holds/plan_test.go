@@ -291,7 +291,7 @@ func (f *fixture) everyFunction(round int) {
 	require.ErrorIs(f, err, budget.ErrExceeded)
 	f.usage("a")
 	f.get(id("captured"))
-	require.NoError(f, pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) error { return f.book.Lock(f.Context(), tx, "a", "b") }))
+	require.NoError(f, pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) error { return f.ledger.Lock(f.Context(), tx, "a", "b") }))
 	_, err = f.book.List(f.Context(), f.pool, holds.Filter{Scope: "a", Max: 1})
 	require.NoError(f, err)
 	_, err = f.book.History(f.Context(), f.pool, "", id("captured"), "")

@@ -33,7 +33,7 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 			f.mustPlace(holds.Request{ID: "first", Lines: []holds.Line{capacity("a", 1, 5)}})
 			require.ErrorIs(t, call(f, "first", "third"), holds.ErrUnknown)
 			busy := begin(t, f.pool, pgx.ReadCommitted)
-			require.NoError(t, f.book.Lock(t.Context(), busy, "a"))
+			require.NoError(t, f.ledger.Lock(t.Context(), busy, "a"))
 			late := going(func() error { return call(f, "first", "second") })
 			waitQueued(t, f.pool, 1)
 			n, err := f.purge()
@@ -172,7 +172,7 @@ func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
 	require.NoError(t, err)
 	f.clock.Advance(time.Hour)
 	busy := begin(t, f.pool, pgx.ReadCommitted)
-	require.NoError(t, f.book.Lock(t.Context(), busy, "a"))
+	require.NoError(t, f.ledger.Lock(t.Context(), busy, "a"))
 	late := going(func() error {
 		return pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 			_, _, err := f.book.Expire(t.Context(), tx, holds.Expire{ID: "h", Deadline: h.Deadline})

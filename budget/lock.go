@@ -1,0 +1,42 @@
+package budget
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const lockSQL = `select metered.lock_scopes($1::bigint[], $2::int)`
+
+// Lock takes the locks of scopes, up to MaxScopes of them, as Charge would, until tx
+// ends.
+//
+// Call it before several calls in tx that lock scopes one after the other, a credit and
+// a charge for example, or two placements of holds, which could deadlock with another
+// transaction that does it the other way round. And call it before reading, at READ
+// COMMITTED, what a limit is made of, such as a capacity that the application keeps in
+// tables of its own: another transaction that takes the same locks first cannot change
+// it in between. Where the other side cannot take the locks, lock the row that it is in
+// instead (FOR SHARE).
+//
+// Errors: *ArgumentError before any SQL; ErrBusy, and SQLSTATE 40P01 if tx had locked
+// other scopes before: both abort tx.
+func (l *Ledger) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
+	if len(scopes) == 0 {
+		return invalid("scopes", "are none")
+	}
+	var keys []int64
+	for i, scope := range scopes {
+		if err := checkScope(index("scopes", i, ""), scope); err != nil {
+			return err
+		}
+		keys = append(keys, l.LockKey(scope))
+	}
+	slices.Sort(keys)
+	if keys = slices.Compact(keys); len(keys) > MaxScopes {
+		return invalid("scopes", "are more than %d", MaxScopes)
+	}
+	_, err := tx.Exec(ctx, l.sql.lock, keys, l.waitMS())
+	return failed("lock", err)
+}
