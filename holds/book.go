@@ -26,7 +26,8 @@ type Config struct {
 	// Book makes, inside the call's transaction and a savepoint: an error of one
 	// takes the transition back, and is the error of the call. So do a panic, and the
 	// end of the call's context while one runs. What ended by time is told by the call
-	// that ends it for good: Sweep or Expire. Defaults to none.
+	// that ends it for good, Sweep or Expire, to the subscribers of that call's Book:
+	// whatever sweeps needs these, and Notify, too. Defaults to none.
 	Subscribers []Subscriber
 
 	// Notify sends every transition to the channel Book.Channel, for Listen, when

@@ -131,6 +131,11 @@ const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 // examples. Any number may run at the same time: they wait for nobody, and nobody
 // waits for them longer than for one batch.
 //
+// Use a Book with the application's Config, also in a program that does nothing else: a
+// hold is announced once, to the subscribers of the Book that sweeps, and to listeners if
+// that has Notify. One without them marks what it ends as announced for good, and nobody
+// ever hears of it. That holds for Expire as well.
+//
 // It owns its transactions, at READ COMMITTED, one for each batch. An error, or the
 // end of ctx, leaves what was done until then, which is reported with it. The errors
 // of subscribers are joined and returned at the end, and stop nothing.
