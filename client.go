@@ -71,10 +71,10 @@ type Config struct {
 type Denial struct {
 	// Command is the command, without its Token: that may be unspent still.
 	Command Command
-	// Err matches budget.ErrExceeded, and then is a *budget.ExceededError;
+	// Err matches budget.ErrExceeded, and then is a *budget.ExceededError (errors.As);
 	// tokens.ErrInvalid; or holds.ErrTaken, ErrState or ErrUnknown.
 	Err error
-	// Sticky means that it was a sticky charge that was refused.
+	// Sticky means that it was a sticky charge that was refused: Err is ErrTooManyAttempts.
 	Sticky bool
 }
 

@@ -71,7 +71,12 @@ type Command struct {
 	// Sticky charges are taken before the command and stay when it fails: for
 	// limits on attempts. They are taken once per call of Do, shared by its retries,
 	// and never for a replay, in a transaction of their own on a second connection.
-	// If they are refused the command is. Not in DoTx.
+	// Outcome.Sticky has what they came to, also beside an error, and Tx.Sticky for
+	// the function. If they are refused the command is, with an error that is
+	// ErrTooManyAttempts as well. Not in DoTx.
+	//
+	// Where only failures are to count, the function refunds its own attempt as its last
+	// step (Tx.RefundCharge, for each entry of Tx.Sticky): a failure rolls that back.
 	Sticky []budget.Charge
 
 	// Token is spent by the command, once it is certain that it is no replay.

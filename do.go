@@ -32,7 +32,8 @@ var denials = []error{budget.ErrExceeded, tokens.ErrInvalid, holds.ErrTaken, hol
 // is to go on after the command needs a context from elsewhere.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
-// Outcome is what a committed command came to.
+// Outcome is what a committed command came to. Beside an error all of it is zero but
+// Sticky.
 type Outcome[R any] struct {
 	// Result is what the function returned, as it comes back from JSON.
 	Result R
@@ -47,6 +48,13 @@ type Outcome[R any] struct {
 	// Receipt is what was charged, sticky charges aside. Its entries have no
 	// standings in a replay.
 	Receipt budget.Receipt
+
+	// Sticky is what this call charged for Command.Sticky, with what is left after it. It is
+	// there beside an error too, whatever refused or failed after those charges were
+	// taken, and for a command without a function. Empty where the call took none: they
+	// were refused themselves, or what became of them is not known (ErrSticky), or it
+	// found the record of another call.
+	Sticky budget.Receipt
 
 	// Holds are what the command did to holds by its Tx, in
 	// that order, as they were then, also in a replay.
@@ -88,7 +96,9 @@ type Outcome[R any] struct {
 // *budget.ExceededError; tokens.ErrInvalid; ErrConflict, ErrRetired, ErrFuture;
 // ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed, ErrResult; ErrSticky; ErrNested;
 // whatever fn returned; errors of Postgres. After all of these nothing was committed.
-// *IndefiniteError: not known, see there. A panic in fn rolls back and goes on.
+// *IndefiniteError: not known, see there. A panic in fn rolls back and goes on. Beside an
+// error the Outcome is zero, but for its Sticky: what was charged there stays charged.
+// Retryable tells which errors may pass.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	switch {
 	case c == nil:
@@ -102,7 +112,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 	}
 	var result R
 	rec, err := c.run(ctx, op, encoded(fn, &result))
-	return outcome(rec, result, err)
+	return outcome(rec, result, op.attempted, err)
 }
 
 // DoTx runs a command inside a transaction of the caller's, between a savepoint
@@ -138,7 +148,7 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 	}
 	var result R
 	rec, err := c.runIn(ctx, tx, op, encoded(fn, &result))
-	return outcome(rec, result, c.deny(ctx, cmd, err, false))
+	return outcome(rec, result, budget.Receipt{}, c.deny(ctx, cmd, err, false))
 }
 
 // work is a Func with its result as JSON.
@@ -171,18 +181,20 @@ func encoded[R any](fn Func[R], result *R) work {
 	}
 }
 
-func outcome[R any](rec record, result R, err error) (Outcome[R], error) {
+func outcome[R any](rec record, result R, sticky budget.Receipt, err error) (Outcome[R], error) {
 	if err != nil {
-		return Outcome[R]{}, err
+		return Outcome[R]{Sticky: sticky}, err
 	}
 	if rec.replayed {
 		var zero R
 		result = zero
 		if err := json.Unmarshal(rec.raw, &result); err != nil {
-			return Outcome[R]{}, fmt.Errorf("%w: the recorded result does not fit its type: %w", ErrResult, err)
+			return Outcome[R]{Sticky: sticky}, fmt.Errorf("%w: the recorded result does not fit its type: %w", ErrResult, err)
 		}
 	}
-	return Outcome[R]{Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, Holds: rec.holds, At: rec.at}, nil
+	return Outcome[R]{
+		Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, Sticky: sticky, Holds: rec.holds, At: rec.at,
+	}, nil
 }
 
 // record is what is remembered of an operation.

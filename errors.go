@@ -79,6 +79,11 @@ var (
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
 )
 
+// ErrTooManyAttempts: the budget refused one of Command.Sticky, and not of its Charges:
+// too many attempts (429) and not too little credit (402). The error is a
+// *budget.ExceededError and budget.ErrExceeded all the same, and that is its Code.
+var ErrTooManyAttempts = errors.New("metered: too many attempts")
+
 // ErrIndefinite: the outcome is not known. The error is an *IndefiniteError.
 var ErrIndefinite error = errIndefinite
 

@@ -43,7 +43,7 @@ func (c *Client) stick(ctx context.Context, op *operation) error {
 	})
 	switch {
 	case errors.Is(denied, budget.ErrExceeded):
-		return denied
+		return fmt.Errorf("%w: %w", ErrTooManyAttempts, denied)
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrSticky, err)
 	}

@@ -38,9 +38,15 @@ func TestSticky_StaysWhenTheCommandFails(t *testing.T) {
 		{metered.Command{}, nil, nil},
 	} {
 		test.cmd.ID, test.cmd.Sticky = fmt.Sprint(i), tries
-		_, err := metered.Do(ctx, c, test.cmd, test.fn)
+		out, err := metered.Do(ctx, c, test.cmd, test.fn)
 		require.ErrorIs(t, err, test.err)
+		require.NotErrorIs(t, err, metered.ErrTooManyAttempts, "a charge, if any, was refused")
 		require.Equal(t, int64(i+1), used(t, pool, c, "tries"))
+		require.Len(t, out.Sticky.Entries, 1)
+		require.Equal(t, tries[0].Limits[0].Max-int64(i+1), out.Sticky.Entries[0].Standings[0].Available)
+		if err != nil {
+			require.Equal(t, metered.Outcome[any]{Sticky: out.Sticky}, out)
+		}
 	}
 	require.Panics(t, func() {
 		_, _ = metered.Do(ctx, c, metered.Command{ID: "panics", Sticky: tries}, func(context.Context, *metered.Tx) (any, error) { panic("oh") })
@@ -50,6 +56,7 @@ func TestSticky_StaysWhenTheCommandFails(t *testing.T) {
 	out, err := metered.Do[any](ctx, c, metered.Command{ID: "4", Sticky: tries}, nil)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
+	require.Empty(t, out.Sticky)
 	require.Equal(t, int64(6), used(t, pool, c, "tries"), "a replay is charged")
 	require.Empty(t, out.Receipt.Entries, "not part of the receipt")
 }
@@ -99,8 +106,14 @@ func TestSticky_RefusalRefusesTheCommand(t *testing.T) {
 		_, err := metered.Do(ctx, c, command(id), func(context.Context, *metered.Tx) (uploaded, error) { return uploaded{}, errOwn })
 		require.ErrorIs(t, err, errOwn)
 	}
-	_, err := metered.Do(ctx, c, command("c"), mustNotRun(t))
+	out, err := metered.Do(ctx, c, command("c"), mustNotRun(t))
 	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.ErrorIs(t, err, metered.ErrTooManyAttempts)
+	require.Equal(t, "budget_exceeded", metered.Code(err))
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, "tries", exceeded.Refusals[0].Scope)
+	require.Empty(t, out, "nothing was charged")
 	require.NotErrorIs(t, err, metered.ErrSticky)
 	require.Zero(t, queryRow[int](t, pool, "select used from metered.tokens"))
 	require.Equal(t, int64(2), used(t, pool, c, "tries"))
@@ -127,6 +140,7 @@ func TestSticky_IsSharedByTheRetriesOfACall(t *testing.T) {
 	require.False(t, out.Replayed)
 	require.Equal(t, int64(5), runs.Load())
 	require.Equal(t, int64(1), used(t, owner, c, "tries"))
+	require.Equal(t, seen[0], out.Sticky)
 	require.Len(t, seen, 5)
 	for _, receipt := range seen {
 		require.Equal(t, seen[0], receipt)

@@ -96,19 +96,19 @@ where code = $1 and redeemed_by is null
 returning cents`
 
 // redeem spends a voucher, and charges an attempt whether there is one or not. tried is what is left of the limits; it is
-// empty where no attempt was charged: for a refusal, and for a repetition of a request that succeeded.
+// there whatever became of the attempt, and empty where none was charged: for a refusal, and for a repetition of a request
+// that succeeded.
 func (s *service) redeem(ctx context.Context, id, client, code string) (v voucher, tried budget.Receipt, err error) {
 	out, err := metered.Do(ctx, s.metered, metered.Command{
 		ID: id, Namespace: client, Name: "redeem", Input: code, Sticky: s.attempt(client),
 	}, func(ctx context.Context, tx *metered.Tx) (v voucher, err error) {
-		tried = tx.Sticky
 		err = tx.QueryRow(ctx, redeemSQL, code, client).Scan(&v.Cents)
 		if errors.Is(err, pgx.ErrNoRows) {
 			err = errNoVoucher
 		}
 		return v, err
 	})
-	return out.Result, tried, err
+	return out.Result, out.Sticky, err
 }
 
 // handler serves POST /redeem with {"code": "…"}. With an Idempotency-Key a request that is repeated because its answer
