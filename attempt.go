@@ -85,6 +85,9 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 		return a
 	}
 	a.rec, a.unknown, a.err = c.commit(ctx, conn, cmdTx, b.marker, raw)
+	if a.err != nil && !a.unknown && conn.Conn().IsClosed() {
+		a.err = &lostError{a.err} // behind the function's back, which returned no error
+	}
 	return a
 }
 

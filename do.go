@@ -227,8 +227,8 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 				defer cancel()
 			}
 		case lost != nil: // not through to the answer yet: try on
-		case retryable(a.err) && n < c.cfg.MaxAttempts:
-		case retryable(a.err):
+		case collided(a.err) && n < c.cfg.MaxAttempts:
+		case collided(a.err):
 			return record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
 		default:
 			return record{}, c.deny(ctx, op.command, timedOut(resolve, a.err), a.sticky)

@@ -45,7 +45,8 @@ var (
 // Failures of a command. Nothing was committed.
 var (
 	// ErrBusy: another call with the same operation id is still running, or a
-	// scope's lock was not to be had, within the lock timeout. Try again later.
+	// scope's lock was not to be had, within the lock timeout. Try again later
+	// (Retryable).
 	ErrBusy error = fault.New("busy", "metered: busy")
 
 	// ErrTimeout: the server gave up on a statement, or on a transaction that stood
@@ -118,7 +119,8 @@ func invalid(field, format string, args ...any) error {
 // Code returns the stable code of err, for metrics, logs and programs on the other
 // side of a wire. It is "" for nil and for errors that are not this library's.
 // Errors of one code are one kind, whichever package they come from: budget.ErrBusy
-// is metered.ErrBusy.
+// is metered.ErrBusy. Whether to try again is Retryable's to say: most errors of a
+// connection have no code.
 //
 //	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
 //	try again       busy timeout
@@ -201,10 +203,4 @@ func ended(ctx context.Context) error {
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)
-}
-
-// retryable reports whether the whole transaction may succeed if it runs again.
-func retryable(err error) bool {
-	state := sqlstate.Of(err)
-	return state == sqlstate.SerializationFailure || state == sqlstate.DeadlockDetected
 }

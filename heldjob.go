@@ -171,7 +171,7 @@ func insist(ctx context.Context, f func() (again bool, err error)) error {
 }
 
 // inTheWay reports whether err is for another transaction's sake, and will pass.
-func inTheWay(err error) bool { return retryable(err) || errors.Is(err, ErrBusy) }
+func inTheWay(err error) bool { return collided(err) || errors.Is(err, ErrBusy) }
 
 // cover makes the hold last for so long from now, or to its ceiling. One that is in its
 // grace cannot be extended, and can be captured for as long as that lasts.

@@ -96,9 +96,13 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 		refuse(w, http.StatusConflict, "the Idempotency-Key was used for another request")
 	case metered.Code(err) == "operation_retired" || metered.Code(err) == "operation_future" || metered.Code(err) == "invalid_argument":
 		refuse(w, http.StatusBadRequest, "that is not valid")
-	default: // what is not known to have failed, too: with the same key it can be sent again
-		slog.ErrorContext(r.Context(), r.Pattern, "error", err)
+	case metered.Retryable(err): // with the same key it can be sent again
+		slog.WarnContext(r.Context(), r.Pattern, "error", err)
+		w.Header().Set("Retry-After", "1")
 		refuse(w, http.StatusServiceUnavailable, "try again")
+	default:
+		slog.ErrorContext(r.Context(), r.Pattern, "error", err)
+		refuse(w, http.StatusInternalServerError, "something went wrong")
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -86,7 +87,8 @@ func statusOf(err error) int {
 		return http.StatusConflict
 	case "invalid_argument", "operation_future":
 		return http.StatusBadRequest
-	case "indefinite", "busy", "timeout":
+	}
+	if metered.Retryable(err) {
 		return http.StatusServiceUnavailable // the same request again is safe, and is the way to find out
 	}
 	return http.StatusInternalServerError
@@ -115,7 +117,7 @@ func refuse(w http.ResponseWriter, operation string, err error) {
 			}
 		}
 	case http.StatusServiceUnavailable:
-		f.Operation, f.Message = operation, "not known yet: repeat the request with the same Idempotency-Key"
+		f.Code, f.Operation, f.Message = cmp.Or(f.Code, "unavailable"), operation, "not known yet: repeat the request with the same Idempotency-Key"
 		w.Header().Set("Retry-After", "1")
 	case http.StatusInternalServerError:
 		f.Message = "internal error"

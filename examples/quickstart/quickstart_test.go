@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -201,4 +204,16 @@ func TestCheck_CountsWhatDidNotHold(t *testing.T) {
 	r.summary()
 	require.Equal(t, 1, r.failed)
 	require.Equal(t, "  ok      answer: 42\n  FAILED  room: got 11, want 10\n\nResult\n  1 of 2 checks FAILED\n", out.String())
+}
+
+func TestStatusOf_AnUnreachableDatabaseMaySucceedLater(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/nowhere")
+	require.NoError(t, err)
+	defer pool.Close()
+	a, err := newApp(pool, nil)
+	require.NoError(t, err)
+	_, err = metered.Do[any](t.Context(), a.metered, metered.Command{ID: "op"}, nil)
+	require.Equal(t, http.StatusServiceUnavailable, statusOf(err), err)
+	require.Equal(t, http.StatusInternalServerError, statusOf(errors.New("another")))
 }

@@ -163,11 +163,13 @@ func (s *service) fail(w http.ResponseWriter, id string, err error) {
 		refuse(w, http.StatusBadRequest, "the Idempotency-Key cannot be used")
 	case "operation_conflict", "operation_retired":
 		refuse(w, http.StatusConflict, "the Idempotency-Key was used for another request, or is too old")
-	case "busy", "timeout", "indefinite", "sticky_failed":
-		slog.Warn("redeem not answered", "operation", id, "error", err)
-		w.Header().Set("Retry-After", "1")
-		refuse(w, http.StatusServiceUnavailable, "repeat the request with the same Idempotency-Key")
 	default:
+		if metered.Retryable(err) {
+			slog.Warn("redeem not answered", "operation", id, "error", err)
+			w.Header().Set("Retry-After", "1")
+			refuse(w, http.StatusServiceUnavailable, "repeat the request with the same Idempotency-Key")
+			return
+		}
 		slog.Error("redeem failed", "operation", id, "error", err)
 		refuse(w, http.StatusInternalServerError, "")
 	}

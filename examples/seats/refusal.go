@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,8 +9,6 @@ import (
 	"net/http"
 	"strconv"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -70,11 +69,9 @@ func explain(err error) refusal {
 		return refusal{Status: http.StatusConflict, Code: code, Message: "The Idempotency-Key was used for another request, or is too old."}
 	case "invalid_argument", "operation_future":
 		return refusal{Status: http.StatusBadRequest, Code: "bad_request", Message: "The request cannot be carried out."}
-	case "busy", "timeout", "indefinite":
-		return notKnown(code)
 	}
-	if unreachable(err) {
-		return notKnown("unavailable")
+	if metered.Retryable(err) {
+		return notKnown(cmp.Or(metered.Code(err), "unavailable"))
 	}
 	return refusal{Status: http.StatusInternalServerError, Code: "internal", Message: "Something went wrong."}
 }
@@ -97,19 +94,6 @@ func exceededLimit(e *budget.ExceededError) refusal {
 // same key finds that out.
 func notKnown(code string) refusal {
 	return refusal{Status: http.StatusServiceUnavailable, Code: code, Message: "Not known yet: repeat the request.", RetryAfterSeconds: 1}
-}
-
-// unreachable reports whether an error comes of the way to the database, or of its being shut down.
-func unreachable(err error) bool {
-	var answer *pgconn.PgError
-	if !errors.As(err, &answer) {
-		return true // nothing of the application fails otherwise
-	}
-	switch answer.Code[:2] {
-	case "08", "53", "57": // connection, resources, operator
-		return true
-	}
-	return false
 }
 
 // seconds rounds up: after that many the time is over.

@@ -285,7 +285,7 @@ func TestConfirm_ThatFailsLeavesTheClaimAndNoUser(t *testing.T) {
 	require.NoError(t, err)
 	ann := f.visitor()
 	claim := ann.do(t.Context(), "POST", "/claims", email("ann@example.com")).ID
-	require.Equal(t, http.StatusServiceUnavailable, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named("refused")).Status)
+	require.Equal(t, http.StatusInternalServerError, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named("refused")).Status)
 	require.Empty(t, f.users(t))
 	require.Equal(t, http.StatusCreated, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named("Ann")).Status)
 	require.Len(t, f.users(t), 1)

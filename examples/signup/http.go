@@ -122,9 +122,13 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 		fail(w, http.StatusBadRequest, err.Error())
 	case errors.Is(err, metered.ErrArgument), errors.Is(err, holds.ErrArgument):
 		fail(w, http.StatusBadRequest, "that is not valid")
+	case metered.Retryable(err):
+		slog.WarnContext(r.Context(), r.Pattern, "error", err)
+		w.Header().Set("Retry-After", "1")
+		fail(w, http.StatusServiceUnavailable, "try again")
 	default:
 		slog.ErrorContext(r.Context(), r.Pattern, "error", err)
-		fail(w, http.StatusServiceUnavailable, "try again")
+		fail(w, http.StatusInternalServerError, "something went wrong")
 	}
 }
 

@@ -37,7 +37,22 @@ const (
 	UndefinedFunction     = "42883"
 	InvalidSchemaName     = "3F000"
 	InsufficientPrivilege = "42501"
+	ProtocolViolation     = "08P01"
+	AdminShutdown         = "57P01"
+	CrashShutdown         = "57P02"
+	CannotConnectNow      = "57P03" // starting, or shutting down
+	IdleSession           = "57P05"
+	TransactionTimeout    = "25P04"
 )
+
+// Classes of Postgres.
+const (
+	ConnectionException   = "08"
+	InsufficientResources = "53" // connections, memory, disk
+)
+
+// Class is the class of a SQLSTATE, its first two characters.
+func Class(state string) string { return state[:min(2, len(state))] }
 
 // Of returns the SQLSTATE of the Postgres error in err's chain, or "".
 func Of(err error) string {

@@ -1,0 +1,76 @@
+package metered
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Retryable reports whether the same call may succeed later though nothing else is
+// changed: over HTTP a 503 with Retry-After, and for a worker a reason to try again. It
+// is for the errors of this package and of budget, holds, tokens and jobs, and for those
+// of pgx in a transaction of the caller's own.
+//
+// True: busy; timeouts, of a context's deadline and of the server; serialization
+// failures and deadlocks, also once Do has given up on them; a connection that was
+// refused or lost; a server that is starting, shutting down or short of something
+// (classes 08, 53 and 57P of SQLSTATE); ErrStale; and ErrIndefinite, where it has to be the
+// same command with the same ID, which is then carried out once. ErrSticky is what it
+// rests on, and each new call is charged again.
+//
+// False: nil; whatever was refused, which says by itself if waiting helps
+// (budget.ExceededError, holds.TakenError); arguments, conflicts and the set-up; a call that its caller
+// cancelled; and the function's own errors, if they are none of those above. One that
+// reads from elsewhere should not return a *net.OpError or io.ErrUnexpectedEOF as it is:
+// they are taken for those of the database's connection.
+//
+// It is not pgconn.SafeToRetry, which asks whether anything was sent, and not whether
+// it is any use to send it again.
+func Retryable(err error) bool {
+	switch {
+	case errors.Is(err, ErrIndefinite):
+		return true
+	case err == nil, refused(err), errors.Is(err, context.Canceled):
+		return false
+	case errors.Is(err, ErrBusy), errors.Is(err, ErrStale), errors.Is(err, context.DeadlineExceeded): // ErrTimeout is that, too
+		return true
+	}
+	var answer *pgconn.PgError
+	if errors.As(err, &answer) { // also below a *pgconn.ConnectError: a wrong password stays wrong
+		return passing(answer)
+	}
+	var connect *pgconn.ConnectError
+	var network *net.OpError
+	var lost *lostError
+	return errors.As(err, &connect) || errors.As(err, &network) || errors.As(err, &lost) ||
+		errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// passing reports whether what the server says is for the moment.
+func passing(answer *pgconn.PgError) bool {
+	switch answer.Code {
+	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected, sqlstate.LockNotAvailable, sqlstate.QueryCanceled,
+		sqlstate.IdleInTransaction, sqlstate.TransactionTimeout, sqlstate.AdminShutdown, sqlstate.CrashShutdown,
+		sqlstate.CannotConnectNow, sqlstate.IdleSession:
+		return true
+	case sqlstate.ProtocolViolation: // PgBouncer says so of a server that it lost; as an ERROR it is the program's
+		return answer.SeverityUnlocalized == "FATAL"
+	}
+	return sqlstate.Class(answer.Code) == sqlstate.ConnectionException || sqlstate.Class(answer.Code) == sqlstate.InsufficientResources
+}
+
+// lostError is that of a command whose connection was lost before COMMIT was sent.
+type lostError struct{ error }
+
+func (e *lostError) Unwrap() error { return e.error }
+
+// collided reports whether the whole transaction may succeed if it runs again at once.
+func collided(err error) bool {
+	state := sqlstate.Of(err)
+	return state == sqlstate.SerializationFailure || state == sqlstate.DeadlockDetected
+}
