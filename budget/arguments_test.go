@@ -168,6 +168,7 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	requireArgument(t, usage(budget.Query{Scope: "a", Window: 1}), "queries[0].Window")
 	requireArgument(t, entries("", budget.EntriesOptions{}), "scope")
 	requireArgument(t, entries("a", budget.EntriesOptions{After: -1}), "EntriesOptions.After")
+	requireArgument(t, entries("a", budget.EntriesOptions{Before: -1}), "EntriesOptions.Before")
 	requireArgument(t, entries("a", budget.EntriesOptions{Max: -1}), "EntriesOptions.Max")
 	requireArgument(t, verify(budget.VerifyOptions{MaxDifferences: -1}), "VerifyOptions.MaxDifferences")
 	requireArgument(t, verify(budget.VerifyOptions{}), "pool")

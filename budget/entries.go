@@ -1,9 +1,11 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"iter"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -56,50 +58,64 @@ type Entry struct {
 	Note                 Note
 }
 
-// EntriesOptions selects entries. The zero value selects all.
+// EntriesOptions selects entries. The zero value selects all, oldest first.
 type EntriesOptions struct {
+	// NewestFirst reads from the end: with Max, the last entries, as a page of a
+	// statement shows them. Defaults to false.
+	NewestFirst bool
 	// After skips the entries up to this number. Pass the last Seq seen to go on.
 	After int64
+	// Before skips the entries from this number on. Pass the last Seq seen to go on with
+	// NewestFirst. Defaults to 0, none are skipped.
+	Before int64
 	// Max ends the iteration after so many entries. Defaults to 0, all.
 	Max int
 }
 
 const entriesPage = 500
 
-const entriesSQL = `
+const entrySQL = `
 select scope, seq, kind::text, amount, at, epoch, spent, refunded, credited, held,
     next_due, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''), coalesce(note::text, '{}')
 from metered.ledger
-where scope = $1 and seq > $2
-order by seq
-limit $3`
+where scope = $1 and seq > $2 and seq < $3 `
 
-// Entries iterates over a scope's entries in the order of Seq, as far as no purge
-// took them: entry 1 is always there, what follows may begin later. Pages of 500
-// are read at a time and no statement is left open, so the loop's body may use
-// db, and entries made meanwhile are seen. An error ends the iteration, as its
-// last element.
+const (
+	entriesSQL = entrySQL + `order by seq limit $4`
+	newestSQL  = entrySQL + `order by seq desc limit $4`
+)
+
+// Entries iterates over a scope's entries in the order of Seq, or against it, as far
+// as no purge took them: entry 1 is always there, what follows may begin later. Pages of
+// 500 are read at a time and no statement is left open, so the loop's body may use
+// db, and, oldest first, entries made meanwhile are seen. An error ends the iteration, as
+// its last element.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		if err := checkScope("scope", scope); err != nil {
 			yield(Entry{}, err)
 			return
 		}
-		if opts.After < 0 {
-			yield(Entry{}, invalid("EntriesOptions.After", "%d is negative", opts.After))
-			return
+		for _, option := range []struct {
+			field string
+			value int64
+		}{{"After", opts.After}, {"Before", opts.Before}, {"Max", int64(opts.Max)}} {
+			if option.value < 0 {
+				yield(Entry{}, invalid("EntriesOptions."+option.field, "%d is negative", option.value))
+				return
+			}
 		}
-		if opts.Max < 0 {
-			yield(Entry{}, invalid("EntriesOptions.Max", "%d is negative", opts.Max))
-			return
+		after, before, left := opts.After, cmp.Or(opts.Before, math.MaxInt64), opts.Max
+		sql := l.sql.entries
+		if opts.NewestFirst {
+			sql = l.sql.newest
 		}
-		after, left := opts.After, opts.Max
 		for {
 			limit := entriesPage
 			if opts.Max > 0 {
 				limit = min(limit, left)
 			}
-			rows, err := db.Query(ctx, l.sql.entries, scope, after, limit)
+			rows, err := db.Query(ctx, sql, scope, after, before, limit)
 			if err != nil {
 				yield(Entry{}, failed("entries", err))
 				return
@@ -118,7 +134,11 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 			if len(page) < limit || opts.Max > 0 && left == 0 {
 				return
 			}
-			after = page[len(page)-1].Seq
+			if last := page[len(page)-1].Seq; opts.NewestFirst {
+				before = last
+			} else {
+				after = last
+			}
 		}
 	}
 }

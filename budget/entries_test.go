@@ -79,6 +79,91 @@ func TestEntries_PagesAfterAndMax(t *testing.T) {
 	}
 }
 
+func TestEntries_NewestFirst(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	chargeMany(t, pool, l, "a", 1001)
+	chargeMany(t, pool, l, "b", 3)
+	seqs := func(opts budget.EntriesOptions) (all []int64) {
+		opts.NewestFirst = true
+		for e, err := range l.Entries(ctx, pool, "a", opts) {
+			require.NoError(t, err)
+			require.Equal(t, "a", e.Scope)
+			require.Equal(t, e.Seq, e.Spent)
+			all = append(all, e.Seq)
+		}
+		return all
+	}
+	down := func(from, to int64) (all []int64) {
+		for seq := from; seq >= to; seq-- {
+			all = append(all, seq)
+		}
+		return all
+	}
+	for _, c := range []struct {
+		opts budget.EntriesOptions
+		want []int64
+	}{
+		{budget.EntriesOptions{}, down(1001, 1)},
+		{budget.EntriesOptions{Max: 3}, down(1001, 999)},
+		{budget.EntriesOptions{Max: 500}, down(1001, 502)},
+		{budget.EntriesOptions{Max: 501}, down(1001, 501)},
+		{budget.EntriesOptions{Before: 999, Max: 2}, down(998, 997)},
+		{budget.EntriesOptions{Before: 3, Max: 20}, down(2, 1)}, // a young scope
+		{budget.EntriesOptions{Before: 1}, nil},
+		{budget.EntriesOptions{Before: 5000, Max: 1}, down(1001, 1001)},
+		{budget.EntriesOptions{After: 400, Before: 1000}, down(999, 401)},
+	} {
+		require.Equal(t, c.want, seqs(c.opts), c.opts)
+	}
+	n := 0
+	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{After: 10, Before: 13}) {
+		require.NoError(t, err)
+		require.Equal(t, int64(11+n), e.Seq, "oldest first, Before is a bound, too")
+		n++
+	}
+	require.Equal(t, 2, n)
+
+	// After a purge entry 1 is there, and then none for a while.
+	clock.Advance(time.Hour)
+	chargeMany(t, pool, l, "a", 40)
+	purge(t, pool, l, time.Minute)
+	all := seqs(budget.EntriesOptions{})
+	gap := all[len(all)-2]
+	require.Greater(t, gap, int64(900))
+	require.Equal(t, append(down(1041, gap), 1), all)
+	require.Equal(t, []int64{gap, 1}, seqs(budget.EntriesOptions{Before: gap + 1, Max: 2}))
+	require.Equal(t, []int64{1}, seqs(budget.EntriesOptions{Before: gap}))
+	require.Empty(t, seqs(budget.EntriesOptions{After: 1, Before: gap}))
+	for range l.Entries(ctx, pool, "nobody", budget.EntriesOptions{NewestFirst: true}) {
+		t.Fatal("an unknown scope has no entries")
+	}
+}
+
+// The last ones of a long chain are read from the index's end.
+func TestEntries_NewestFirstReadsNoMoreThanItShows(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	execute(t, pool, `alter table metered.ledger set (autovacuum_enabled = off)`)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	show := func(n int) {
+		for range n {
+			for _, err := range l.Entries(t.Context(), conn, "a", budget.EntriesOptions{NewestFirst: true, Max: 10}) {
+				require.NoError(t, err)
+			}
+		}
+	}
+	show(10) // the plan that is kept is made now
+	chargeMany(t, conn, l, "a", 3000)
+	fetched, scans := tuplesFetched(t, conn, "ledger"), tableStat(t, conn, "ledger", "seq_scan")
+	show(10)
+	require.LessOrEqual(t, tuplesFetched(t, conn, "ledger")-fetched, int64(100))
+	require.Equal(t, scans, tableStat(t, conn, "ledger", "seq_scan"))
+}
+
 func TestEntries_BodyMayUseTheSameTransactionAndBreak(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -108,6 +108,37 @@ func ExampleLedger_Refund() {
 	// 2 refund 30: spent 100, refunded 30
 }
 
+// A statement shows the last entries first, a page at a time.
+func ExampleLedger_Entries() {
+	ctx, pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	for _, cents := range []int64{500, 200, 300} {
+		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := ledger.Credit(ctx, tx, budget.Credit{Scope: "wallet/ann", Amount: cents})
+			return err
+		}))
+	}
+	page := func(before int64) (last int64) {
+		opts := budget.EntriesOptions{NewestFirst: true, Before: before, Max: 2}
+		for e, err := range ledger.Entries(ctx, pool, "wallet/ann", opts) {
+			check(err)
+			fmt.Printf("%d %s %d, balance %d\n", e.Seq, e.Kind, e.Amount, e.Credited-e.Spent+e.Refunded)
+			last = e.Seq
+		}
+		return last
+	}
+	last := page(0)
+	fmt.Println("earlier:")
+	page(last)
+	// Output:
+	// 3 credit 300, balance 1000
+	// 2 credit 200, balance 700
+	// earlier:
+	// 1 credit 500, balance 500
+}
+
 // Usage looks at many scopes and windows in one round trip.
 func ExampleLedger_Usage() {
 	ctx, pool, done := exampleDatabase()

@@ -96,16 +96,17 @@ func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	charge, check, usage, credit, refund, entries string
-	lock                                          string
-	scopes, purge, repair                         string
-	chain, refundSums, refunded                   string
+	lock, charge, check, usage, credit, refund string
+	entries, newest                            string
+	scopes, purge, repair                      string
+	chain, refundSums, refunded                string
 }
 
 func render(n schema.Name) statements {
 	return statements{
 		lock: n.SQL(lockSQL), charge: n.SQL(chargeSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
-		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL), entries: n.SQL(entriesSQL),
+		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
+		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
 		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
 	}
