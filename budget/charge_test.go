@@ -232,3 +232,17 @@ func TestCharge_NoteIsStoredWithEveryKindOfEntry(t *testing.T) {
 		require.Equal(t, e.Seq == 4, e.Note == budget.Note{})
 	}
 }
+
+func TestRefusal_SaysWhatHelps(t *testing.T) {
+	t.Parallel()
+	refusal := func(limit budget.Limit, after time.Duration) string {
+		return budget.Refusal{Scope: "a", Limit: limit, Requested: 5, Available: 2, RetryAfter: after}.String()
+	}
+	const begin = `scope "a": requested 5, available 2, `
+	require.Equal(t, begin+"limit 9 per 1h0m0s, retry after 5m0s", refusal(budget.Limit{Max: 9, Window: time.Hour}, 5*time.Minute))
+	require.Equal(t, begin+"limit 4 per 1h0m0s, never fits", refusal(budget.Limit{Max: 4, Window: time.Hour}, budget.Never))
+	require.Equal(t, begin+"which is the credit left, more has to be credited", refusal(budget.Limit{}, budget.Never))
+	require.Equal(t, begin+"which is the credit left, retry after 5m0s", refusal(budget.Limit{}, 5*time.Minute))
+	require.Equal(t, begin+"limit 9 for the lifetime, waiting makes no room", refusal(budget.Limit{Max: 9}, budget.Never))
+	require.Equal(t, begin+"limit 9 for the lifetime, retry after 5m0s", refusal(budget.Limit{Max: 9}, 5*time.Minute))
+}

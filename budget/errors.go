@@ -107,16 +107,18 @@ type Refusal struct {
 }
 
 func (r Refusal) String() string {
-	per := "for the lifetime"
-	if r.Limit.Window > 0 {
-		per = "per " + r.Limit.Window.String()
+	of, help := fmt.Sprintf("limit %d per %v", r.Limit.Max, r.Limit.Window), "never fits"
+	switch {
+	case r.Limit.Window > 0:
+	case r.Limit.Max == 0: // prepaid, where a limit of 0 is as it should be
+		of, help = "which is the credit left", "more has to be credited"
+	default: // credit and refunds count here, time does not
+		of, help = fmt.Sprintf("limit %d for the lifetime", r.Limit.Max), "waiting makes no room"
 	}
-	retry := "never fits"
 	if r.RetryAfter != Never {
-		retry = "retry after " + r.RetryAfter.String()
+		help = "retry after " + r.RetryAfter.String()
 	}
-	return fmt.Sprintf("scope %q: requested %d, available %d, limit %d %s, %s",
-		r.Scope, r.Requested, r.Available, r.Limit.Max, per, retry)
+	return fmt.Sprintf("scope %q: requested %d, available %d, %s, %s", r.Scope, r.Requested, r.Available, of, help)
 }
 
 // ExceededError is a denial: every limit that refused, in the order given. The

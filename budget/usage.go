@@ -25,7 +25,7 @@ type Usage struct {
 
 	// Used is what counts against a limit with this window, holds aside. For a
 	// lifetime it is Spent - Refunded - Credited, and negative while there is
-	// credit.
+	// credit; what can be spent of that, with holds, is Available(0).
 	Used int64
 	// Held is what open holds keep of the scope.
 	Held int64
@@ -38,6 +38,11 @@ type Usage struct {
 	// with each entry, and so tells whether anything happened in between.
 	Seq int64
 }
+
+// Available is the largest amount that a limit of max with the window of the Query
+// admits now, >= 0, as Standing.Available: holds are off. Of prepaid credit it is
+// Available(0), with a Query without a window.
+func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held) }
 
 const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us

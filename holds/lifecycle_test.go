@@ -422,3 +422,34 @@ func TestSweep_TakesNoMoreThan2000LocksAtATime(t *testing.T) {
 	require.Equal(t, slices.Concat(slices.Repeat([]int{2000}, 40), slices.Repeat([]int{500}, 10)), locks)
 	f.sums()
 }
+
+// What a usage says is available is what can be held, and what a denial says.
+func TestPlace_HoldsTakeFromPrepaidCredit(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+		return f.ledger.Credit(ctx, tx, budget.Credit{Scope: "wallet", Amount: 10})
+	})
+	require.NoError(t, err)
+	_, err = f.charge(budget.Charge{Scope: "wallet", Amount: 3})
+	require.NoError(t, err)
+	f.mustPlace(holds.Request{Lines: []holds.Line{capacity("wallet", 5, 0)}})
+
+	usage, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "wallet"})
+	require.NoError(t, err)
+	require.Equal(t, int64(2), usage[0].Available(0), "credited 10, spent 3, held 5")
+	require.Equal(t, int64(6), usage[0].Available(4))
+	_, err = f.charge(budget.Charge{Scope: "wallet", Amount: 3, Limits: []budget.Limit{{Max: 0}}})
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, usage[0].Available(0), exceeded.Refusals[0].Available)
+	f.mustPlace(holds.Request{Lines: []holds.Line{capacity("wallet", 2, 0)}})
+	usage, err = f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "wallet"})
+	require.NoError(t, err)
+	require.Zero(t, usage[0].Available(0))
+	_, err = f.charge(budget.Charge{Scope: "wallet", Amount: 3}) // no limit: overdrawn
+	require.NoError(t, err)
+	usage, err = f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "wallet"})
+	require.NoError(t, err)
+	require.Zero(t, usage[0].Available(0), "and not less")
+}

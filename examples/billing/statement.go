@@ -29,13 +29,13 @@ func (s *shop) statement(ctx context.Context, out io.Writer, account string) err
 	return w.Flush()
 }
 
-// balance is what an account can still spend, the day's cap aside.
+// balance is what an account can still spend, the day's cap aside: its credit less what was spent and what holds keep.
 func (s *shop) balance(ctx context.Context, account string) (int64, error) {
 	usage, err := s.metered.Budget.Usage(ctx, s.pool, budget.Query{Scope: wallet(account)})
 	if err != nil {
 		return 0, err
 	}
-	return -usage[0].Used, nil
+	return usage[0].Available(0), nil
 }
 
 func money(cents int64) string {
