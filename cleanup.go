@@ -12,7 +12,9 @@ import (
 )
 
 // CleanupArgs are the args of a job that ends one hold when its time is over. Tx.Place
-// and Tx.Claim enqueue it; who places holds without a command can enqueue it, too.
+// and Tx.Claim enqueue it if they are given a Cleanup; who places holds without a command
+// can enqueue it, too. Where its queue is worked by a river.Client without CleanupWorker,
+// the job fails: its kind is not registered.
 type CleanupArgs struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
@@ -23,8 +25,11 @@ type CleanupArgs struct {
 // Kind is the job's kind.
 func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 
-// CleanupWorker works CleanupArgs: register it with river.AddWorker. It ends the hold
-// and tells subscribers and listeners, once, however often the job runs. If the hold
+// CleanupWorker works CleanupArgs. Register it wherever the queue of such jobs is worked:
+//
+//	river.AddWorker(workers, client.CleanupWorker())
+//
+// It ends the hold and tells subscribers and listeners, once, however often the job runs. If the hold
 // was captured or released, or is gone, it does nothing; and if it was extended, or is
 // not due by the database's clock, it does nothing until it is.
 func (c *Client) CleanupWorker() river.Worker[CleanupArgs] { return &cleanupWorker{client: c} }

@@ -38,8 +38,11 @@ type Command struct {
 	// their record is purged. Two spellings are two IDs.
 	ID string
 
-	// Namespace keeps the ids of tenants apart, up to MaxIDBytes bytes. Defaults to
-	// "".
+	// Namespace keeps the ids of tenants apart, up to MaxIDBytes bytes. If IDs come from
+	// clients, it has to be who the client was found to be, the user or the tenant
+	// that is signed in: whoever sends another's ID in a common namespace, with the same
+	// command, is answered with the other's result. Defaults to "", for ids that the
+	// program makes itself.
 	Namespace string
 
 	// Name says what the command is, up to MaxIDBytes bytes. The same ID under
@@ -48,7 +51,8 @@ type Command struct {
 
 	// Input is what the command depends on. As JSON (a []byte or json.RawMessage is
 	// taken as it is) it becomes part of the fingerprint: the same ID with other
-	// input is a conflict. Up to MaxInputBytes. Defaults to none.
+	// input is a conflict. Only the fingerprint is stored, from which the input is not
+	// to be had again. Up to MaxInputBytes. Defaults to none.
 	Input any
 
 	// IssuedAt is when the client issued the command, to the microsecond, the same in

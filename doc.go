@@ -3,11 +3,12 @@
 // and all of it commits or none of it does.
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
-//	    ID:      requestID,                       // the same id never runs twice
-//	    Name:    "upload",
-//	    Input:   input,
-//	    Token:   &metered.Redeem{Purpose: "upload", Subject: user, Presented: token},
-//	    Charges: []budget.Charge{{Scope: "org/acme", Amount: size, Limits: limits}},
+//	    ID:        requestID,                     // the same id never runs twice
+//	    Namespace: user,                          // whose id it is: who is signed in
+//	    Name:      "upload",
+//	    Input:     input,
+//	    Token:     &metered.Redeem{Purpose: "upload", Subject: user, Presented: token},
+//	    Charges:   []budget.Charge{{Scope: "org/acme", Amount: size, Limits: limits}},
 //	}, func(ctx context.Context, tx *metered.Tx) (Stored, error) {
 //	    … your writes through tx, tx.Grant, tx.Enqueue(ctx, ProcessUpload{…}, nil) …
 //	    return stored, nil
@@ -37,5 +38,21 @@
 // committed, nothing was written (but sticky charges). *IndefiniteError: nobody
 // can tell, because the connection was lost while COMMIT was under way and the
 // deadline passed before the answer could be looked up. Call Do again with the
-// same command: it answers with the first result if there is one.
+// same command: it answers with the first result if there is one. Retryable tells which
+// errors are worth another call, Code what they are.
+//
+// # Where to find what
+//
+//   - An idempotent endpoint: Do. Inside a transaction of yours: DoTx.
+//   - What became of an id: Client.Lookup.
+//   - A limit on attempts that also counts those that fail: Command.Sticky.
+//   - A top-up, a transfer, a refund: Tx.Credit, Tx.RefundCharge.
+//   - A seat, stock, a unique name, held until a deadline: Tx.Place and Tx.Claim, or package
+//     holds in a transaction of yours; Cleanup and CleanupWorker, to hear of its end.
+//   - A job whose cost is known when it is done: HeldWorker.
+//   - An audit record, or a counter, of what was refused: Config.OnDenial.
+//   - RateLimit fields and the 429: package httplimit.
+//   - Reads of a replica after a write: CommitPosition and ReadAt.
+//   - Set-up: Migrate or SchemaSQL, GrantSQL; what deletes: Client.PurgeOperations and the
+//     Purge of each package.
 package metered

@@ -109,7 +109,9 @@ func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cau
 // Code returns the stable code "indefinite".
 func (e *IndefiniteError) Code() string { return errIndefinite.Code() }
 
-// ArgumentError says which argument was refused, and why, before any SQL ran.
+// ArgumentError says which argument was refused, before any SQL ran: Field names it as
+// the caller wrote it ("Command.ID"), Reason says what is wrong with it and what is
+// allowed. It is ErrArgument, and one type for all packages.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -158,6 +160,8 @@ func failed(doing string, err error) error {
 		kind = ErrTxFailed
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		kind = ErrNotMigrated
+	case sqlstate.InsufficientPrivilege:
+		return fmt.Errorf("metered: %s: %s: %w", doing, sqlstate.GrantHint, err)
 	default:
 		return fmt.Errorf("metered: %s: %w", doing, err)
 	}

@@ -59,10 +59,11 @@ func Example() {
 	// Redeeming it charges the organisation, stores the upload and enqueues a job.
 	upload := func(operation string, size int64) (metered.Outcome[int64], error) {
 		return metered.Do(ctx, client, metered.Command{
-			ID:    operation, // chosen by whoever asks: the same id never runs twice
-			Name:  "upload",
-			Input: size,
-			Token: &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: grant.Token.Reveal()},
+			ID:        operation, // chosen by whoever asks: the same id never runs twice
+			Namespace: "ann",     // whose ids they are: who is signed in, never what the client says
+			Name:      "upload",
+			Input:     size,
+			Token:     &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: grant.Token.Reveal()},
 			Charges: []budget.Charge{{Scope: "org/acme", Amount: size, Limits: []budget.Limit{
 				{Max: 1_000, Window: time.Hour},
 				{Max: 5_000, Window: 24 * time.Hour},

@@ -29,11 +29,16 @@ type HoldRef struct {
 
 // Cost is what a job came to.
 type Cost struct {
-	// Lines are what was used, by scope, as in holds.Capture. Defaults to none: nothing
-	// was used, and nothing is charged.
+	// Lines are what was used, by scope. Empty means that nothing was used: nothing is
+	// charged and the hold is released. That is unlike holds.Capture, where no Lines are
+	// all that is held.
 	Lines []holds.Line
-	// Over says what becomes of a line beyond the estimate. Defaults to
-	// holds.OverRefused: the job then fails.
+	// Over says what becomes of a line beyond the estimate. With holds.OverRefused a job
+	// that costs more than its estimate fails, is tried again and costs as much again, to its
+	// last attempt. So hold an estimate that the cost cannot exceed, or say
+	// holds.OverAllowed, since the work is done and its cost incurred, or
+	// holds.OverIfFits, which charges the excess where the line's limits have room for
+	// it. Defaults to holds.OverRefused.
 	Over holds.Over
 	// Entity is linked to the hold. Defaults to none.
 	Entity string
@@ -55,11 +60,12 @@ type HeldOptions struct {
 	Timeout time.Duration
 	// RetryAfter is how long until a failed job is tried again. Defaults to 30s.
 	RetryAfter time.Duration
-	// Margin is how much longer a job is held than an attempt may take, and than the
-	// pause before the next one: for its wait in the queue. If the job of a worker that
-	// died is to be tried again, and not to be cancelled, it has to cover the time until
-	// River takes the job away from it, too: river.Config.RescueStuckJobsAfter, 1h unless
-	// set, and half a minute. Defaults to 1m.
+	// Margin is how long the hold outlasts an attempt, and the pause before the next one.
+	// With both defaults, this one's and River's, the job of a worker that was killed
+	// ends cancelled: River gives it to another after RescueStuckJobsAfter, 1h, and its
+	// hold has expired by then. To have it tried again set that lower in
+	// river.Config, and Margin to as much and half a minute more. It is also for the
+	// wait in the queue. Defaults to 1m.
 	Margin time.Duration
 }
 

@@ -176,3 +176,26 @@ func everyCall(t *testing.T, app *pgxpool.Pool, c *metered.Client) {
 	require.NoError(t, err)
 	require.True(t, report.OK(), report.Differences)
 }
+
+func TestGrantSQL_IsNamedWhereItIsMissing(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	c := newClient(t, asRole(t, pgtest.Open(t)), metered.Config{})
+	app := asRole(t, pgtest.Open(t))
+	for what, call := range map[string]func(tx pgx.Tx) error{
+		"command": func(pgx.Tx) error { _, err := metered.Do[any](ctx, c, metered.Command{ID: "op"}, nil); return err },
+		"lookup":  func(tx pgx.Tx) error { _, err := c.Lookup(ctx, tx, "", "op"); return err },
+		"charge": func(tx pgx.Tx) error {
+			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "s", Amount: 1})
+			return err
+		},
+		"hold":  func(tx pgx.Tx) error { _, err := c.Holds.Get(ctx, tx, "", "h", ""); return err },
+		"token": func(tx pgx.Tx) error { _, err := c.Tokens.RevokeSubject(ctx, tx, "p", "s"); return err },
+		"job":   func(tx pgx.Tx) error { _, err := c.Jobs.Find(ctx, tx, "default", "k"); return err },
+	} {
+		err := pgx.BeginFunc(ctx, app, call)
+		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), what)
+		require.ErrorContains(t, err, "metered.GrantSQL", what)
+		require.False(t, metered.Retryable(err), what)
+	}
+}

@@ -29,7 +29,7 @@ type Limit struct {
 
 	// Window is how far back charges count, in whole microseconds up to MaxWindow.
 	// A charge counts while it is younger than this. 0 means the scope's lifetime,
-	// where credits count too.
+	// where credits count too. For a month of the calendar see ScopeKey.
 	Window time.Duration
 
 	// Name is yours, to tell limits apart in a Refusal. Optional.

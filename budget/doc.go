@@ -21,6 +21,8 @@
 //     its refund leave a window together.
 //   - A credit (a top-up, prepaid money) counts for lifetime limits only. Prepaid
 //     credit is a lifetime limit of 0: nothing can be spent that was not credited.
+//   - A calendar's period is a slot of a scope, with a lifetime limit (see ScopeKey):
+//     windows slide, and know no 1st of the month.
 //   - Held units (reservations) count everywhere until they are captured or freed.
 //
 // Scopes need no creation, so a mistyped scope is a fresh and empty budget: build

@@ -69,7 +69,9 @@ var (
 	errClock    = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
 )
 
-// ArgumentError says which argument was refused, and why, before any SQL ran.
+// ArgumentError says which argument was refused, before any SQL ran: Field names it as
+// the caller wrote it ("Credit.Amount"), Reason says what is wrong with it and what is
+// allowed. It is ErrArgument.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -188,6 +190,8 @@ func failed(doing string, err error) error {
 		kind = ErrOverflow
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		kind = ErrNotMigrated
+	case sqlstate.InsufficientPrivilege:
+		return fmt.Errorf("budget: %s: %s: %w", doing, sqlstate.GrantHint, err)
 	default:
 		return fmt.Errorf("budget: %s: %w", doing, err)
 	}

@@ -204,6 +204,7 @@ func TestPlace_TellsWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 			var e *holds.TTLError
 			require.ErrorAs(t, err, &e)
 			require.Equal(t, holds.TTLError{TTL: ttl, Min: lo, Max: hi}, *e)
+			require.ErrorContains(t, err, "Config.MaxTTL, "+hi.String())
 			require.Equal(t, errors.Is(err, holds.ErrTTLTooShort), e.Code() == "ttl_too_short")
 		}
 	}

@@ -86,7 +86,9 @@ var (
 	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
 )
 
-// ArgumentError says which argument was refused, and why, before any SQL ran.
+// ArgumentError says which argument was refused: Field names it as the caller wrote it
+// ("Request.Lines[0].Amount"), Reason says what is wrong with it and what is allowed. No
+// SQL ran, unless a call says otherwise. It is ErrArgument.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -95,7 +97,8 @@ func invalid(field, format string, args ...any) error {
 
 func index(list string, i int, field string) string { return fmt.Sprintf("%s[%d]%s", list, i, field) }
 
-// TTLError says within which bounds a TTL must be.
+// TTLError says within which bounds a TTL must be: those of Config (of a command:
+// metered.Config.Holds).
 type TTLError struct{ TTL, Min, Max time.Duration }
 
 func (e *TTLError) kind() *fault.Sentinel {
@@ -106,7 +109,7 @@ func (e *TTLError) kind() *fault.Sentinel {
 }
 
 func (e *TTLError) Error() string {
-	return fmt.Sprintf("%v: %v is not from %v to %v", e.kind(), e.TTL, e.Min, e.Max)
+	return fmt.Sprintf("%v: %v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", e.kind(), e.TTL, e.Min, e.Max)
 }
 
 // Unwrap returns ErrTTLTooShort or ErrTTLTooLong, and ErrArgument.
@@ -256,6 +259,8 @@ func failed(doing string, err error) error {
 		return fmt.Errorf("%w: %s: %w", ErrBusy, doing, err)
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, doing, err)
+	case sqlstate.InsufficientPrivilege:
+		return fmt.Errorf("holds: %s: %s: %w", doing, sqlstate.GrantHint, err)
 	}
 	return fmt.Errorf("holds: %s: %w", doing, err)
 }

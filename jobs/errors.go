@@ -45,7 +45,9 @@ var (
 	errConflict = fault.New("job_conflict", "jobs: conflict")
 )
 
-// ArgumentError says which argument was refused, and why, before any SQL ran.
+// ArgumentError says which argument was refused, before any SQL ran: Field names it as
+// the caller wrote it ("Options.Key"), Reason says what is wrong with it and what is
+// allowed. It is ErrArgument.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -89,6 +91,8 @@ func wrap(doing string, err error) error {
 		return fmt.Errorf("%w: %w", ErrBusy, err)
 	case sqlstate.UndefinedFunction, sqlstate.UndefinedTable, sqlstate.InvalidSchemaName:
 		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, doing, err)
+	case sqlstate.InsufficientPrivilege: // River's tables are not metered's to grant
+		return fmt.Errorf("jobs: %s: %s, or what River's tables need: %w", doing, sqlstate.GrantHint, err)
 	}
 	return fmt.Errorf("jobs: %s: %w", doing, err)
 }

@@ -38,7 +38,9 @@ var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "tokens: invalid argument")
 
-// ArgumentError says which argument was refused, and why.
+// ArgumentError says which argument was refused: Field names it as the caller wrote it
+// ("Mint.TTL"), Reason says what is wrong with it and what is allowed. It is
+// ErrArgument.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -108,6 +110,8 @@ func dbError(call string, err error) error {
 		return fmt.Errorf("%w: %s: %w", ErrBusy, call, err)
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, call, err)
+	case sqlstate.InsufficientPrivilege:
+		return fmt.Errorf("tokens: %s: %s: %w", call, sqlstate.GrantHint, err)
 	}
 	return fmt.Errorf("tokens: %s: %w", call, err)
 }
