@@ -115,7 +115,8 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 			if opts.Max > 0 {
 				limit = min(limit, left)
 			}
-			rows, err := db.Query(ctx, sql, scope, after, before, limit)
+			// Planned for each page: a plan kept from when the ledger was small reads all of it.
+			rows, err := db.Query(ctx, sql, pgx.QueryExecModeExec, scope, after, before, limit)
 			if err != nil {
 				yield(Entry{}, failed("entries", err))
 				return
