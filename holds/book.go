@@ -136,15 +136,15 @@ func (b *Book) waitMS() int32 { return int32(b.ledger.LockTimeout() / time.Milli
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	lock, place, capture, release, extend, refund, expire string
-	get, claimed, list, history, sweep, announced, purge  string
+	lock, place, capture, release, extend, refund, expire             string
+	get, claimed, claimedMany, list, history, sweep, announced, purge string
 }
 
 func render(n schema.Name) statements {
 	return statements{
 		place: n.SQL(placeSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		extend: n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
-		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL), history: n.SQL(historySQL),
+		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), claimedMany: n.SQL(claimedManySQL), list: n.SQL(listSQL), history: n.SQL(historySQL),
 		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL),
 	}
 }

@@ -23,6 +23,14 @@
 // in entries of the scopes' chains, so budget.Ledger.Verify covers it; who holds it and
 // what became of it is in tables of its own, with a history of every transition.
 //
+// Two calls of Place or Claim in one transaction can deadlock with two in another that
+// take their scopes the other way round, as two charges can: each keeps its locks until
+// COMMIT. Postgres then ends one of them, after a second (deadlock_timeout, SQLSTATE
+// 40P01), and its transaction has to run again. Three ways out: one call with several
+// Lines, which takes all their locks in one order; Book.Lock with all the scopes, before
+// the first call; or a command (metered.Tx.Place, metered.Tx.Claim), which makes all its
+// calls last, behind their locks in one order, and is retried besides.
+//
 // To begin: metered.Migrate makes the tables, and New takes the ledger that the holds
 // are in.
 //

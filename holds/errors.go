@@ -192,7 +192,8 @@ func (e *StateError) Code() string { return fault.Code(e.kind()) }
 type TakenError struct {
 	Key Key
 	// RetryAfter is the time until it falls free, unless it is confirmed, released
-	// or extended before. 0 if it is confirmed.
+	// or extended before. 0 if it is confirmed, which does not mean at once: see
+	// RetryAfterSeconds.
 	RetryAfter time.Duration
 	// Confirmed: it was captured, and stays taken until it is given back.
 	Confirmed bool
@@ -207,6 +208,15 @@ func (e *TakenError) Error() string {
 
 // Unwrap returns ErrTaken.
 func (e *TakenError) Unwrap() error { return errTaken }
+
+// RetryAfterSeconds is RetryAfter in whole seconds, rounded up, as the header of that
+// name wants it; ok is false if waiting does not help, since the claim is confirmed.
+func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
+	if e.Confirmed {
+		return 0, false
+	}
+	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
+}
 
 // Code returns the stable code "claim_taken".
 func (e *TakenError) Code() string { return errTaken.Code() }

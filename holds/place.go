@@ -211,10 +211,15 @@ func (b *Book) check(r *Request) (*budget.Prepared, error) {
 
 // placeFailed turns an error of Postgres into that of Place.
 func placeFailed(call *budget.Prepared, key Key, err error) error {
-	if sqlstate.Of(err) != sqlstate.HoldRefused {
-		return call.Failed(err)
+	switch sqlstate.Of(err) {
+	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
+		return call.Failed(err) // the budget's own words for them
 	}
-	err = failed("place", err)
+	doing := "place"
+	if key != (Key{}) {
+		doing = "claim"
+	}
+	err = failed(doing, err)
 	var taken *TakenError
 	if errors.As(err, &taken) {
 		taken.Key = key

@@ -1,0 +1,217 @@
+package holds_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+func seat(name string) holds.Key { return holds.Key{Type: "seat", Value: name} }
+
+// asking counts the queries of a call.
+type asking struct {
+	holds.Querier
+	queries int
+}
+
+func (a *asking) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	a.queries++
+	return a.Querier.Query(ctx, sql, args...)
+}
+
+func TestClaimedMany_SaysOfEachKeyWhatClaimedSays(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	claim := func(tenant, name string, ttl time.Duration) holds.Hold {
+		h, err := f.claim(holds.Claim{Tenant: tenant, Key: seat(name), Holder: "ann", TTL: ttl})
+		require.NoError(t, err)
+		return h
+	}
+	claim("", "held", time.Hour)
+	claim("", "expired", time.Minute)
+	claim("", "swept", time.Minute)
+	_, err := f.release(claim("", "released", time.Hour).ID)
+	require.NoError(t, err)
+	confirmed, returned := claim("", "confirmed", time.Hour), claim("", "returned", time.Hour)
+	_, err = f.capture(holds.Capture{IDs: []string{confirmed.ID, returned.ID}})
+	require.NoError(t, err)
+	_, err = do(f, refund(f, returned.ID))
+	require.NoError(t, err)
+	claim("other", "never", time.Hour)
+	f.clock.Advance(time.Minute)
+	claim("", "swept", time.Hour) // the next generation
+
+	keys := []holds.Key{seat("never")}
+	for _, name := range []string{"held", "expired", "swept", "released", "confirmed", "returned", "held"} {
+		keys = append(keys, seat(name))
+	}
+	db := &asking{Querier: f.pool}
+	claimed, err := f.book.ClaimedMany(t.Context(), db, "", keys...)
+	require.NoError(t, err)
+	require.Equal(t, 1, db.queries)
+	want := map[holds.Key]holds.Hold{}
+	for _, key := range keys {
+		h, err := f.book.Claimed(t.Context(), f.pool, "", key)
+		if err == nil {
+			want[key] = h
+		} else {
+			require.ErrorIs(t, err, holds.ErrUnknown)
+		}
+	}
+	require.Len(t, want, 3)
+	require.Equal(t, want, claimed)
+
+	claimed, err = f.book.ClaimedMany(t.Context(), f.pool, "other", seat("never"), seat("held"))
+	require.NoError(t, err)
+	require.Len(t, claimed, 1)
+	claimed, err = f.book.ClaimedMany(t.Context(), f.pool, "")
+	require.NoError(t, err)
+	require.Empty(t, claimed)
+
+	var argument *holds.ArgumentError
+	_, err = f.book.ClaimedMany(t.Context(), nil, "", seat("a"), seat(""))
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "keys[1].Value", argument.Field)
+	_, err = f.book.ClaimedMany(t.Context(), nil, "\xff", seat("a"))
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "Tenant", argument.Field)
+	_, err = f.book.ClaimedMany(t.Context(), nil, "", make([]holds.Key, holds.MaxKeys+1)...)
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "keys", argument.Field)
+}
+
+// Also in a session that asked when there were few, each key is found by the index.
+func TestClaimedMany_ReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
+	t.Parallel()
+	for _, few := range []int{0, 30, 300, 3000} {
+		for _, analysed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d holds, analysed %v", few, analysed), func(t *testing.T) {
+				t.Parallel()
+				claimedManyIsByIndex(t, few, analysed)
+			})
+		}
+	}
+}
+
+func claimedManyIsByIndex(t *testing.T, few int, analysed bool) {
+	f := setUp(t, holds.Config{})
+	execute(t, f.pool, `alter table metered.holds set (autovacuum_enabled = off)`)
+	if few > 0 {
+		f.crowd("room", few, time.Hour, true)
+	}
+	if analysed {
+		execute(t, f.pool, `analyze metered.holds`)
+	}
+	conn, err := f.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	var keys []holds.Key
+	for i := range 50 {
+		keys = append(keys, seat(fmt.Sprint(i)))
+	}
+	ask := func() {
+		claimed, err := f.book.ClaimedMany(t.Context(), conn, "", keys...)
+		require.NoError(t, err)
+		require.Len(t, claimed, 1)
+	}
+	_, err = f.claim(holds.Claim{Key: keys[7], Holder: "ann"})
+	require.NoError(t, err)
+	for range 10 {
+		ask()
+	}
+	f.crowd("room", 20_000, 2*time.Hour, true)
+	scans := func() (n int) {
+		pgtest.FlushStatistics(t, conn)
+		require.NoError(t, conn.QueryRow(t.Context(), `select seq_scan + seq_tup_read from pg_stat_user_tables
+			where schemaname = 'metered' and relname = 'holds'`).Scan(&n))
+		return n
+	}
+	before := scans()
+	ask()
+	require.Equal(t, before, scans())
+}
+
+func TestTaken_SaysInSecondsWhenToComeAgain(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[time.Duration]int64{0: 0, time.Microsecond: 1, time.Second: 1, time.Second + 1: 2, time.Minute: 60} {
+		seconds, ok := (&holds.TakenError{RetryAfter: after}).RetryAfterSeconds()
+		require.True(t, ok)
+		require.Equal(t, want, seconds)
+	}
+	f := setUp(t, holds.Config{})
+	h, err := f.claim(holds.Claim{Key: seat("a"), Holder: "ann", TTL: time.Minute})
+	require.NoError(t, err)
+	var taken *holds.TakenError
+	_, err = f.claim(holds.Claim{Key: seat("a"), Holder: "ben"})
+	require.ErrorAs(t, err, &taken)
+	seconds, ok := taken.RetryAfterSeconds()
+	require.True(t, ok)
+	require.Equal(t, int64(60), seconds)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}})
+	require.NoError(t, err)
+	_, err = f.claim(holds.Claim{Key: seat("a"), Holder: "ben"})
+	require.ErrorAs(t, err, &taken)
+	_, ok = taken.RetryAfterSeconds()
+	require.False(t, ok)
+}
+
+// Two calls in one transaction, against two in another the other way round; and the same
+// as one call each.
+func TestPlace_TwoInOneTransactionCanDeadlockAndSaySo(t *testing.T) {
+	t.Parallel()
+	for what, call := range map[string]func(f *fixture, tx pgx.Tx, name string) error{
+		"place": func(f *fixture, tx pgx.Tx, name string) error {
+			_, err := f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity(name, 1, 9)}})
+			return err
+		},
+		"claim": func(f *fixture, tx pgx.Tx, name string) error {
+			_, err := f.book.Claim(t.Context(), tx, holds.Claim{Key: seat(name), Holder: "ann", TTL: time.Minute})
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			one, two := begin(t, f.pool, pgx.ReadCommitted), begin(t, f.pool, pgx.ReadCommitted)
+			require.NoError(t, call(f, one, "a"))
+			require.NoError(t, call(f, two, "b"))
+			first := going(func() error {
+				err := call(f, one, "b")
+				_ = one.Rollback(context.Background())
+				return err
+			})
+			waitQueued(t, f.pool, 1)
+			errTwo := call(f, two, "a")
+			_ = two.Rollback(context.Background())
+			err := <-first
+			if err == nil {
+				err = errTwo
+			}
+			require.Equal(t, "40P01", code(err), err)
+			require.ErrorContains(t, err, "holds: "+what+": ")
+			require.NotContains(t, err.Error(), "budget")
+		})
+	}
+}
+
+func TestPlace_BusyIsSaidOfThePlacement(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ledger, err := budget.New(budget.Config{LockTimeout: 10 * time.Millisecond})
+	require.NoError(t, err)
+	f.book, err = holds.New(ledger, holds.Config{})
+	require.NoError(t, err)
+	require.NoError(t, f.book.Lock(t.Context(), begin(t, f.pool, pgx.ReadCommitted), "a"))
+	_, err = f.place(holds.Request{Lines: []holds.Line{capacity("a", 1, 9)}})
+	require.ErrorIs(t, err, holds.ErrBusy)
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.ErrorContains(t, err, holds.ErrBusy.Error()+": place: ")
+}
