@@ -209,7 +209,7 @@ func TestPlace_BusyIsSaidOfThePlacement(t *testing.T) {
 	require.NoError(t, err)
 	f.book, err = holds.New(ledger, holds.Config{})
 	require.NoError(t, err)
-	require.NoError(t, f.book.Lock(t.Context(), begin(t, f.pool, pgx.ReadCommitted), "a"))
+	require.NoError(t, f.ledger.Lock(t.Context(), begin(t, f.pool, pgx.ReadCommitted), "a"))
 	_, err = f.place(holds.Request{Lines: []holds.Line{capacity("a", 1, 9)}})
 	require.ErrorIs(t, err, holds.ErrBusy)
 	require.ErrorIs(t, err, budget.ErrBusy)

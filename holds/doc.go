@@ -27,7 +27,7 @@
 // take their scopes the other way round, as two charges can: each keeps its locks until
 // COMMIT. Postgres then ends one of them, after a second (deadlock_timeout, SQLSTATE
 // 40P01), and its transaction has to run again. Three ways out: one call with several
-// Lines, which takes all their locks in one order; Book.Lock with all the scopes, before
+// Lines, which takes all their locks in one order; budget.Ledger.Lock with all the scopes, before
 // the first call; or a command (metered.Tx.Place, metered.Tx.Claim), which makes all its
 // calls last, behind their locks in one order, and is retried besides.
 //
