@@ -72,7 +72,8 @@ type Denial struct {
 	// Command is the command, without its Token: that may be unspent still.
 	Command Command
 	// Err matches budget.ErrExceeded, and then is a *budget.ExceededError (errors.As);
-	// tokens.ErrInvalid; or holds.ErrTaken, ErrState or ErrUnknown.
+	// budget.ErrRefundExceeds; tokens.ErrInvalid; or holds.ErrTaken, ErrState, ErrUnknown,
+	// ErrExcess, ErrCeiling or ErrNotReturnable.
 	Err error
 	// Sticky means that it was a sticky charge that was refused: Err is ErrTooManyAttempts.
 	Sticky bool

@@ -17,7 +17,10 @@ import (
 )
 
 // denials are what Config.OnDenial hears of.
-var denials = []error{budget.ErrExceeded, tokens.ErrInvalid, holds.ErrTaken, holds.ErrState, holds.ErrUnknown}
+var denials = []error{
+	budget.ErrExceeded, budget.ErrRefundExceeds, tokens.ErrInvalid,
+	holds.ErrTaken, holds.ErrState, holds.ErrUnknown, holds.ErrExcess, holds.ErrCeiling, holds.ErrNotReturnable,
+}
 
 // Func is what a command does: its writes, through tx, and its result, which is
 // stored as JSON. A result that encoding/json cannot write, or cannot read back into

@@ -192,6 +192,38 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 	require.ErrorIs(t, denied[0].Err, holds.ErrState)
 }
 
+func TestOnDenial_HearsOfEveryRefusalOfAHold(t *testing.T) {
+	t.Parallel()
+	var denied []error
+	_, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) { denied = append(denied, d.Err) }})
+	ctx := t.Context()
+	do := func(id string, f func(tx *metered.Tx) error) error {
+		_, err := metered.Do(ctx, c, metered.Command{ID: id}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, f(tx) })
+		return err
+	}
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op1"}, placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
+	require.NoError(t, err)
+	want := []error{holds.ErrExcess, holds.ErrCeiling, holds.ErrNotReturnable, budget.ErrRefundExceeds}
+	require.ErrorIs(t, do("op2", func(tx *metered.Tx) error {
+		return tx.Capture(holds.Capture{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "seat", Amount: 2}}})
+	}), holds.ErrExcess)
+	require.ErrorIs(t, do("op2", func(tx *metered.Tx) error {
+		return tx.Extend(holds.Extend{IDs: []string{"h"}, By: holds.DefaultMaxLifetime})
+	}), holds.ErrCeiling)
+	require.NoError(t, do("op3", func(tx *metered.Tx) error { return tx.Capture(holds.Capture{IDs: []string{"h"}}) }))
+	require.NoError(t, do("op4", func(tx *metered.Tx) error {
+		return tx.RefundCharge(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
+	}))
+	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error { return tx.Refund(holds.Refund{IDs: []string{"h"}}) }), holds.ErrNotReturnable)
+	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error {
+		return tx.RefundCharge(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
+	}), budget.ErrRefundExceeds)
+	require.Len(t, denied, len(want))
+	for i := range want {
+		require.ErrorIs(t, denied[i], want[i])
+	}
+}
+
 // Several calls lock the scopes of what they name first, which here are none.
 func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 	t.Parallel()

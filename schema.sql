@@ -2418,8 +2418,8 @@ begin
                 insert into metered.operations (namespace, id, at, fingerprint, result)
                 values (of_namespace, of_id, 'infinity', '', '') on conflict do nothing;
                 perform from metered.operations_horizon h where h.one for share;
-                raise exception using errcode = 'MT000';
-            exception when sqlstate 'MT000' then
+                raise exception using errcode = 'MT100';
+            exception when sqlstate 'MT100' then
                 null;
             end;
         end if;

@@ -136,7 +136,7 @@ func (b *Book) waitMS() int32 { return int32(b.ledger.LockTimeout() / time.Milli
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	lock, place, capture, release, extend, refund, expire             string
+	place, capture, release, extend, refund, expire                   string
 	get, claimed, claimedMany, list, history, sweep, announced, purge string
 }
 
