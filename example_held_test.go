@@ -1,0 +1,70 @@
+package metered_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// Transcribe is a job for River. Its estimated cost is held by Hold.
+type Transcribe struct {
+	Hold  metered.HoldRef `json:"hold"`
+	Words int64           `json:"words"`
+}
+
+func (Transcribe) Kind() string { return "transcribe" }
+
+// HeldBy is for metered.HeldWorker.
+func (t Transcribe) HeldBy() metered.HoldRef { return t.Hold }
+
+// The estimate is held and the job enqueued, or neither; what the job came to is captured
+// together with its end, and the rest is free.
+func ExampleHeldWorker() {
+	ctx, pool, done := exampleMigrated()
+	defer done()
+	workers := river.NewWorkers()
+	riverClient, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
+	})
+	check(err)
+	client, err := metered.New(pool, metered.Config{River: riverClient})
+	check(err)
+	river.AddWorker(workers, metered.HeldWorker(client, func(_ context.Context, job *river.Job[Transcribe]) (metered.Cost, error) {
+		return metered.Cost{
+			Lines: []holds.Line{{Scope: "org/acme", Amount: job.Args.Words}},
+			Over:  holds.OverAllowed, // the work is done, whatever the estimate was
+		}, nil
+	}, metered.HeldOptions{}))
+	finished, unsubscribe := riverClient.Subscribe(river.EventKindJobCompleted)
+	defer unsubscribe()
+	check(riverClient.Start(ctx))
+
+	_, err = metered.Do(ctx, client, metered.Command{ID: "request-1", Namespace: "ann", Name: "transcribe"},
+		func(ctx context.Context, tx *metered.Tx) (any, error) {
+			id, err := tx.Place(ctx, holds.Request{
+				TTL:   10 * time.Minute, // for the wait in the queue
+				Lines: []holds.Line{{Scope: "org/acme", Amount: 500, Limits: []budget.Limit{{Max: 1_000, Window: time.Hour}}}},
+			}, nil)
+			if err != nil {
+				return nil, err
+			}
+			_, err = tx.Enqueue(ctx, Transcribe{Hold: metered.HoldRef{ID: id}, Words: 320}, nil)
+			return nil, err
+		})
+	check(err)
+	<-finished
+	check(riverClient.Stop(ctx))
+
+	usage, err := client.Budget.Usage(ctx, pool, budget.Query{Scope: "org/acme", Window: time.Hour})
+	check(err)
+	fmt.Println("charged", usage[0].Used, "held", usage[0].Held, "available", usage[0].Available(1_000))
+	// Output:
+	// charged 320 held 0 available 680
+}
