@@ -29,9 +29,9 @@ func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 //
 //	river.AddWorker(workers, client.CleanupWorker())
 //
-// It ends the hold and tells subscribers and listeners, once, however often the job runs. If the hold
-// was captured or released, or is gone, it does nothing; and if it was extended, or is
-// not due by the database's clock, it does nothing until it is.
+// It ends the hold and tells subscribers and listeners, once, however often the job
+// runs. If the hold was captured or released, or is gone, it does nothing; and if it was
+// extended, or is not due by the database's clock, it does nothing until it is.
 func (c *Client) CleanupWorker() river.Worker[CleanupArgs] { return &cleanupWorker{client: c} }
 
 type cleanupWorker struct {

@@ -24,10 +24,10 @@ import (
 // rests on, and each new call is charged again.
 //
 // False: nil; whatever was refused, which says by itself if waiting helps
-// (budget.ExceededError, holds.TakenError); arguments, conflicts and the set-up; a call that its caller
-// cancelled; and the function's own errors, if they are none of those above. One that
-// reads from elsewhere should not return a *net.OpError or io.ErrUnexpectedEOF as it is:
-// they are taken for those of the database's connection.
+// (budget.ExceededError, holds.TakenError); arguments, conflicts and the set-up; a call
+// that its caller cancelled; and the function's own errors, if they are none of those
+// above. One that reads from elsewhere should not return a *net.OpError or
+// io.ErrUnexpectedEOF as it is: they are taken for those of the database's connection.
 //
 // It is not pgconn.SafeToRetry, which asks whether anything was sent, and not whether
 // it is any use to send it again.
