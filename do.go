@@ -85,9 +85,10 @@ type Outcome[R any] struct {
 // Config.ResolveTimeout.
 //
 // Locks: the operation id's advisory lock from the beginning; the token's row;
-// whatever fn locks; and in the last flush the locks of the scopes, in the order of
-// their keys, until COMMIT is durable, or with Command.EarlyRelease until it is
-// written. Three round trips and those of fn.
+// whatever fn locks; and in the last flush, all at once, the locks of the scopes, in the
+// order of their keys, then those of ids that it gives to holds, and then the rows of holds,
+// until COMMIT is durable, or with Command.EarlyRelease until it is written. Three round
+// trips and those of fn.
 //
 // Timeouts: with a deadline in ctx, the transaction's statement, lock and idle
 // timeouts are set to what is left when it begins, less a margin, and the wait for

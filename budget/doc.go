@@ -48,9 +48,11 @@
 // Ledger.Charge runs in the caller's transaction and takes effect with its
 // commit. It holds an advisory lock on each scope until then, so charge late,
 // as the last thing before COMMIT; package metered does that by itself, in the
-// same network flush. Two charges in one transaction can deadlock with two in
-// another if they take their scopes in different orders (Postgres then ends one
-// of them, SQLSTATE 40P01); one call that charges both scopes cannot.
+// same network flush. Two charges in one transaction, or a charge and a credit, can
+// deadlock with two in another if they take their scopes in different orders
+// (Postgres then ends one of them, SQLSTATE 40P01). One call that charges both scopes
+// cannot; before several calls, Ledger.Lock takes all their locks at once; and in a
+// command of package metered all that it does to budgets is in one order.
 //
 // All isolation levels are correct. At READ COMMITTED writers of one scope queue
 // and each sees the one before. At REPEATABLE READ and SERIALIZABLE a writer that
