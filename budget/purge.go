@@ -21,14 +21,16 @@ type PurgeOptions struct {
 	// Batch is how many entries one transaction deletes at most, from 16 to
 	// 100,000, and up to 17 more of a scope that it forgets. Defaults to 5,000.
 	Batch int
-	// Forget says of which scopes nothing at all need stay once their last entry is
-	// older than OlderThan; defaults to none. It is for scopes that come and go, one for
-	// each address or each name, since of any other at least two rows stay for good. What
-	// such a scope was charged in its lifetime is forgotten with it, so forget none that
-	// has a limit without a window, or one longer than OlderThan: there is nothing left
-	// that could say ErrWindowPurged. Its entries begin at 1 again: a charge in it must not
-	// be refunded later than OlderThan, for the Seq might be another's by then. A scope
-	// with credit, with an open hold, or of a claim that stands is never forgotten.
+	// Forget reports whether a scope may be deleted whole once its last entry is older
+	// than OlderThan. It is for scopes that come and go, one for each address or each
+	// name: of any other at least two rows stay for good. Defaults to none.
+	//
+	// A scope that was forgotten is as if nobody had ever charged it. So let it report
+	// true only for scopes all of whose limits have windows no longer than OlderThan
+	// (no ErrWindowPurged would tell), and whose charges are never refunded when they are
+	// older than that (its entries begin at 1 again, so that a Seq may be that of a later
+	// charge). A scope with credit, with an open hold, or of an active claim stays,
+	// whatever Forget reports.
 	Forget func(scope string) bool
 	// Progress is called after each transaction, in the goroutine of the call.
 	Progress func(PurgeReport)

@@ -48,18 +48,22 @@ type Claim struct {
 	Note     budget.Note
 }
 
-// Claim places a hold of capacity 1 on a key. There is one active claim of a key at
-// a time: one that is held and not past its time, or captured, which is to confirm
-// it, and not given back by Refund.
+// Claim places a hold of capacity 1 on a key. A key has at most one active claim. A
+// claim is active while it is held and not due; and once it is confirmed, which is what
+// capturing it does, until Refund gives it back.
 //
-// Who holds the live claim and claims again, with the same lines and charges, gets
-// it back as it is: the same id and deadline, and nothing is charged (Created =
-// false). With others it is ErrConflict. Everybody else gets a *TakenError, which
-// tells how long, and not who; and so does its own holder once it is confirmed.
+// If the key has an active claim, the answer depends on who asks:
 //
-// Each claim that is made is a new generation with a new id, derived from the key and a
-// UUIDv7: who kept the id of one that ended can touch nothing with it. Otherwise as
-// Place; and as of Place, two in one transaction can deadlock (see the package comment).
+//   - its holder, with the same lines and charges, before it is confirmed: gets that
+//     claim back, with the id and the deadline that it has, and nothing is charged
+//     (Created = false). With other lines or charges it is ErrConflict;
+//   - its holder, after it was confirmed, and everybody else: *TakenError, which tells
+//     until when, and not who.
+//
+// Each new claim of a key has a new id, derived from the key and a UUIDv7. The id of a
+// claim that ended never becomes that of a later one, so whoever still has it can
+// do nothing to that. Otherwise as Place; and as of Place, two in one transaction can
+// deadlock (see the package comment).
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	p, err := b.PrepareClaim(c)
 	if err != nil {
