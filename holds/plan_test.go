@@ -178,6 +178,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 	}
 	for range 7 {
 		f.clock.Advance(11 * time.Second)
+		pages["locks of a command"] = buffers(f.T, conn, `select metered.lock_all('{1}', '{2}', '{room,none}', '{""}', '{""}', '{stays}', 1000)`)
 		lines := []holds.Line{capacity("room", 1, 1_000_000)}
 		r := holds.Request{ID: fmt.Sprint("h", f.clock.Now()), TTL: 30 * time.Minute, Lines: lines}
 		p, err := f.book.PreparePlace(r)
