@@ -62,20 +62,21 @@ func TestProcessEnd_LeavesNothing(t *testing.T) {
 	for _, c := range []struct {
 		name, mode string
 		end        func(pid int) error
+		ignored    syscall.Signal // may be, by inheritance
 	}{
-		{"return", "return", nil},
-		{"exit", "exit", nil},
-		{"panic", "panic", nil},
-		{"SIGKILL", "wait", func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }},
-		{"SIGTERM", "wait", func(pid int) error { return syscall.Kill(pid, syscall.SIGTERM) }},
+		{"return", "return", nil, 0},
+		{"exit", "exit", nil, 0},
+		{"panic", "panic", nil, 0},
+		{"SIGKILL", "wait", func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }, 0},
+		{"SIGTERM", "wait", func(pid int) error { return syscall.Kill(pid, syscall.SIGTERM) }, 0},
 		// The terminal sends Ctrl-C to the whole foreground group.
-		{"Ctrl-C", "wait", func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) }},
-		{"hang-up", "wait", func(pid int) error { return syscall.Kill(-pid, syscall.SIGHUP) }},
+		{"Ctrl-C", "wait", func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) }, syscall.SIGINT},
+		{"hang-up", "wait", func(pid int) error { return syscall.Kill(-pid, syscall.SIGHUP) }, syscall.SIGHUP},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if c.name == "hang-up" && signal.Ignored(syscall.SIGHUP) {
-				t.Skip("the tests were started with SIGHUP ignored, by nohup for example: it ends nothing")
+			if c.ignored != 0 && signal.Ignored(c.ignored) {
+				t.Skipf("the tests were started with %v ignored, by nohup or in the background: it ends nothing", c.ignored)
 			}
 			base := sharedDir(t, 0o1777)
 			cmd, stdin, s := startHelper(t, c.mode, base, nil)
