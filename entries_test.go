@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -186,6 +187,29 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 	}
 }
 
+// What the command itself was charged for the attempt is newer than its snapshot.
+func TestDo_RefundsItsOwnAttemptAtEachIsolationLevel(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUp(t, metered.Config{})
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Isolation: level, Sticky: []budget.Charge{charge("attempts", 2, 5)}},
+				func(_ context.Context, tx *metered.Tx) (any, error) {
+					attempt := tx.Sticky.Entries[0]
+					return nil, tx.RefundCharge(budget.Refund{Scope: attempt.Scope, Seq: attempt.Seq, Amount: 1})
+				})
+			require.NoError(t, err)
+			require.Equal(t, int64(1), used(t, pool, c, "attempts"))
+			_, err = metered.Do(t.Context(), c, metered.Command{ID: "op2", Isolation: level}, func(_ context.Context, tx *metered.Tx) (any, error) {
+				return nil, tx.RefundCharge(budget.Refund{Scope: "attempts", Seq: 3, Amount: 1})
+			})
+			require.ErrorIs(t, err, budget.ErrUnknownEntry)
+			require.Equal(t, int64(2), queryRow[int64](t, pool, `select count(*) from metered.ledger`))
+		})
+	}
+}
+
 // A denial of the charges takes the credits with it.
 func TestDo_ADeniedTransferCreditsNobody(t *testing.T) {
 	t.Parallel()
@@ -233,10 +257,12 @@ func TestTx_CreditAndRefundChargeCheckWhatTheyAreGiven(t *testing.T) {
 	require.ErrorIs(t, dead.RefundCharge(budget.Refund{Scope: "s", Seq: 1, Amount: 1}), metered.ErrTxDone)
 }
 
+// waiting counts the backends that wait for a lock.
+const waiting = `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+
 // started calls f in another goroutine, and waits until one more backend waits for a lock.
 func started(t *testing.T, pool *pgxpool.Pool, f func() error) <-chan error {
 	t.Helper()
-	const waiting = `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
 	before := queryRow[int](t, pool, waiting)
 	done := make(chan error, 1)
 	go func() { done <- f() }()
@@ -245,44 +271,72 @@ func started(t *testing.T, pool *pgxpool.Pool, f func() error) <-chan error {
 }
 
 // Rows of holds that are due are locked in one order by all that a command does: here
-// the first hold stands in the way of what the command does last.
+// the first hold stands in the way of what the command does last, or first.
 func TestDoTx_EndsWhatIsDueInOneOrderWithOthers(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
-	ctx := t.Context()
-	place := func(tx pgx.Tx, id string, scopes ...string) error {
-		r := holds.Request{ID: id, TTL: time.Hour}
-		for _, scope := range scopes {
-			r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 1}}})
-		}
-		_, err := c.Holds.Place(ctx, tx, r)
+	full := []budget.Limit{{Max: 1}}
+	place := func(ctx context.Context, tx *metered.Tx, scope string) error {
+		_, err := tx.Place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: full}}, TTL: time.Hour}, nil)
 		return err
 	}
-	within := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, f) }
-	require.NoError(t, within(func(tx pgx.Tx) error { return place(tx, "first", "a", "c1") }))
-	require.NoError(t, within(func(tx pgx.Tx) error { return place(tx, "second", "b", "c2") }))
-	pgtest.SetClock(t, pool, time.Now().Add(2*time.Hour))
+	for name, test := range map[string]struct {
+		charge string // its scope
+		fn     func(ctx context.Context, tx *metered.Tx) error
+	}{
+		"a placement and a charge": {"a", func(ctx context.Context, tx *metered.Tx) error { return place(ctx, tx, "b") }},
+		"two placements": {"", func(ctx context.Context, tx *metered.Tx) error {
+			return errors.Join(place(ctx, tx, "b"), place(ctx, tx, "a"))
+		}},
+		"a charge, and a capture of more than is held": {"b", func(_ context.Context, tx *metered.Tx) error {
+			return tx.Capture(holds.Capture{IDs: []string{"mine"}, Lines: []holds.Line{{Scope: "a", Amount: 2}}, Over: holds.OverAllowed})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, Holds: holds.Config{MaxTTL: 10 * time.Hour}})
+			ctx := t.Context()
+			within := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, f) }
+			place := func(tx pgx.Tx, id string, ttl time.Duration, scopes ...string) error {
+				r := holds.Request{ID: id, TTL: ttl}
+				for _, scope := range scopes {
+					r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 2}}})
+				}
+				_, err := c.Holds.Place(ctx, tx, r)
+				return err
+			}
+			require.NoError(t, within(func(tx pgx.Tx) error { return place(tx, "first", time.Hour, "a", "c1") }))
+			require.NoError(t, within(func(tx pgx.Tx) error { return place(tx, "second", time.Hour, "b", "c2") }))
+			if test.charge == "b" {
+				require.NoError(t, within(func(tx pgx.Tx) error { return place(tx, "mine", 10*time.Hour, "a") }))
+			}
+			for _, scope := range []string{"c1", "c2"} {
+				require.NoError(t, within(func(tx pgx.Tx) error { return place(tx, scope, 10*time.Hour, scope) }))
+			}
+			pgtest.SetClock(t, pool, time.Now().Add(2*time.Hour))
 
-	first, err := pool.Begin(ctx)
-	require.NoError(t, err)
-	defer func() { _ = first.Rollback(context.Background()) }()
-	_, err = first.Exec(ctx, `select from metered.holds where id = 'first' for no key update`)
-	require.NoError(t, err)
-	other := started(t, pool, func() error {
-		return within(func(tx pgx.Tx) error { return place(tx, "both", "c1", "c2") })
-	})
-	command := started(t, pool, func() error {
-		return within(func(tx pgx.Tx) error {
-			_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "a", Amount: 1, Limits: []budget.Limit{{Max: 1}}}}},
-				func(ctx context.Context, tx *metered.Tx) (any, error) {
-					return tx.Place(ctx, holds.Request{Lines: []holds.Line{{Scope: "b", Amount: 1, Limits: []budget.Limit{{Max: 1}}}}, TTL: time.Hour}, nil)
+			first, err := pool.Begin(ctx)
+			require.NoError(t, err)
+			defer func() { _ = first.Rollback(context.Background()) }()
+			_, err = first.Exec(ctx, `select from metered.holds where id = 'first' for no key update`)
+			require.NoError(t, err)
+			other := started(t, pool, func() error {
+				return within(func(tx pgx.Tx) error { return place(tx, "both", time.Hour, "c1", "c2") })
+			})
+			cmd := metered.Command{ID: "op"}
+			if test.charge != "" {
+				cmd.Charges = []budget.Charge{{Scope: test.charge, Amount: 1, Limits: full}}
+			}
+			command := started(t, pool, func() error {
+				return within(func(tx pgx.Tx) error {
+					_, err := metered.DoTx(ctx, c, tx, cmd, func(ctx context.Context, tx *metered.Tx) (any, error) { return nil, test.fn(ctx, tx) })
+					return err
 				})
-			return err
+			})
+			require.NoError(t, first.Rollback(ctx))
+			require.NoError(t, <-other)
+			require.NoError(t, <-command)
 		})
-	})
-	require.NoError(t, first.Rollback(ctx))
-	require.NoError(t, <-other)
-	require.NoError(t, <-command)
+	}
 }
 
 // So are the ids that a command gives to holds.
@@ -312,7 +366,9 @@ func TestDoTx_TakesTheIDsOfItsHoldsInOneOrderWithOthers(t *testing.T) {
 	one := started(t, pool, func() error { return do("one", "x", "m", "y") })
 	other := make(chan error, 1)
 	go func() { other <- do("other", "y", "x") }()
-	time.Sleep(50 * time.Millisecond) // for it to come as far as it can; if it does not, nothing is shown
+	require.Eventually(t, func() bool { // it waits, too, or has not had to
+		return len(other) > 0 || queryRow[int](t, pool, waiting) > 1
+	}, 20*time.Second, 5*time.Millisecond)
 	require.NoError(t, middle.Rollback(ctx))
 	errs := []error{<-one, <-other}
 	for _, err := range errs {

@@ -18,10 +18,11 @@ import (
 //
 // True: busy; timeouts, of a context's deadline and of the server; serialization
 // failures and deadlocks, also once Do has given up on them; a connection that was
-// refused or lost; a server that is starting, shutting down or short of something
-// (classes 08, 53 and 57P of SQLSTATE); ErrStale; and ErrIndefinite, where it has to be the
-// same command with the same ID, which is then carried out once. ErrSticky is what it
-// rests on, and each new call is charged again.
+// refused or lost; a server that is starting, shutting down or short of something (of
+// SQLSTATE class 08, but 08P01 only if it is FATAL; class 53; and 57P but for a database
+// that was dropped); ErrStale; and ErrIndefinite, where it has to be the same command with
+// the same ID, which is then carried out once. ErrSticky is what it rests on, and each
+// new call is charged again.
 //
 // False: nil; whatever was refused, which says by itself if waiting helps
 // (budget.ExceededError, holds.TakenError); arguments, conflicts and the set-up; a call

@@ -97,12 +97,15 @@ func (k *kit) leaves(t *testing.T, make func(*kit) contender, tables []string) m
 		times := len(slices.DeleteFunc(slices.Clone(tables), func(name string) bool { return name != table }))
 		require.Len(t, found, times*ops, table)
 		shapes[table] = map[string]string{}
+		seen := map[string][]string{}
 		for _, row := range found {
 			for column, v := range row {
-				if like := likeness(v); !strings.Contains(shapes[table][column], like) {
-					shapes[table][column] += like
-				}
+				seen[column] = append(seen[column], likeness(v))
 			}
+		}
+		for column, likes := range seen {
+			slices.Sort(likes)
+			shapes[table][column] = strings.Join(slices.Compact(likes), ", ")
 		}
 	}
 	var rest int // tokens that are not used, and results that are no job's

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 func TestRefund_LeavesTheWindowTogetherWithItsCharge(t *testing.T) {
@@ -158,4 +159,34 @@ func TestRefund_CostDoesNotGrowWithTheirNumber(t *testing.T) {
 	require.Equal(t, levels, perRefund)
 	require.LessOrEqual(t, perRefund, int64(16))
 	requireVerified(t, pool, l)
+}
+
+// A refusal that rests on an old view of the scope is none: the transaction runs again.
+func TestRefund_OfAChargeThatTheSnapshotDoesNotSeeIsRetryable(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			pool, l, _ := open(t)
+			first := mustCharge(t, pool, l, "a", 5).Seq
+			for name, refund := range map[string]budget.Refund{
+				"not there": {Scope: "a", Seq: first + 1, Amount: 1}, "too much": {Scope: "a", Seq: first, Amount: 6}, "of a later one": {Scope: "a", Seq: 99, Amount: 1},
+			} {
+				tx := begin(t, pool, level)
+				_, err := l.Usage(ctx, tx, budget.Query{Scope: "a"}) // the snapshot
+				require.NoError(t, err)
+				mustCharge(t, pool, l, "a", 5)
+				_, err = l.Refund(ctx, tx, refund)
+				require.Equal(t, sqlstate.SerializationFailure, sqlstate.Of(err), "%s: %v", name, err)
+				require.NoError(t, tx.Rollback(ctx))
+			}
+			tx := begin(t, pool, level)
+			_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: first, Amount: 6})
+			require.ErrorIs(t, err, budget.ErrRefundExceeds)
+			_, err = l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: first, Amount: 5}) // tx is usable
+			require.NoError(t, err)
+			require.NoError(t, tx.Commit(ctx))
+		})
+	}
 }

@@ -133,8 +133,12 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 	if c.Keep {
 		kind = EventCapturedPart
 	}
+	locks := Locks{Tenant: c.Tenant, Holder: c.Holder, IDs: c.IDs}
+	if c.Over != OverRefused {
+		locks.Scopes = used.scopes // their keys are the hold's
+	}
 	p := &Prepared{
-		book: b, sql: b.sql.capture, locks: Locks{Tenant: c.Tenant, Holder: c.Holder, IDs: c.IDs}, kind: kind, note: c.Note, wait: 12,
+		book: b, sql: b.sql.capture, locks: locks, kind: kind, note: c.Note, wait: 12,
 		args: []any{c.Tenant, c.IDs, issued(c.IDs), c.Holder, used.scopes, used.units, !c.Keep, policy,
 			used.limitScopes, used.maxima, used.windows, used.tolerance, b.waitMS(), entity, c.Note.JSON(), b.channel()},
 	}

@@ -26,10 +26,11 @@
 // Two calls of Place or Claim in one transaction can deadlock with two in another that
 // take their scopes the other way round, as two charges can: each keeps its locks until
 // COMMIT. Postgres then ends one of them, after a second (deadlock_timeout, SQLSTATE
-// 40P01), and its transaction has to run again. Three ways out: one call with several
-// Lines, which takes all their locks in one order; budget.Ledger.Lock with all the scopes, before
-// the first call; or a command (metered.Tx.Place, metered.Tx.Claim), which makes all its
-// calls last, behind their locks in one order, and is retried besides.
+// 40P01), and its transaction has to run again. Two ways out: one call with several
+// Lines, or a command (metered.Tx.Place, metered.Tx.Claim), which makes all its calls
+// last, and is retried besides; both take all their locks in one order.
+// (budget.Ledger.Lock before the first call is a third, as long as none of the scopes'
+// holds is due, and no id is chosen by the caller.)
 //
 // To begin: metered.Migrate makes the tables, and New takes the ledger that the holds
 // are in.

@@ -293,6 +293,8 @@ func (f *fixture) everyFunction(round int) {
 	f.usage("a")
 	f.get(id("captured"))
 	require.NoError(f, pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) error { return f.ledger.Lock(f.Context(), tx, "a", "b") }))
+	_, err = f.pool.Exec(f.Context(), `select metered.lock_all('{1}', '{2}', '{a,b}', '{""}', '{""}', array[$1], 1000)`, id("captured"))
+	require.NoError(f, err)
 	_, err = f.book.List(f.Context(), f.pool, holds.Filter{Scope: "a", Max: 1})
 	require.NoError(f, err)
 	_, err = f.book.History(f.Context(), f.pool, "", id("captured"), "")

@@ -63,7 +63,7 @@ func (p *Prepared) Within(waitMS int32) *Prepared {
 // names, and of those that are due in scopes that it may charge.
 type Locks struct {
 	Scopes []string
-	Keys   []int64 // of Scopes
+	Keys   []int64 // of Scopes, unless they are those of a hold
 	IDKeys []int64
 	Tenant string // of IDs, as is Holder, "" for any
 	Holder string
