@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	given := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	checks := "500"
+	checks := "1000"
 	if testing.Short() {
 		checks = "100"
 	}
