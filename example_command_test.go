@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -19,7 +17,7 @@ import (
 // Two wrong passwords an hour. The attempt is charged before the command runs and stays
 // when it fails; one that succeeds gives its own back.
 func ExampleCommand_sticky() {
-	ctx, pool, done := exampleMigrated()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
@@ -62,7 +60,7 @@ func ExampleCommand_sticky() {
 // A user name is claimed while somebody signs up, and confirmed with the user's row. Each
 // is a command: sent again it is answered again.
 func ExampleTx_Claim() {
-	ctx, pool, done := exampleMigrated()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
@@ -104,7 +102,7 @@ func ExampleTx_Claim() {
 // A command inside a transaction of the caller's, where it is the last thing. If it is
 // refused the transaction is as it was before, and the caller decides.
 func ExampleDoTx() {
-	ctx, pool, done := exampleMigrated()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
@@ -129,7 +127,7 @@ func ExampleDoTx() {
 
 // What became of a request, for whoever lost the answer and not the id.
 func ExampleClient_Lookup() {
-	ctx, pool, done := exampleMigrated()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
@@ -153,25 +151,3 @@ func check(err error) {
 		panic(err)
 	}
 }
-
-// exampleMigrated returns a database of the example's own, with the schema and River's.
-func exampleMigrated() (context.Context, *pgxpool.Pool, func()) {
-	tb := &exampleTB{}
-	return context.Background(), pgtest.Open(tb), func() {
-		for i := len(tb.cleanups) - 1; i >= 0; i-- {
-			tb.cleanups[i]()
-		}
-	}
-}
-
-// exampleTB is as much of a testing.TB as pgtest needs, for examples have none.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Name() string                      { return "Example" }
-func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (tb *exampleTB) Cleanup(f func())               { tb.cleanups = append(tb.cleanups, f) }

@@ -1,14 +1,11 @@
 package budget_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -17,7 +14,7 @@ import (
 // Bytes are charged against an hourly and a daily limit, in the transaction that
 // does what they are charged for.
 func ExampleLedger_Charge() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -55,7 +52,7 @@ func ExampleLedger_Charge() {
 
 // Prepaid credit is a lifetime limit of 0: nothing is spent that was not credited.
 func ExampleLedger_Credit() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -83,7 +80,7 @@ func ExampleLedger_Credit() {
 
 // A refund gives back part of a charge, and never more than was charged.
 func ExampleLedger_Refund() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -110,7 +107,7 @@ func ExampleLedger_Refund() {
 
 // A statement shows the last entries first, a page at a time.
 func ExampleLedger_Entries() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -141,7 +138,7 @@ func ExampleLedger_Entries() {
 
 // Usage looks at many scopes and windows in one round trip.
 func ExampleLedger_Usage() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -186,25 +183,3 @@ func check(err error) {
 		panic(err)
 	}
 }
-
-// exampleDatabase returns a database of the example's own, with the schema.
-func exampleDatabase() (context.Context, *pgxpool.Pool, func()) {
-	tb := &exampleTB{}
-	return context.Background(), pgtest.Open(tb), func() {
-		for i := len(tb.cleanups) - 1; i >= 0; i-- {
-			tb.cleanups[i]()
-		}
-	}
-}
-
-// exampleTB is as much of a testing.TB as pgtest needs, for examples have none.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Name() string                      { return "Example" }
-func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (tb *exampleTB) Cleanup(f func())               { tb.cleanups = append(tb.cleanups, f) }

@@ -15,11 +15,12 @@ const lockSQL = `select metered.lock_scopes($1::bigint[], $2::int)`
 // Call it before several calls in tx that lock scopes one after the other, a credit and
 // a charge for example, which could deadlock with another transaction that does it the
 // other way round. (Two placements of holds still can, over the rows of holds that are due
-// in their scopes, and over ids that the caller chose: see package holds.) And call it before reading, at READ
-// COMMITTED, what a limit is made of, such as a capacity that the application keeps in
-// tables of its own: another transaction that takes the same locks first cannot change
-// it in between. Where the other side cannot take the locks, lock the row that it is in
-// instead (FOR SHARE).
+// in their scopes, and over ids that the caller chose: see package holds.)
+//
+// And call it before reading, at READ COMMITTED, what a limit is made of, such as a
+// capacity that the application keeps in tables of its own: another transaction that
+// takes the same locks first cannot change it in between. Where the other side cannot
+// take the locks, lock the row that it is in instead (FOR SHARE).
 //
 // Errors: *ArgumentError before any SQL; ErrBusy, and SQLSTATE 40P01 if tx had locked
 // other scopes before: both abort tx.

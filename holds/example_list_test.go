@@ -7,11 +7,12 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // What a holder holds now, newest first, a page at a time.
 func ExampleBook_List() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	book := exampleBook(holds.Config{})
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

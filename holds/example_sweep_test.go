@@ -41,7 +41,7 @@ func (w *SweepWorker) Work(ctx context.Context, _ *river.Job[SweepHolds]) error 
 // Where River runs anyway, a periodic job sweeps: its leader enqueues one every so
 // often, whatever the number of processes.
 func ExampleBook_Sweep_river() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	book := exampleBook(holds.Config{MinTTL: time.Millisecond})
 	placeShort(ctx, pool, book)
@@ -70,7 +70,7 @@ func ExampleBook_Sweep_river() {
 
 // Without River, a goroutine does: in one process or in all of them.
 func ExampleBook_Sweep_ticker() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	book := exampleBook(holds.Config{MinTTL: time.Millisecond})
 	placeShort(ctx, pool, book)
@@ -110,7 +110,7 @@ func ExampleBook_Sweep_ticker() {
 
 // Or a command, which cron runs every minute.
 func ExampleBook_Sweep_cron() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	placeShort(ctx, pool, exampleBook(holds.Config{MinTTL: time.Millisecond}))
 

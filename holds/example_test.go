@@ -1,14 +1,11 @@
 package holds_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
@@ -18,7 +15,7 @@ import (
 // Two seats are held for five minutes, while somebody types a card number, and then
 // sold.
 func Example() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	book := exampleBook(holds.Config{})
 	hold := func(holder string, seats int64) (h holds.Hold, err error) {
@@ -65,7 +62,7 @@ func Example() {
 // An estimate is held, what was really used is captured as it comes, and the rest is
 // free again.
 func ExampleBook_Capture() {
-	ctx, pool, done := exampleDatabase()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	book := exampleBook(holds.Config{})
 	var job holds.Hold
@@ -117,25 +114,3 @@ func check(err error) {
 		panic(err)
 	}
 }
-
-// exampleDatabase returns a database of the example's own, with the schema.
-func exampleDatabase() (context.Context, *pgxpool.Pool, func()) {
-	tb := &exampleTB{}
-	return context.Background(), pgtest.Open(tb), func() {
-		for i := len(tb.cleanups) - 1; i >= 0; i-- {
-			tb.cleanups[i]()
-		}
-	}
-}
-
-// exampleTB is as much of a testing.TB as pgtest needs, for examples have none.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Name() string                      { return "Example" }
-func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (tb *exampleTB) Cleanup(f func())               { tb.cleanups = append(tb.cleanups, f) }

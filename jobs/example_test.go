@@ -3,10 +3,8 @@ package jobs_test
 import (
 	"context"
 	"fmt"
-	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
@@ -22,35 +20,11 @@ type ProcessAsset struct {
 
 func (ProcessAsset) Kind() string { return "process_asset" }
 
-// exampleTB lets examples have a database as tests have one.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (e *exampleTB) Helper()                      {}
-func (e *exampleTB) Name() string                 { return "Example" }
-func (e *exampleTB) Cleanup(f func())             { e.cleanups = append(e.cleanups, f) }
-func (e *exampleTB) Errorf(f string, args ...any) { fmt.Printf(f+"\n", args...) }
-func (e *exampleTB) Fatalf(f string, args ...any) { panic(fmt.Sprintf(f, args...)) }
-
-// exampleDatabase returns a migrated database, with River's tables.
-func exampleDatabase() (pool *pgxpool.Pool, drop func()) {
-	e := &exampleTB{}
-	pool = pgtest.Open(e)
-	return pool, func() {
-		for i := len(e.cleanups) - 1; i >= 0; i-- {
-			e.cleanups[i]()
-		}
-	}
-}
-
 // A job is enqueued once for its key, by the transaction that makes it necessary,
 // and a worker reads whom it is for.
 func Example() {
-	ctx := context.Background()
-	pool, drop := exampleDatabase()
-	defer drop()
+	ctx, pool, done := pgtest.Example()
+	defer done()
 
 	worked := make(chan string)
 	workers := river.NewWorkers()
@@ -99,9 +73,8 @@ func Example() {
 }
 
 func ExampleEnqueuer_EnqueueMany() {
-	ctx := context.Background()
-	pool, drop := exampleDatabase()
-	defer drop()
+	ctx, pool, done := pgtest.Example()
+	defer done()
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Plugins: []rivertype.Plugin{jobs.Plugin()}, // insert-only: no workers here
 	})

@@ -1,14 +1,11 @@
 package tokens_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
@@ -17,9 +14,8 @@ import (
 // A grant is minted, looked at when its link is opened, and consumed in the
 // transaction that does the work.
 func Example() {
-	pool, done := openExample()
+	ctx, pool, done := pgtest.Example()
 	defer done()
-	ctx := context.Background()
 	store, err := tokens.New(tokens.Config{Prefix: "acme_upload"})
 	check(err)
 
@@ -91,9 +87,8 @@ func ExampleStore_Parse() {
 
 // A password reset has at most one link that works.
 func ExampleStore_Replace() {
-	pool, done := openExample()
+	ctx, pool, done := pgtest.Example()
 	defer done()
-	ctx := context.Background()
 	store, err := tokens.New(tokens.Config{Prefix: "acme_reset"})
 	check(err)
 
@@ -124,9 +119,8 @@ func ExampleStore_Replace() {
 // A command that may be run again derives its token, so that both runs return
 // the same one.
 func ExampleDerive() {
-	pool, done := openExample()
+	ctx, pool, done := pgtest.Example()
 	defer done()
-	ctx := context.Background()
 	store, err := tokens.New(tokens.Config{Prefix: "acme_invite"})
 	check(err)
 	var key = []byte("\x8f\x1d\x6b\x0a\x93\xe2\x4c\x75\xb1\xf0\xa2\xd3\x5e\x67\x9c\x48\x10\x29\x38\x47\x56\xac\xbe\xdf\x0f\x1e\x2d\x3c\x4b\x5a\x69\x78") // from your secret store
@@ -162,11 +156,11 @@ func ExampleDerive() {
 
 // Purge belongs into a periodic job of the schema's owner.
 func ExampleStore_Purge() {
-	pool, done := openExample()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	store, err := tokens.New(tokens.Config{})
 	check(err)
-	deleted, err := store.Purge(context.Background(), pool, tokens.PurgeOptions{
+	deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{
 		OlderThan: 7 * 24 * time.Hour,
 		Progress:  func(deleted int64) { fmt.Println("so far:", deleted) },
 	})
@@ -179,28 +173,5 @@ func ExampleStore_Purge() {
 func check(err error) {
 	if err != nil {
 		panic(err)
-	}
-}
-
-// openExample returns a database of the example's own. An example has no
-// testing.TB, which is all that pgtest wants of a test.
-func openExample() (*pgxpool.Pool, func()) {
-	tb := &exampleTB{}
-	return pgtest.Open(tb), tb.done
-}
-
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Name() string                      { return "Example" }
-func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (tb *exampleTB) Cleanup(f func())               { tb.cleanups = append(tb.cleanups, f) }
-func (tb *exampleTB) done() {
-	for i := len(tb.cleanups) - 1; i >= 0; i-- {
-		tb.cleanups[i]()
 	}
 }

@@ -1,0 +1,32 @@
+package pgtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Example is Open for an example, which has no testing.TB. What would fail a test panics, and done ends it.
+func Example() (ctx context.Context, pool *pgxpool.Pool, done func()) {
+	tb := &exampleTB{}
+	return context.Background(), Open(tb), func() {
+		for _, f := range slices.Backward(tb.cleanups) {
+			f()
+		}
+	}
+}
+
+// exampleTB is as much of a testing.TB as Open needs.
+type exampleTB struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleTB) Helper()                           {}
+func (*exampleTB) Name() string                      { return "Example" }
+func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (tb *exampleTB) Cleanup(f func())               { tb.cleanups = append(tb.cleanups, f) }
