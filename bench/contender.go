@@ -42,7 +42,7 @@ type outcome struct {
 	names []string
 	rates map[string][]float64 // ops per second
 	where []profile            // in the order of the contenders
-	parts []part
+	parts map[string][]part
 }
 
 // entrant is a contender in a comparison.
@@ -54,7 +54,7 @@ type entrant struct {
 
 // run runs one round more than is counted, to warm up.
 func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
-	out := outcome{rates: map[string][]float64{}}
+	out := outcome{rates: map[string][]float64{}, parts: map[string][]part{}}
 	entrants, leave, err := c.enter(ctx)
 	if err != nil {
 		return out, err
@@ -83,7 +83,7 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 			out.where = append(out.where, e.watch.profile(out.rates[e.name]))
 		}
 		if e.dissect && b.dissects {
-			if out.parts, err = dissect(ctx, e.contender); err != nil {
+			if out.parts[e.name], err = dissect(ctx, e.contender); err != nil {
 				return out, fmt.Errorf("%s: %w", e.name, err)
 			}
 		}
@@ -159,7 +159,7 @@ func (c comparison) ops(ctx context.Context, con contender, rate float64, length
 // ratio is how many times as fast as b contender a was, round by round.
 func (o outcome) ratio(a, b string) samples {
 	return samples{
-		values: ratios(o.rates[a], o.rates[b]), where: o.profiles(a, b), parts: o.parts,
+		values: ratios(o.rates[a], o.rates[b]), where: o.profiles(a, b), parts: o.parts[a],
 		note: fmt.Sprintf("%s %s/s, %s %s/s", a, number(median(o.rates[a])), b, number(median(o.rates[b]))),
 	}
 }
@@ -167,7 +167,7 @@ func (o outcome) ratio(a, b string) samples {
 // cost is how many times as long contender a took as b.
 func (o outcome) cost(a, b string) samples {
 	return samples{
-		values: ratios(o.rates[b], o.rates[a]), where: o.profiles(a, b), parts: o.parts,
+		values: ratios(o.rates[b], o.rates[a]), where: o.profiles(a, b), parts: o.parts[a],
 		note: fmt.Sprintf("%s %s µs, %s %s µs", a, number(1e6/median(o.rates[a])), b, number(1e6/median(o.rates[b]))),
 	}
 }

@@ -70,14 +70,14 @@ func (k *kit) place(ctx context.Context, r holds.Request) (h holds.Hold, err err
 }
 
 func place(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
+	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
 		_, err := k.place(ctx, k.request())
 		return err
 	}}
 }
 
 func placeAndCapture(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
+	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
 		h, err := k.place(ctx, k.request())
 		if err != nil {
 			return err
