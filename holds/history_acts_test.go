@@ -156,6 +156,26 @@ func (h *history) charge() {
 	h.compareError(wantErr, err)
 }
 
+// runAhead steps the clock of one scope alone: it is charged by a clock that is fast, and
+// then put right.
+func (h *history) runAhead() {
+	now, c := h.now, budget.Charge{Scope: h.scope(), Amount: h.int("amount", 1, 5)}
+	h.set(now.Add(h.duration("ahead", 5, 30, 90, 200)))
+	require.NoError(h, h.m.charges(h.now, []budget.Charge{c}))
+	_, err := h.f.ledger.Charge(h.ctx(), h.tx, c)
+	require.NoError(h, err)
+	h.set(now)
+}
+
+func (h *history) repair() {
+	scope := h.scope()
+	ahead := h.m.repair(scope, h.now)
+	got, err := h.f.ledger.RepairClock(h.ctx(), h.tx, scope, budget.Note{})
+	require.NoError(h, err)
+	require.Equal(h, ahead, got.Ahead)
+	require.Equal(h, ahead > 0, got.Repaired)
+}
+
 func (h *history) capture() {
 	c := holds.Capture{Tenant: h.tenant, IDs: h.ids(), Entity: rapid.SampledFrom([]string{"", "order/1", "order/2"}).Draw(h.T, "entity")}
 	c.Holder = h.who(c.IDs)

@@ -42,7 +42,8 @@ func TestMain(m *testing.M) {
 }
 
 // Random histories of a few scopes and holds agree with the model in every answer,
-// with steps of the clock in both directions and savepoints that are rolled back.
+// with steps of the clock in both directions, of one scope's alone and their repair, and
+// savepoints that are rolled back.
 // Afterwards the ledger verifies, each scope holds what its open lines keep, and each
 // hold is what its history says.
 func TestHolds_AgreeWithTheModel(t *testing.T) {
@@ -98,7 +99,7 @@ func newHistory(rt *rapid.T, f *fixture, conn *pgxpool.Conn) *history {
 
 func (h *history) run() {
 	names := []string{"place", "place", "place", "claim", "claim", "charge", "capture", "capture", "capture", "release", "extend",
-		"extend", "refund", "refund", "expire", "sweep", "advance", "advance", "advance", "step back", "savepoint", "savepoint"}
+		"extend", "refund", "refund", "expire", "sweep", "advance", "advance", "advance", "step back", "run ahead", "repair", "savepoint", "savepoint"}
 	h.act("place")
 	for range h.int("length", 4, 24) {
 		h.act(rapid.SampledFrom(names).Draw(h.T, "act"))
@@ -123,7 +124,7 @@ func (h *history) act(name string) {
 	map[string]func(){
 		"place": h.place, "claim": h.claim, "charge": h.charge, "capture": h.capture, "release": h.release, "extend": h.extend,
 		"refund": h.refund, "expire": h.expire, "sweep": h.sweep, "savepoint": h.savepoint,
-		"advance":   h.advance,
+		"advance": h.advance, "run ahead": h.runAhead, "repair": h.repair,
 		"step back": func() { h.set(h.now.Add(-h.duration("step back", 1, 5, 30, 90))) },
 	}[name]()
 	if !h.aborted {
@@ -151,7 +152,7 @@ func (h *history) savepoint() {
 	require.NoError(h, err)
 	outer, before := h.tx, h.m.clone()
 	h.tx = sub
-	names := []string{"place", "place", "claim", "charge", "capture", "release", "extend", "refund", "expire", "advance", "step back", "savepoint"}
+	names := []string{"place", "place", "claim", "charge", "capture", "release", "extend", "refund", "expire", "advance", "step back", "run ahead", "repair", "savepoint"}
 	for range rapid.IntRange(1, 4).Draw(h.T, "calls") {
 		if h.act(rapid.SampledFrom(names).Draw(h.T, "call")); h.aborted {
 			break

@@ -89,6 +89,23 @@ func (m *model) charge(scope string, now time.Time, amount int64) mRef {
 	return mRef{scope, len(s.charges) - 1}
 }
 
+// repair lets a scope go on that is ahead of the clock: what it was charged counts as
+// charged no later than now.
+func (m *model) repair(scope string, now time.Time) (ahead time.Duration) {
+	s := m.scopes[scope]
+	if !s.last.After(now) {
+		return 0
+	}
+	ahead, s.last = s.last.Sub(now), now
+	for i, c := range s.charges {
+		if c.at.After(now) {
+			s.charges[i].at = now
+		}
+	}
+	m.scopes[scope] = s
+	return ahead
+}
+
 func (m *model) used(scope string, now time.Time, window time.Duration) (used int64) {
 	s := m.scopes[scope]
 	since := later(now, s.last).Add(-window)
