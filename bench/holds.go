@@ -124,7 +124,7 @@ func (k *kit) loadHolds(ctx context.Context, scope string, n int, due time.Time)
 // ten, a fresh one in each turn. With ended, all of the many but ten were released after a
 // snapshot was taken that is still open, so that nothing can clean up after them.
 func placeAmong(ctx context.Context, b *bench, ended bool) (samples, error) {
-	many := b.pick(100_000, 20_000)
+	many := b.pick(100_000, 10_000)
 	if ended {
 		many *= 2
 	}

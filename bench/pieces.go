@@ -122,7 +122,7 @@ func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 	}
 	defer k.drop()
 	const perTx = 200
-	charges := b.pick(60_000, 10_000)
+	charges := b.pick(60_000, 6_000)
 	for range charges / perTx {
 		batch := &pgx.Batch{}
 		for range perTx {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,12 +21,12 @@ const (
 // round trip after it was sent, in both directions.
 //
 // One goroutine delivers everything: the delay is the same for all, so what came first
-// is due first.
+// is due first. It may be set anew while nothing is under way.
 type proxy struct {
 	listener net.Listener
 	network  string
 	address  string
-	oneWay   time.Duration
+	oneWay   atomic.Int64 // nanoseconds
 	pending  chan chunk
 	done     chan struct{}
 
@@ -54,12 +55,12 @@ func startProxy(connString string, roundTrip time.Duration) (*proxy, error) {
 }
 
 func proxyTo(network, address string, roundTrip time.Duration) (p *proxy, err error) {
-	if roundTrip < 0 || roundTrip > maxDelay {
-		return nil, fmt.Errorf("a round trip of %v is not from 0 to %v", roundTrip, maxDelay)
-	}
 	p = &proxy{
-		network: network, address: address, oneWay: roundTrip / 2,
+		network: network, address: address,
 		pending: make(chan chunk, maxPending), done: make(chan struct{}), conns: map[net.Conn]struct{}{},
+	}
+	if err := p.set(roundTrip); err != nil {
+		return nil, err
 	}
 	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		return nil, err
@@ -67,6 +68,14 @@ func proxyTo(network, address string, roundTrip time.Duration) (p *proxy, err er
 	go p.accept()
 	go p.deliver()
 	return p, nil
+}
+
+func (p *proxy) set(roundTrip time.Duration) error {
+	if roundTrip < 0 || roundTrip > maxDelay {
+		return fmt.Errorf("a round trip of %v is not from 0 to %v", roundTrip, maxDelay)
+	}
+	p.oneWay.Store(int64(roundTrip / 2))
+	return nil
 }
 
 // dial is a DialFunc that goes through the proxy, whatever the address.
@@ -127,7 +136,7 @@ func (p *proxy) read(from, to net.Conn) {
 	for {
 		buf := make([]byte, 16<<10)
 		n, err := from.Read(buf)
-		due := time.Now().Add(p.oneWay)
+		due := time.Now().Add(time.Duration(p.oneWay.Load()))
 		if n > 0 && !p.queue(chunk{to, buf[:n], due}) {
 			return
 		}

@@ -56,7 +56,7 @@ func sellOut(ctx context.Context, b *bench) (samples, error) {
 	var s samples
 	var held, p50, p95 []float64
 	lost, short := 0, 0
-	for round := range b.pick(5, 2) {
+	for round := range b.pick(5, 1) {
 		k, err := b.kit(ctx, options{conns: 16}, nil)
 		if err != nil {
 			return s, err

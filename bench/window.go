@@ -85,7 +85,7 @@ func (b *bench) loadChains(ctx context.Context) (*chains, error) {
 	}
 	b.closers = append(b.closers, k.drop)
 	c := &chains{kit: k, copies: map[int]int{}}
-	for size := 100; size <= b.pick(1_000_000, 100_000); size *= 10 {
+	for size := 100; size <= b.pick(1_000_000, 10_000); size *= 10 {
 		c.copies[size] = max(1, 100*(b.sequential().rounds+1)/size) // of a hundred, one for each turn
 		b.logf("  loading %d of %d entries", c.copies[size], size)
 		for i := range c.copies[size] {
@@ -184,7 +184,7 @@ from generate_series(0, $1::int - 1) g order by hashint8(g)`
 // chargeByScopes charges scopes at random. It begins after a checkpoint, so that the
 // first touch of each page puts the page into the WAL, as after any other.
 func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
-	sizes := []int{b.pick(1_000_000, 100_000), 1000}
+	sizes := []int{b.pick(1_000_000, 50_000), 1000}
 	c := b.sequential()
 	for _, size := range sizes {
 		k, err := b.kit(ctx, options{}, oneOf(size))
@@ -220,7 +220,7 @@ func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 // compares its last thousand charges with the first thousand of another one. The
 // connection keeps the plans that it made while the table was empty.
 func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
-	charges := b.pick(100_000, 5_000)
+	charges := b.pick(100_000, 3_000)
 	never := options{conns: 1, setUp: []string{
 		"alter table metered.ledger set (autovacuum_enabled = off)",
 		"alter table metered.refund_sum set (autovacuum_enabled = off)",
