@@ -42,6 +42,8 @@ type Event struct {
 
 	// Deadline is the new one, of a placement or an extension.
 	Deadline time.Time
+	// Metadata is Request.Metadata, of a placement. It is kept once, with the hold.
+	Metadata json.RawMessage
 	// Entity is what a capture linked.
 	Entity string
 	// Captures are what a capture charged, and as which entries of the ledger, whose
@@ -59,7 +61,8 @@ type Event struct {
 
 const historySQL = `
 select e.version, e.kind::text, e.at, e.deadline, coalesce(e.entity, ''), e.detail, coalesce(e.note::text, '{}'),
-    coalesce(e.namespace, ''), coalesce(e.operation, '')
+    coalesce(e.namespace, ''), coalesce(e.operation, ''),
+    case when e.version = 1 then (select h.metadata::text from metered.holds h where h.no = e.hold) end
 from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
 order by e.version`
@@ -98,13 +101,17 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	var kind, note string
 	var deadline *time.Time
 	var detail []byte
-	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &note, &e.Namespace, &e.Operation)
+	var metadata *string
+	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &note, &e.Namespace, &e.Operation, &metadata)
 	if err != nil {
 		return err
 	}
 	e.Kind, e.At = kinds[kind], e.At.UTC()
 	if deadline != nil {
 		e.Deadline = deadline.UTC()
+	}
+	if metadata != nil {
+		e.Metadata = json.RawMessage(*metadata)
 	}
 	switch e.Kind {
 	case EventPlaced:
@@ -129,8 +136,8 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 }
 
 // Rebuild makes a hold from its whole history: what Get returned after the last
-// event, but for Metadata, and with Now as the time of that event. A history that
-// has gaps, or does not follow from itself, is an error.
+// event, with Now as the time of that event. A history that has gaps, or does not
+// follow from itself, is an error.
 func Rebuild(history []Event) (Hold, error) {
 	var h Hold
 	for i, e := range history {
@@ -161,6 +168,7 @@ func (h *Hold) apply(e Event) error {
 		h.Deadline, h.Due = e.Deadline, e.Deadline.Add(grace)
 		h.Ceiling = e.At.Add(time.Duration(p.LifetimeUS) * time.Microsecond)
 		h.Lines = slices.Clone(p.Lines)
+		h.Metadata = e.Metadata
 		if p.Claim != "" {
 			key, err := parseClaim(p.Claim)
 			if err != nil {

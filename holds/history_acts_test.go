@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -88,9 +89,9 @@ func (h *history) who(ids []string) string {
 
 func (h *history) place() {
 	r := holds.Request{Tenant: h.tenant, ID: fmt.Sprint("h", h.int("id", 0, 9)), Holder: h.holder(), Lines: h.lines(), Charges: h.somewhat(),
-		TTL: h.ttl(), Grace: h.grace()}
+		TTL: h.ttl(), Grace: h.grace(), Metadata: rapid.SampledFrom([]json.RawMessage{nil, json.RawMessage(`{"row":  7}`)}).Draw(h.T, "metadata")}
 	if was := h.m.find(r.ID); was != nil && !h.once("other content", 3) { // the same again
-		r.Holder, r.Charges, r.Lines = was.holder, nil, nil
+		r.Holder, r.Charges, r.Lines, r.Metadata = was.holder, nil, nil, was.metadata
 		for _, l := range was.lines {
 			r.Lines = append(r.Lines, holds.Line{Scope: l.scope, Amount: l.amount})
 		}

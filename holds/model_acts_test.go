@@ -99,7 +99,7 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 	}
 	m.admit(now, scopesOf(all), scopesOf(all))
 	h := mHold{tenant: r.Tenant, id: r.ID, holder: r.Holder, print: print, claim: claim, state: holds.Held, placed: now, deadline: now.Add(r.TTL),
-		due: now.Add(r.TTL + r.Grace), ceiling: now.Add(modelLifetime), version: 1, pending: true}
+		due: now.Add(r.TTL + r.Grace), ceiling: now.Add(modelLifetime), version: 1, pending: true, metadata: r.Metadata}
 	for _, c := range merged(r.Lines, nil) {
 		m.entry(c.Scope, now)
 		h.lines = append(h.lines, mLine{scope: c.Scope, amount: c.Amount, open: c.Amount})

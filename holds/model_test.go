@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -35,6 +36,7 @@ type mLine struct {
 // mHold is a hold as it is written down: one that is due may not have been ended yet.
 type mHold struct {
 	tenant, id, holder, entity, print string
+	metadata                          json.RawMessage
 	claim                             *holds.Key
 	state                             holds.State
 	placed, deadline, due             time.Time
@@ -220,7 +222,7 @@ func (m *model) free(h *mHold, now time.Time, scopes []string) {
 // view is a hold as it is read at a time.
 func (h *mHold) view(now time.Time) holds.Hold {
 	v := holds.Hold{Tenant: h.tenant, ID: h.id, Holder: h.holder, State: h.state, Version: h.version, PlacedAt: h.placed, Deadline: h.deadline,
-		Due: h.due, Ceiling: h.ceiling, EndedAt: h.ended, Now: now, Claim: h.claim, Entity: h.entity, Returned: h.returned}
+		Due: h.due, Ceiling: h.ceiling, EndedAt: h.ended, Now: now, Claim: h.claim, Entity: h.entity, Returned: h.returned, Metadata: h.metadata}
 	if h.state == holds.Held && !h.due.After(now) {
 		v.State, v.EndedAt = holds.Expired, h.due
 	}
@@ -269,7 +271,7 @@ func fingerprint(r holds.Request, claim *holds.Key) string {
 		s[1] += c.Amount
 		sums[c.Scope] = s
 	}
-	return fmt.Sprintln(r.Holder, claim, sums)
+	return fmt.Sprintln(r.Holder, claim, sums, string(r.Metadata))
 }
 
 func later(a, b time.Time) time.Time {
