@@ -87,8 +87,9 @@ type Outcome[R any] struct {
 // Locks: the operation id's advisory lock from the beginning; the token's row;
 // whatever fn locks; and in the last flush, all at once, the locks of the scopes, in the
 // order of their keys, then those of ids that it gives to holds, and then the rows of holds,
-// until COMMIT is durable, or with Command.EarlyRelease until it is written. Three round
-// trips and those of fn.
+// until COMMIT is durable, or with Command.EarlyRelease until its record is in the log's
+// memory. Two round trips, and those of fn, of which a job without a key is one; one more
+// where holds.Config.Subscribers are told, and four for sticky charges.
 //
 // Timeouts: with a deadline in ctx, the transaction's statement, lock and idle
 // timeouts are set to what is left when it begins, less a margin, and the wait for
@@ -99,7 +100,8 @@ type Outcome[R any] struct {
 // Errors: *ArgumentError and those of budget, tokens before any SQL;
 // *budget.ExceededError; tokens.ErrInvalid; ErrConflict, ErrRetired, ErrFuture;
 // ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed, ErrResult; ErrSticky; ErrNested;
-// whatever fn returned; errors of Postgres. After all of these nothing was committed.
+// whatever fn returned; errors of Postgres. After all of these this call has committed
+// nothing.
 // *IndefiniteError: not known, see there. A panic in fn rolls back and goes on. Beside an
 // error the Outcome is zero, but for its Sticky: what was charged there stays charged.
 // Retryable tells which errors may pass.

@@ -42,11 +42,11 @@ var (
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
 )
 
-// Failures of a command. Nothing was committed.
+// Failures of a command. The call committed nothing.
 var (
-	// ErrBusy: another call with the same operation id is still running, or a
-	// scope's lock was not to be had, within the lock timeout. Try again later
-	// (Retryable).
+	// ErrBusy: another call with the same operation id was still running when the lock
+	// timeout ran out, or another transaction still had the lock of a scope, a token or a
+	// hold. Try again later (Retryable).
 	ErrBusy error = fault.New("busy", "metered: busy")
 
 	// ErrTimeout: the server gave up on a statement, or on a transaction that stood
@@ -71,8 +71,10 @@ var (
 	// ErrNoRiver: Tx.Enqueue without Config.River.
 	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
 
-	// ErrResult: the function's result cannot be written as JSON, or not be read back
-	// into its type, or is too large.
+	// ErrResult: the function's result cannot be written as JSON, or cannot be read back
+	// into its type, or is too large. Or, in a replay: the result that the first call
+	// recorded cannot be read into the type that this one asks for; the first call has
+	// committed (Lookup has its result).
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
 
 	// ErrSticky: the sticky charges could not be taken, for another reason than a

@@ -65,9 +65,9 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 
 // PurgeOptions says which records of operations to purge.
 type PurgeOptions struct {
-	// OlderThan is for how long an operation is remembered at least, from 1s to a
-	// century. Required: it is how long a client may wait before it repeats a call,
-	// and should be well above what the clients' clocks may be wrong by.
+	// OlderThan is how long an operation is remembered at least, from 1s to
+	// budget.MaxWindow, a century. It is how long a client may wait before it repeats a
+	// call, and should be much longer than the clients' clocks may be wrong by. Required.
 	OlderThan time.Duration
 	// Batch is how many records one transaction deletes at most, from 1 to 100,000.
 	// Defaults to 5,000.
@@ -78,11 +78,11 @@ type PurgeOptions struct {
 
 const purgeSQL = `select deleted, last from metered.purge_operations($1::timestamptz, metered.clock() - $2::interval, $3::int)`
 
-// PurgeOperations deletes records completed longer ago than OlderThan, in small
-// transactions of its own, and moves the horizon to the latest time that their ids
-// carry: an id of that time or an older one is ErrRetired from then on. An id that
-// carries no time looks new again once its record is gone, and its command would run
-// again.
+// PurgeOperations deletes records of operations that were issued and completed longer ago
+// than OlderThan, in small transactions of its own, and moves the horizon to the latest
+// time that their ids carry: an id of that time or an older one is ErrRetired from then on.
+// An id that carries no time looks new again once its record is gone, and its command would
+// run again.
 //
 // It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any
 // number may run at once: they pass over each other's rows, and take turns at moving

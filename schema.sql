@@ -6,9 +6,9 @@
 -- Three rules hold for all of it:
 --
 --   * Whoever owns the schema owns the data. An application role needs EXECUTE
---     on the functions and SELECT on the tables, nothing else (metered.GrantSQL):
---     the functions that write are SECURITY DEFINER, so no application can
---     change or delete a ledger entry.
+--     on the functions that it calls and SELECT on tables that it reads, nothing
+--     else (metered.GrantSQL): the functions that write are SECURITY DEFINER, so
+--     no application can change or delete a ledger entry.
 --   * Functions that an application calls fix search_path, so that no operator
 --     or table of the caller's can stand in for ours; enable_seqscan = off:
 --     PL/pgSQL caches plans, and a sequential scan cached while a table was
@@ -18,11 +18,12 @@
 --     three together cost 5 to 8 microseconds a call (Postgres 15); inner functions
 --     inherit them. A plan is made while the table may be empty and any index
 --     looks as good, so no condition may fit an index other than the right one.
---   * Time is read only from metered.clock(). To set the clock a test replaces
---     that function, which its owner can do and an application's role cannot.
+--   * Time is read only from metered.clock(), but for how long a lock is still
+--     waited for. To set the clock a test replaces that function, which its owner
+--     can do and an application's role cannot.
 
--- Not for an owner of the schema alone: IF NOT EXISTS asks for the right to create one
--- before it looks.
+-- CREATE SCHEMA IF NOT EXISTS alone would not do: it demands the right to create a schema
+-- even where this one is there, and who owns it may not have that.
 do $$
 begin
     if to_regnamespace('metered') is null then
@@ -1872,7 +1873,6 @@ declare
     due_nos bigint[];
     locked  bigint[] := '{}';
     k       bigint;
-    h       record;
 begin
     select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
         count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
@@ -2203,7 +2203,7 @@ $$;
 -- Deletes up to batch tokens that ended, or expired, at least keep_us ago, oldest
 -- first, and skips what another purge is deleting. after is last_end of the batch
 -- before (null: from the beginning), so that no batch reads again through the
--- index entries that the one before it left dead. For the owner only.
+-- index entries that the one before it left dead. For a maintenance role.
 create function metered.purge_tokens(after timestamptz, keep_us bigint, batch int,
     out deleted int, out last_end timestamptz)
 language plpgsql volatile security definer

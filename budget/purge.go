@@ -23,14 +23,14 @@ type PurgeOptions struct {
 	Batch int
 	// Forget reports whether a scope may be deleted whole once its last entry is older
 	// than OlderThan. It is for scopes that come and go, one for each address or each
-	// name: of any other at least two rows stay for good. Defaults to none.
+	// name: of any other, 1 to 17 rows stay for good. Defaults to none.
 	//
-	// A scope that was forgotten is as if nobody had ever charged it. So let it report
-	// true only for scopes all of whose limits have windows no longer than OlderThan
-	// (no ErrWindowPurged would tell), and whose charges are never refunded when they are
-	// older than that (its entries begin at 1 again, so that a Seq may be that of a later
-	// charge). A scope with credit, with an open hold, or of an active claim stays,
-	// whatever Forget reports.
+	// A scope that was forgotten is as if nobody had ever charged it. So report true only
+	// for scopes all of whose limits have windows no longer than OlderThan (a longer one
+	// would count too little, without ErrWindowPurged), and whose charges are never refunded
+	// when they are older than that (its entries begin at 1 again, so an old Seq may name a
+	// later charge). A scope that has credit or an open hold, or is that of an active claim,
+	// stays, whatever Forget reports.
 	Forget func(scope string) bool
 	// Progress is called after each transaction, in the goroutine of the call.
 	Progress func(PurgeReport)

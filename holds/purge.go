@@ -16,11 +16,11 @@ const (
 	MaxPurgeBatch     = 10_000
 )
 
-// PurgeOptions says what Purge deletes, and how. The zero value deletes what ended
-// 30 days ago, 1000 holds at a time.
+// PurgeOptions says what Purge deletes, and how. The zero value deletes what ended more
+// than 30 days ago, 1000 holds at a time.
 type PurgeOptions struct {
-	// OlderThan is how long a hold is kept after it has ended, from MinOlderThan.
-	// Defaults to DefaultOlderThan.
+	// OlderThan is how long a hold is kept after it has ended, from MinOlderThan to
+	// MaxMaxLifetime. Defaults to DefaultOlderThan.
 	OlderThan time.Duration
 	// Batch is how many holds one transaction deletes, 1 to MaxPurgeBatch. Defaults to
 	// DefaultPurgeBatch.
@@ -32,20 +32,21 @@ type PurgeOptions struct {
 
 const purgeSQL = `select deleted, last from metered.purge_holds($1::timestamptz, $2::timestamptz, $3::int, $4::int)`
 
-// Purge deletes holds that ended longer ago than the retention, with their lines and
+// Purge deletes holds that ended longer ago than OlderThan, with their lines and
 // history, oldest first, and returns how many. What they spent stays spent: the ledger
-// is not touched. Kept whatever their age are confirmed claims, as long as they stand,
-// and holds that ended by time and that no Sweep has announced yet.
+// is not touched. Three kinds are kept longer: confirmed claims, until Refund gives them
+// back; holds that ended by time, until Sweep or Expire announces them; and holds whose id
+// carries a time, until that time, too, is older than OlderThan.
 //
 // From then on an id that carries its time (UUIDv7, the default of Request.ID) is
-// ErrRetired, and cannot be placed again, if that time is not later than all that were
-// purged; any other id looks new.
+// ErrRetired, and cannot be placed again, if that time is at or before the latest one among
+// the ids that were purged; any other id looks new.
 //
 // It owns its transactions, one for each batch: an error, or the end of ctx, leaves
 // what was deleted until then, which is the number returned with it. It waits for
-// transactions at REPEATABLE READ or SERIALIZABLE that placed such an id, and for other
-// purges, each time no longer than the ledger's LockTimeout (ErrBusy). For a role that
-// metered.GrantMaintenanceSQL was run for.
+// transactions at REPEATABLE READ or SERIALIZABLE that placed an id with a time, and for
+// other purges, each time no longer than the ledger's LockTimeout (ErrBusy). It needs the
+// schema's owner or a role with GrantMaintenanceSQL's grants.
 func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if opts.OlderThan == 0 {
 		opts.OlderThan = DefaultOlderThan

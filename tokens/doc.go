@@ -62,5 +62,5 @@
 //
 // All writes are functions of the schema, so an application's role needs EXECUTE
 // on those and no INSERT, UPDATE or DELETE (metered.GrantSQL). Purge is for the
-// schema's owner, or a role that the owner grants purge_tokens to.
+// schema's owner, or a role of its own (metered.GrantMaintenanceSQL).
 package tokens

@@ -19,7 +19,7 @@ const (
 )
 
 // PurgeOptions says what Purge deletes, and how. The zero value deletes what
-// ended 30 days ago, 1000 tokens at a time.
+// ended more than 30 days ago, 1000 tokens at a time.
 type PurgeOptions struct {
 	// OlderThan is how long a token is kept after it ended: after its last use,
 	// its revocation or its expiry. Until then a used token is known to be used,
@@ -44,8 +44,8 @@ const purgeSQL = `select deleted, last_end from metered.purge_tokens($1, $2, $3)
 // It owns its transactions, one for each batch: an error, or the end of ctx,
 // leaves what was deleted until then, which is the number returned with the
 // error. Any number may run at the same time: they pass over each other's rows,
-// and nobody waits for them. It is meant for the schema's owner, or a role that
-// may execute purge_tokens; no role needs DELETE.
+// and nobody waits for them. It needs the schema's owner or a role with
+// metered.GrantMaintenanceSQL's grants.
 func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if opts.OlderThan == 0 {
 		opts.OlderThan = DefaultOlderThan
