@@ -118,7 +118,8 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			_, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, nil)
+			// As long as a busy machine needs, for the first half, and waited for in the second.
+			_, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 2 * time.Second}, nil)
 			_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 			require.NoError(t, err)
 			settling := func(f *flush) bool { return f.has("rollback") && f.has("pg_logical_emit_message") }

@@ -100,10 +100,6 @@ func (r *Row) Dest() []any {
 	return []any{&r.status, &r.payload, &r.usesLeft, &r.mintedAt, &r.expiresAt, &r.consumedAt}
 }
 
-// Answered reports whether there is an answer: false where an outer join, or a
-// function that did not get as far as the token, left only nulls.
-func (r *Row) Answered() bool { return r.status != nil }
-
 // Grant returns what consume_token granted to p, or ErrInvalid with its reason.
 func (p Presented) Grant(r Row) (Grant, error) {
 	info, err := p.info(r)

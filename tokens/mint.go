@@ -172,7 +172,7 @@ func (s *Store) prepare(field string, m Mint) (prepared, error) {
 	if m.Secret.IsZero() {
 		token = s.encode(drawSecret())
 	} else {
-		token = s.encode(m.Secret.bytes())
+		token = s.encode(m.Secret.reveal())
 	}
 	return prepared{
 		Minted: Minted{

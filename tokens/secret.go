@@ -146,8 +146,6 @@ func printable(b []byte) bool {
 // IsZero reports whether s is the zero Secret.
 func (s Secret) IsZero() bool { return s.reveal == nil }
 
-func (s Secret) bytes() [SecretLen]byte { return s.reveal() }
-
 // String returns "REDACTED".
 func (s Secret) String() string { return redacted }
 

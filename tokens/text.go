@@ -39,7 +39,7 @@ func (s *Store) Token(secret Secret) (Token, error) {
 	if secret.IsZero() {
 		return Token{}, invalid("Secret", "is the zero Secret: use NewSecret or Derive")
 	}
-	return s.encode(secret.bytes()), nil
+	return s.encode(secret.reveal()), nil
 }
 
 func (s *Store) encode(secret [SecretLen]byte) Token {

@@ -92,16 +92,6 @@ func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 // ConnString returns a connection string of the pool's database, for what cannot use the pool.
 func ConnString(pool *pgxpool.Pool) string { return pool.Config().ConnString() }
 
-// Server returns the server that the tests of this binary share. Tests must not kill it: the others need it.
-func Server(t testing.TB) *pgserver.Server {
-	t.Helper()
-	c, err := shared()
-	if err != nil {
-		t.Fatalf("pgtest: %v", err)
-	}
-	return c.server
-}
-
 // closePool fails the test if connections are still out, instead of hanging as Close would. The database is dropped with
 // force, which ends them.
 func closePool(t testing.TB, pool *pgxpool.Pool) {

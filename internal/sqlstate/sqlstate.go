@@ -22,7 +22,6 @@ const (
 
 // Raised by Postgres.
 const (
-	UniqueViolation       = "23505"
 	CheckViolation        = "23514"
 	NumericOutOfRange     = "22003"
 	SerializationFailure  = "40001"
