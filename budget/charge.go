@@ -32,7 +32,7 @@ type Limit struct {
 	// where credits count too. For a month of the calendar see ScopeKey.
 	Window time.Duration
 
-	// Name is yours, to tell limits apart in a Refusal. Optional.
+	// Name is yours, to tell limits apart in a Refusal or a Standing. Defaults to "".
 	Name string
 }
 
@@ -43,9 +43,10 @@ type Charge struct {
 	// Amount is in units of yours, from 1 to MaxAmount. What costs nothing is not
 	// charged: leave it out.
 	Amount int64
-	// Limits are all to be kept. None means that the charge is only recorded.
+	// Limits must all be kept, up to MaxLimits of them. Without any the charge is only
+	// recorded.
 	Limits []Limit
-	// Note is stored with the entry.
+	// Note is stored with the entry. Defaults to none.
 	Note Note
 }
 
@@ -72,7 +73,7 @@ type Standing struct {
 	Used int64 `json:"used"`
 	// Held is what open holds keep of the scope.
 	Held int64 `json:"held"`
-	// Available is the largest amount that the limit admits now, >= 0.
+	// Available is the largest amount that the limit still admits, >= 0.
 	Available int64 `json:"available"`
 }
 

@@ -12,7 +12,7 @@ type Credit struct {
 	Scope string
 	// Amount is in units of yours, from 1 to MaxAmount.
 	Amount int64
-	// Note is stored with the entry.
+	// Note is stored with the entry. Defaults to none.
 	Note Note
 }
 
@@ -23,11 +23,14 @@ select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5
 // never sees it, or spending would come back when the credit ages out of it.
 //
 // Rolling tx back takes it back. There is no idempotency: a second call credits
-// again (metered.Tx.Credit remembers). Locks: the scope's advisory lock, until tx ends,
-// so credit late, and not before a charge of another scope, which can deadlock with
-// whoever does it the other way round: call metered.Tx.Credit, or Lock first. Errors:
-// *ArgumentError before any SQL; ErrBusy; ErrOverflow; SQLSTATE 40001 and 40P01; all of
-// which but the first abort tx.
+// again (metered.Tx.Credit remembers).
+//
+// Locks: the scope's advisory lock, until tx ends, so credit late. A credit of one scope
+// and a charge of another can deadlock with a transaction that takes the two the other way
+// round: call metered.Tx.Credit, or Lock first.
+//
+// Errors: *ArgumentError before any SQL; ErrBusy; ErrOverflow; SQLSTATE 40001 and 40P01;
+// all of which but the first abort tx.
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
 	p, err := l.PrepareCredit(c)
 	if err != nil {

@@ -21,8 +21,8 @@
 //     its refund leave a window together.
 //   - A credit (a top-up, prepaid money) counts for lifetime limits only. Prepaid
 //     credit is a lifetime limit of 0: nothing can be spent that was not credited.
-//   - A calendar's period is a slot of a scope, with a lifetime limit (see ScopeKey):
-//     windows slide, and know no 1st of the month.
+//   - For a quota of a calendar month (or day, …) make the month a part of the scope, with a
+//     lifetime limit (see ScopeKey): windows slide, and do not begin anew on the 1st.
 //   - Held units (reservations) count everywhere until they are captured or freed.
 //
 // Scopes need no creation, so a mistyped scope is a fresh and empty budget: build
@@ -40,8 +40,8 @@
 //		return err
 //	})
 //
-// Migrate is in package metered, which links River: a program that is to do without it
-// leaves migrating to another one.
+// Migrate is in package metered, which links River. A program that must not link River
+// leaves the migration to another program.
 //
 // # Transactions
 //
@@ -50,9 +50,9 @@
 // as the last thing before COMMIT; package metered does that by itself, in the
 // same network flush. Two charges in one transaction, or a charge and a credit, can
 // deadlock with two in another if they take their scopes in different orders
-// (Postgres then ends one of them, SQLSTATE 40P01). One call that charges both scopes
-// cannot; before several calls, Ledger.Lock takes all their locks at once; and in a
-// command of package metered all that it does to budgets is in one order.
+// (Postgres then ends one of them, SQLSTATE 40P01). There are three ways out: charge both
+// scopes in one call; take all locks at once, with Ledger.Lock, before the first of several
+// calls; or use a command of package metered, which takes all its locks in one order.
 //
 // All isolation levels are correct. At READ COMMITTED writers of one scope queue
 // and each sees the one before. At REPEATABLE READ and SERIALIZABLE a writer that

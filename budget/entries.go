@@ -46,7 +46,8 @@ type Entry struct {
 
 	Spent, Refunded, Credited, Held int64
 
-	// HoldDue: no open hold of the scope falls due before this. Zero without one.
+	// HoldDue is a time before which no open hold of the scope falls due. Zero without
+	// one.
 	HoldDue time.Time
 	// Ref is the number of the charge that a refund refunds, otherwise 0.
 	Ref int64
@@ -66,7 +67,7 @@ type EntriesOptions struct {
 	// After skips the entries up to this number. Pass the last Seq seen to go on.
 	After int64
 	// Before skips the entries from this number on. Pass the last Seq seen to go on with
-	// NewestFirst. Defaults to 0, none are skipped.
+	// NewestFirst. Defaults to 0, which skips none.
 	Before int64
 	// Max ends the iteration after so many entries. Defaults to 0, all.
 	Max int
@@ -85,11 +86,11 @@ const (
 	newestSQL  = entrySQL + `order by seq desc limit $4`
 )
 
-// Entries iterates over a scope's entries in the order of Seq, or against it, as far
-// as no purge took them: entry 1 is always there, what follows may begin later. Pages of
-// 500 are read at a time and no statement is left open, so the loop's body may use
-// db, and, oldest first, entries made meanwhile are seen. An error ends the iteration, as
-// its last element.
+// Entries iterates over those of a scope's entries that no purge has deleted, in the order
+// of Seq or against it. After a purge there is a gap behind entry 1. Entries are read in
+// pages of 500, and no statement is left open in between: the loop's body may use db, and
+// with the oldest first it comes to entries that were made meanwhile. An error is the last
+// element of the iteration.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		if err := checkScope("scope", scope); err != nil {

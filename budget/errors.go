@@ -99,9 +99,9 @@ type Refusal struct {
 	Available int64
 
 	// RetryAfter is how long until Requested would fit under this limit if nothing
-	// else happens, counted from the refusal, to the microsecond. Never if it exceeds
-	// the limit, or the limit is for a lifetime and no end of a hold can make room.
-	// If open holds stand in the way it is the earliest that this can be: when the first
+	// else happens, counted from the refusal, to the microsecond. Never if Requested
+	// exceeds the limit, or if the limit is for a lifetime and no end of a hold can make
+	// room. If open holds stand in the way it is the earliest that this can be: when the first
 	// of them may fall due, and what else was spent has left the window.
 	RetryAfter time.Duration
 	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0.
@@ -152,6 +152,16 @@ func (e *ExceededError) RetryAfter() time.Duration {
 		longest = max(longest, r.RetryAfter)
 	}
 	return longest
+}
+
+// RetryAfterSeconds is RetryAfter in whole seconds, rounded up, as the HTTP
+// header Retry-After wants it; ok is false for Never.
+func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
+	after := e.RetryAfter()
+	if after == Never {
+		return 0, false
+	}
+	return int64((after + time.Second - 1) / time.Second), true
 }
 
 // ClockError says how far a scope's last entry is ahead of the database's clock.
@@ -209,14 +219,4 @@ func clockError(err error) error {
 		clock.Scope, clock.Ahead = detail.Scope, time.Duration(detail.AheadUS)*time.Microsecond
 	}
 	return clock
-}
-
-// RetryAfterSeconds is RetryAfter in whole seconds, rounded up, as the header of
-// that name wants it; ok is false for Never.
-func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
-	after := e.RetryAfter()
-	if after == Never {
-		return 0, false
-	}
-	return int64((after + time.Second - 1) / time.Second), true
 }

@@ -23,8 +23,8 @@ type Config struct {
 	LockTimeout time.Duration
 
 	// ClockTolerance is how far a scope's last entry may be ahead of the
-	// database's clock, up to 24h, before charges with windowed limits fail with
-	// ErrClock. Within it they are dated like the last entry. Defaults to 1m.
+	// database's clock, from 1µs to 24h, before charges with windowed limits fail with
+	// ErrClock. A charge within it gets the time of the last entry. Defaults to 1m.
 	ClockTolerance time.Duration
 }
 

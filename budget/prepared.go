@@ -253,8 +253,8 @@ func (p *PreparedEntry) Key() int64 { return p.key }
 // SQL is the statement to send with Args, to be read by Scan.
 func (p *PreparedEntry) SQL() string { return p.sql }
 
-// Args are the statement's arguments. It waits for the scope's lock for as long as
-// waitMS, and records the operation that it belongs to; a refusal is an error of
+// Args are the statement's arguments. The statement waits at most waitMS for the scope's
+// lock, and records in the entry the operation that it belongs to. A refusal is an error of
 // Postgres.
 func (p *PreparedEntry) Args(waitMS int32, namespace, operation string) []any {
 	return p.args(waitMS, namespace, operation, true)
@@ -267,7 +267,8 @@ func (p *PreparedEntry) run(ctx context.Context, tx pgx.Tx) (Posted, error) {
 	return p.scan(tx.QueryRow(ctx, p.sql, p.args(p.waitMS, nil, nil, false)...))
 }
 
-// available saturates where a scope has credit beyond all bounds.
+// available is what a limit still admits. Where a scope has so much credit that it would
+// overflow, it is as much as an int64 can say.
 func available(limit, used, held int64) int64 {
 	if used < 0 && limit > math.MaxInt64+used {
 		return math.MaxInt64 - held

@@ -19,7 +19,7 @@ type Refund struct {
 	Seq   int64
 	// Amount is in units of yours, from 1 to what is left of the charge.
 	Amount int64
-	// Note is stored with the entry.
+	// Note is stored with the entry. Defaults to none.
 	Note Note
 }
 
@@ -43,8 +43,9 @@ from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::t
 // leave it together. Its cost does not grow with the number of refunds.
 //
 // Rolling tx back takes it back. There is no idempotency: a second call refunds
-// again, as far as there is something left (metered.Tx.RefundCharge remembers). Locks:
-// the scope's advisory lock, until tx ends; see Credit.
+// again, as far as there is something left (metered.Tx.RefundCharge remembers).
+//
+// Locks: the scope's advisory lock, until tx ends. It can deadlock as Credit can.
 //
 // Errors: *ArgumentError before any SQL. ErrUnknownEntry, ErrEntryPurged,
 // ErrNotCharge and *RefundExceedsError wrote nothing and leave tx usable.

@@ -39,9 +39,9 @@ type Usage struct {
 	Seq int64
 }
 
-// Available is the largest amount that a limit of max with the window of the Query
-// admits now, >= 0, as Standing.Available: holds are off. Of prepaid credit it is
-// Available(0), with a Query without a window.
+// Available is the largest amount that a limit of max units, over the window of the Query,
+// still admits, >= 0: what is held is subtracted too. Available(0) of a Query without a
+// window is the prepaid credit that can be spent.
 func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held) }
 
 const usageSQL = `

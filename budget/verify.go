@@ -13,7 +13,7 @@ import (
 type VerifyOptions struct {
 	// Scope restricts the check to one scope. Defaults to all.
 	Scope string
-	// MaxDifferences ends the check after so many differences. Defaults to 1,000.
+	// MaxDifferences ends the check after so many differences, at least 1. Defaults to 1,000.
 	MaxDifferences int
 	// Progress is called at least once a scope and once for each 10,000 entries,
 	// in the goroutine of the call.
@@ -81,13 +81,14 @@ order by c.seq`
 
 // Verify recomputes what each entry should say from the entry before it (its
 // number, its time's order, its running sums), and the sums of refunds from the
-// refunds, which must not be more than was charged, and reports each difference. What a purge took cannot be recomputed:
-// there the check begins with the first entry kept.
+// refunds, which must not be more than was charged, and reports each difference. What a
+// purge took cannot be recomputed: there the check begins with the first entry kept.
 //
 // Each scope is read in one REPEATABLE READ, READ ONLY transaction of its own, so
 // that nothing that happens meanwhile looks like a difference. It takes no lock
-// and writes nothing, and runs on a replica too. Cancelled by ctx it returns what
-// it found so far with the error. Differences are no error.
+// and writes nothing, and runs on a replica too. If ctx ends, it returns what it found so
+// far with the error. Differences are no error. It cannot notice that a chain's last entries
+// are missing.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	v := verification{ledger: l, opts: opts}
 	if v.opts.MaxDifferences < 0 {
