@@ -18,22 +18,25 @@ type Config struct {
 	// Default to 1s and 1h.
 	MinTTL, MaxTTL time.Duration
 
-	// MaxLifetime is how long after it was placed a hold can be extended to, up to
-	// MaxMaxLifetime. Defaults to 24h, or MaxTTL if that is longer.
+	// MaxLifetime bounds Extend: no deadline is later than this after the hold was placed.
+	// Up to MaxMaxLifetime, ten years. Defaults to 24h, or MaxTTL if that is longer.
 	MaxLifetime time.Duration
 
 	// Subscribers are called, in order, with every transition that a call of this
-	// Book makes, inside the call's transaction and a savepoint: an error of one
-	// takes the transition back, and is the error of the call. So do a panic, and the
-	// end of the call's context while one runs. What ended by time is told by the call
-	// that ends it for good, Sweep or Expire, to the subscribers of that call's Book:
-	// whatever sweeps needs these, and Notify, too. Defaults to none.
+	// Book makes, inside the call's transaction and a savepoint. If one returns an error,
+	// that takes the transition back, and is the error of the call; a panic takes it back
+	// too, and so does the end of the call's context while a subscriber runs.
+	//
+	// A hold that ended by time is announced by the Sweep or Expire that comes first, to
+	// the subscribers of the Book that it is called on. So give that Book the same
+	// Subscribers and Notify, also in a program that does nothing but sweep. Defaults to
+	// none.
 	Subscribers []Subscriber
 
 	// Notify sends every transition to the channel Book.Channel, for Listen, when
-	// it commits. Postgres takes one lock in all of a server's commits with a
-	// notification, and holds it until the commit is durable: a busy server pays for it,
-	// less with metered.Command.EarlyRelease. Defaults to false.
+	// it commits. In Postgres all commits of a server that send a notification take the
+	// same lock, and hold it until they are durable: they come one after the other.
+	// metered.Command.EarlyRelease makes that shorter. Defaults to false.
 	Notify bool
 }
 
@@ -44,22 +47,23 @@ const (
 	DefaultMaxLifetime = 24 * time.Hour
 	MaxMaxLifetime     = 10 * 366 * 24 * time.Hour
 
-	// MaxHolds is the largest number of holds in one call. It locks each of their
-	// scopes; the server's lock table (max_locks_per_transaction) must have room for
-	// them, or it is SQLSTATE 53200: some 6,400 locks of all sessions by default, which
-	// 100 holds of 64 scopes each can use up.
+	// MaxHolds is the largest number of holds in one call. The call locks each of their
+	// scopes, for which the server's lock table must have room (max_locks_per_transaction),
+	// or it fails with SQLSTATE 53200. By default the table has room for some 6,400 locks
+	// of all sessions together, which 100 holds of 64 scopes each can use up.
 	MaxHolds = 100
 	// MaxIDBytes is the longest id, tenant, holder and entity, in bytes of UTF-8.
 	MaxIDBytes = 255
-	// MaxMetadataBytes is the longest Request.Metadata.
+	// MaxMetadataBytes is the longest Request.Metadata, in bytes.
 	MaxMetadataBytes = 64 << 10
 )
 
-// Subscriber hears of a transition. It may write through tx, which ends as the
-// call's transaction ends, and must have no effect outside it. A statement of its own
-// that may fail belongs in a savepoint (tx.Begin): one that failed outside of any is
-// an error also where it returns nil. It must not end tx, nor leave rows of it open: the
-// connection is closed then, since the transition could not be taken back otherwise.
+// Subscriber is told of a transition. It may write through tx, which commits or rolls back
+// with the call's transaction, and must have no effect outside it. A statement of its own
+// that may fail belongs in a savepoint (tx.Begin): after one that failed outside of any, the
+// subscriber has failed even if it returns nil. It must not end tx, nor leave rows of it
+// open: the connection is closed then, since the transition could not be taken back
+// otherwise.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is what happened to a hold.
@@ -121,7 +125,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	return b, nil
 }
 
-// Channel is the channel of Config.Notify.
+// Channel is the name of the channel to which Config.Notify sends.
 func (b *Book) Channel() string { return b.schema.String() + "_holds" }
 
 // channel is the argument of functions that notify: null for no notification.

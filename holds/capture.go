@@ -22,7 +22,7 @@ const (
 	// OverRefused: the capture is refused, with *ExcessError.
 	OverRefused Over = ""
 	// OverIfFits charges the excess if the limits of its Line let it in, and else
-	// refuses the capture, with *budget.ExceededError. Each Line then has one at least.
+	// refuses the capture, with *budget.ExceededError. Each Line must have a limit then.
 	OverIfFits Over = "if fits"
 	// OverAllowed charges the excess whatever the limits: the one way in which
 	// spending and holds can come to more than a limit. For costs that have been
@@ -38,29 +38,30 @@ type Capture struct {
 	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
 	IDs    []string
-	// Holder must be that of each hold. Defaults to "", not checked.
+	// Holder must be that of each hold. Defaults to "", which is not checked.
 	Holder string
 
-	// Lines are what was used, for each scope of the one hold that IDs then names; a
-	// scope that is left out was not used at all. Of a claim, its own scope must be among
-	// them, with its unit, unless Keep is set: it is the one of Hold.Lines that is not in
-	// Claim.Lines. Limits are those of OverIfFits. Defaults to none: all that is held.
+	// Lines are what was used of each scope, where IDs names a single hold; a scope that is
+	// left out was not used at all. Their Limits are used by OverIfFits alone. Defaults to
+	// none: all that is held was used.
+	//
+	// A claim has a scope of its own, with one unit: the one of Hold.Lines that is not in
+	// Claim.Lines. Lines must capture that unit, unless Keep is set.
 	Lines []Line
 
-	// Keep keeps the rest held, for further captures: the hold stays as it is, and
-	// its deadline too. Of a claim only other scopes can be captured so: the capture of
-	// its own unit is what confirms it, and ends the hold. Defaults to false: the rest is
-	// freed and the hold is Captured.
+	// Keep keeps the rest held, for further captures, under the same deadline. A claim's own
+	// unit cannot be captured so: to capture it is to confirm the claim, which ends the
+	// hold. Defaults to false: the rest is freed and the hold is Captured.
 	Keep bool
 
-	// Over says what becomes of a Line of more than is held. Defaults to OverRefused.
+	// Over says what happens if a Line is of more than is held. Defaults to OverRefused.
 	Over Over
 
 	// Entity is what came of the hold: the id of an order, a user. Up to MaxIDBytes
 	// bytes. Defaults to none.
 	Entity string
 
-	// Note is recorded in the history, and with the ledger's entries.
+	// Note is recorded in the history, and with the ledger's entries. Defaults to none.
 	Note budget.Note
 }
 
@@ -71,22 +72,22 @@ from metered.capture_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5
     $17::text, $18::text, $19::bool)`
 
 // Capture turns what holds keep into spending, all of them or none: each scope is
-// charged what was used, at the time of the capture, and the rest is free. It is let
-// in while the clock is before Hold.Due; a racing release, expiry or other capture
-// of a hold has either been there before, or comes too late itself.
+// charged what was used, at the time of the capture, and the rest is free. It is possible
+// while the clock is before Hold.Due. Of a capture and a release, an expiry or another
+// capture of the same hold at the same time, one wins and the others are refused.
 //
 // Rolling tx back takes it back. There is no idempotency: a second capture is a
 // *StateError that says Captured (metered.Do remembers).
 //
-// Locks: the scopes of all holds, in the order of their keys; then the holds' rows,
-// in the order in which they were placed; until tx ends. None, and no wait for any, if one
-// of the holds does not exist or is another holder's: ErrUnknown comes before all else.
+// Locks, until tx ends: the scopes of all holds, in the order of their keys; then the
+// holds' rows, in the order in which they were placed. If one of the holds does not exist or
+// is another holder's, nothing is locked or waited for: ErrUnknown comes first.
 //
 // Errors: *ArgumentError; ErrUnknown, ErrRetired, *StateError, *ExcessError,
 // *budget.ExceededError leave tx usable; ErrBusy, budget.ErrClock,
 // budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 and 40P01 abort it.
-// Only a Line of a scope that the hold has not, Lines of a claim without its unit, and
-// Keep with it, are an *ArgumentError from the database; it leaves tx usable, too.
+// Three *ArgumentErrors come from the database, and leave tx usable too: a Line of a scope
+// that the hold does not keep; and, of a claim, Lines without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	p, err := b.PrepareCapture(c)
 	if err != nil {

@@ -41,7 +41,8 @@ type Claim struct {
 	Lines   []Line
 	Charges []budget.Charge
 
-	// TTL, Grace, Metadata and Note are Request's.
+	// TTL, Grace, Metadata and Note are as in Request. The Metadata of a claim that its
+	// holder gets back is that of its first call.
 	TTL      time.Duration
 	Grace    time.Duration
 	Metadata json.RawMessage
@@ -61,9 +62,9 @@ type Claim struct {
 //     until when, and not who.
 //
 // Each new claim of a key has a new id, derived from the key and a UUIDv7. The id of a
-// claim that ended never becomes that of a later one, so whoever still has it can
-// do nothing to that. Otherwise as Place; and as of Place, two in one transaction can
-// deadlock (see the package comment).
+// claim that ended never becomes that of a later one: whoever still has an old id can do
+// nothing to the new claim. Everything else is as with Place; so two calls in one
+// transaction can deadlock (see the package comment).
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	p, err := b.PrepareClaim(c)
 	if err != nil {
@@ -181,8 +182,7 @@ from (select metered.clock() as now) c, unnest($1::text[]) with ordinality k(sco
 order by k.n`
 
 // ClaimedMany is Claimed of up to MaxKeys keys of a tenant, in one round trip and from
-// one snapshot: for a map of seats. A key that nobody has is not in the result; nor is
-// one whose claim has run out.
+// one snapshot: for a map of seats. A key without an active claim is not in the result.
 func (b *Book) ClaimedMany(ctx context.Context, db Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if len(keys) > MaxKeys {
 		return nil, invalid("keys", "are %d, want at most %d", len(keys), MaxKeys)

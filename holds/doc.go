@@ -10,10 +10,10 @@
 //	          └─── Extend ───▶ held, with a later deadline
 //
 // While it is held its amounts count against every limit of its scopes, beside what was
-// spent. From the instant of its deadline (and its grace) they count no more, for
-// nobody, whether anything has noticed or not: every charge, placement and reading sees
-// through what is due. Sweep and Expire are cleanup, and announce what ended by time.
-// A hold may be ended late, never early, and an ended one never comes back.
+// spent. From the instant of its deadline (after its grace, if it has one) they count no
+// more, whether anything has noticed or not: every charge, placement and reading leaves out
+// what is due. Sweep and Expire are cleanup, and announce what ended by time. A hold may be
+// ended late, never early, and an ended one never comes back.
 //
 // Without a window, a limit of a scope is its capacity and what is captured stays
 // spent: seats, stock. With a window it is a rate. Claim is a hold of capacity 1 on a
@@ -25,15 +25,15 @@
 //
 // Two calls of Place or Claim in one transaction can deadlock with two in another that
 // take their scopes the other way round, as two charges can: each keeps its locks until
-// COMMIT. Postgres then ends one of them, after a second (deadlock_timeout, SQLSTATE
-// 40P01), and its transaction has to run again. Two ways out: one call with several
-// Lines, or a command (metered.Tx.Place, metered.Tx.Claim), which makes all its calls
-// last, and is retried besides; both take all their locks in one order.
-// (budget.Ledger.Lock before the first call is a third, as long as none of the scopes'
+// COMMIT. Postgres then ends one of the transactions, after a second (deadlock_timeout,
+// SQLSTATE 40P01), and it has to run again. There are two ways out, both of which take all
+// locks in one order: one call with several Lines; or a command (metered.Tx.Place,
+// metered.Tx.Claim), which makes all its calls last, and is retried besides.
+// (budget.Ledger.Lock before the first call is a third way, as long as none of the scopes'
 // holds is due, and no id is chosen by the caller.)
 //
-// To begin: metered.Migrate makes the tables, and New takes the ledger that the holds
-// are in.
+// To begin: metered.Migrate makes the tables, and New takes the ledger in which the units
+// are held.
 //
 //	ledger, err := budget.New(budget.Config{})
 //	book, err := holds.New(ledger, holds.Config{})

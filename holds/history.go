@@ -46,10 +46,10 @@ type Event struct {
 	Metadata json.RawMessage
 	// Entity is what a capture linked.
 	Entity string
-	// Captures are what a capture charged, and as which entries of the ledger, whose
-	// time may be after At: a scope's entries are never out of order.
+	// Captures are the entries of the ledger that a capture made. Their At may be later than
+	// the event's, since a scope's entries are never out of order.
 	Captures []budget.Posted
-	// Skipped are the charges that a return left spent, purged as they were: see
+	// Skipped are the charges that a Refund left spent, because they were purged: see
 	// Refund.SkipPurged.
 	Skipped []budget.Posted
 	// Namespace and Operation name the command that did it, if one did.
@@ -67,8 +67,9 @@ from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
 order by e.version`
 
-// History returns what happened to a hold, oldest first. holder is Get's, and so are
-// the errors. That a hold's time is over is recorded by whoever first acts upon it.
+// History returns what happened to a hold, oldest first. holder and the errors are as with
+// Get. An expiry is recorded by whoever first acts upon it: until then it is missing, though
+// Get says Expired.
 func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder string) ([]Event, error) {
 	if err := checkNames(tenant, holder, id); err != nil {
 		return nil, err

@@ -36,12 +36,13 @@ type Hold struct {
 	PlacedAt time.Time `json:"placed_at"`
 	// Deadline is when the hold expires, unless it is extended.
 	Deadline time.Time `json:"deadline"`
-	// Due is Deadline and Request.Grace: until then it can be captured and its
+	// Due is Deadline plus Request.Grace: until then the hold can be captured, and its
 	// units are kept.
 	Due time.Time `json:"due"`
 	// Ceiling is the latest Deadline that Extend can lead to.
 	Ceiling time.Time `json:"ceiling"`
-	// EndedAt is when it was captured, released, or due. Zero while it is held.
+	// EndedAt is when it was captured or released; of one that expired it is Due. Zero while
+	// it is held.
 	EndedAt time.Time `json:"ended_at,omitzero"`
 	// Now is the database's clock when the hold was read.
 	Now time.Time `json:"now"`
@@ -52,17 +53,16 @@ type Hold struct {
 	Claim *Key `json:"claim,omitempty"`
 	// Entity is what a capture linked.
 	Entity string `json:"entity,omitempty"`
-	// Returned: it was captured, and then given back by Refund.
+	// Returned is true if it was captured, and then given back by Refund.
 	Returned bool `json:"returned,omitempty"`
 	// Metadata is Request.Metadata.
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 
-	// Created: this call of Place made it, or the command did whose answer this is.
-	// False for one that had been placed before with the same id and content, and in
+	// Created is true in the answer of the Place, or of the command, that placed the hold.
+	// It is false if the hold had been placed before with the same id and content, and in
 	// all other answers.
 	Created bool `json:"created,omitempty"`
-	// Charges are the plain charges that this call of Place made, or the command did
-	// whose answer this is.
+	// Charges are what Request.Charges came to, where Created is true.
 	Charges []budget.Posted `json:"charges,omitempty"`
 }
 

@@ -15,8 +15,8 @@ import (
 // Notice is what Listen hears: that a transition has been committed, or that some
 // may have gone unheard.
 type Notice struct {
-	// Missed: what happened before this notice may not have been heard. What happens
-	// from here on will be. The other fields are empty.
+	// Missed is true if transitions before this notice may not have been heard. Those after
+	// it will be. The other fields are empty then.
 	Missed bool
 
 	Tenant  string
@@ -54,24 +54,25 @@ const (
 // Listen's own then. What was rolled back is not heard. What ended by time is heard when
 // a Sweep or an Expire says so.
 //
-// A notice is a hint, not a record: Postgres keeps none for who is not there. Whenever
-// Listen is connected, the first time and after each loss of its connection, handle
-// first gets a notice with Missed, once the server is listening. Who then reads what it
-// wants to know (List, Get, Usage) and goes on from there can miss nothing, but may
-// hear of what it has read: Version tells. Missed comes also in the place of what could
-// not be read, and of more notices than 10,000 that handle has not taken yet.
+// A notice is a hint, not a record: Postgres keeps none for a listener that is not
+// connected. Whenever Listen has connected, the first time and after each loss of its
+// connection, handle first gets a notice with Missed, once it is certain that what follows
+// will be heard. A handle that then reads what it wants to know (List, Get, Usage) misses
+// nothing, but may hear again of what it has read: compare the Version. Missed also stands
+// for a notice that cannot be understood, and for all that are waiting once more than
+// 10,000 are.
 //
 // A handle that blocks delays this listener and nobody else: its connection is read all
-// the same, for otherwise Postgres would have to keep the notifications, and would in
-// the end refuse the commits that send some.
+// the same. Otherwise Postgres would have to keep the notifications, and would in the end
+// refuse the commits that send some.
 //
-// It makes a connection of its own, as pool would make one and not out of it: a
-// connection that waits is of no use to others. It must lead to the server that is
-// written to, since a standby cannot listen, and not through a pooler in transaction mode,
-// which gives the session that listens to somebody else: nothing would be heard, and
-// nothing would say so. Give it a pool with such a configuration; it need never be
-// used otherwise. After a lost connection it tries again, at first within 0.1s and
-// then less and less often, every 5s to 10s.
+// Listen makes a connection of its own, with pool's configuration but not out of pool, where
+// it would be missing. The connection must lead to the server that is written to, since a
+// standby cannot listen. It must not lead through a pooler in transaction mode, which gives
+// the listening session to somebody else: nothing would be heard, and nothing would say so.
+// If pool has another configuration, pass one that is made for Listen alone. After a lost
+// connection it tries again, at first within 0.1s and then less and less often, in the end
+// every 5s to 10s.
 //
 // Errors: *ArgumentError; ctx.Err(); that of handle.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {

@@ -54,17 +54,17 @@ type Request struct {
 	// TTL is how long it is held, within Config's bounds, in whole microseconds.
 	TTL time.Duration
 
-	// Grace is how much longer a capture is let in, and the units are kept, after the
-	// deadline; up to Config.MaxTTL. Defaults to 0.
+	// Grace is for how long after the deadline the hold can still be captured, and its
+	// units are kept; up to Config.MaxTTL, in whole microseconds. Defaults to 0.
 	Grace time.Duration
 
 	// Metadata is JSON of yours, up to MaxMetadataBytes. Defaults to none.
 	Metadata json.RawMessage
 
-	// Note is recorded in the history, and with the ledger's entries.
+	// Note is recorded in the history, and with the ledger's entries. Defaults to none.
 	Note budget.Note
 
-	// claim and what it is of; set by Claim.
+	// claim is the scope of what is claimed, and key what that is. Set by Claim.
 	claim string
 	key   Key
 }
@@ -80,20 +80,20 @@ from metered.place($1::text, $2::text, $3::bool, $4::text, $5::text, $6::bytea, 
 // Place reserves the amounts of all lines, and makes all charges, or nothing: it is
 // denied, with *budget.ExceededError, if any limit refuses. One round trip.
 //
-// Holds that are due by then are seen through: what they kept is free, whether a
-// sweeper has been there or not.
+// What holds that are due still keep counts as free, whether a sweeper has been there or
+// not. As many of them as this call needs the room of are ended by it.
 //
 // Rolling tx back takes the hold back. Idempotency: a request with the ID and the
 // content of one before (tenant, holder, scopes, amounts and metadata; not limits,
 // TTL and notes) reserves nothing, and returns that hold, Created = false; once it
 // has ended, with a *StateError beside it. With other content it is ErrConflict.
 //
-// Locks: the advisory lock of each scope, held and charged, all before anything is
-// read, in the order of their keys, and then that of Request.ID if it was given: of
-// two with one ID at once, the second sees the first. At REPEATABLE READ and
-// SERIALIZABLE, the horizon of Purge, shared, if the ID carries its time and is new.
-// Then the rows of holds that are due, in the order in which they were placed; until tx
-// ends. Call it as the last thing in tx.
+// Locks, all until tx ends: the advisory lock of each scope that is held or charged, in the
+// order of their keys, before anything is read; then that of Request.ID if it was given, so
+// that of two calls with one ID at once the second sees what the first has placed; at
+// REPEATABLE READ and SERIALIZABLE, if the ID carries its time and is new, a shared lock on
+// the row of Purge's horizon; then the rows of the holds that are due, in the order in
+// which they were placed. Call it as the last thing in tx.
 //
 // Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError,
 // ErrConflict, ErrRetired and *StateError leave tx usable; ErrBusy,

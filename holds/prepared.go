@@ -19,9 +19,9 @@ type Prepared struct {
 	book   *Book
 	sql    string
 	args   []any // all but namespace, operation and raising
-	wait   int   // the place in args of the wait for locks, which is the Book's
+	wait   int   // the index in args of the longest wait for locks, in ms
 	locks  Locks
-	placed string // the id that a place would give
+	placed string // ID
 	kind   EventKind
 	note   budget.Note
 	scan   func(pgx.Row) ([]Hold, error)
@@ -50,7 +50,8 @@ func (p *Prepared) Args(namespace, operation string, raising bool) []any {
 	return args
 }
 
-// Within is the call with another bound for its wait for locks than the Book's.
+// Within returns the same call, which waits for its locks at most waitMS milliseconds
+// instead of the ledger's LockTimeout.
 func (p *Prepared) Within(waitMS int32) *Prepared {
 	other := *p
 	other.args = slices.Clone(p.args)
@@ -58,22 +59,22 @@ func (p *Prepared) Within(waitMS int32) *Prepared {
 	return &other
 }
 
-// Locks are what a call locks, in the order in which it does: the scopes that it names,
-// and those of the holds that it names; the ids that it gives; the rows of holds that it
-// names, and of those that are due in scopes that it may charge.
+// Locks says what a call locks, in this order: the scopes that it names, and those of the
+// holds that it names; the ids of holds that it places; the rows of the holds that it names,
+// and of those that are due in scopes that it may charge.
 type Locks struct {
-	Scopes []string
-	Keys   []int64 // of Scopes, unless they are those of a hold
-	IDKeys []int64
-	Tenant string // of IDs, as is Holder, "" for any
-	Holder string
-	IDs    []string
+	Scopes []string // that it may charge
+	Keys   []int64  // of the locks of Scopes; none for a capture, whose scopes are its hold's
+	IDKeys []int64  // of the locks of the ids that it places
+	Tenant string   // of the holds that IDs names
+	Holder string   // of the holds that IDs names; "" for any
+	IDs    []string // of the holds that it captures, releases, extends or refunds
 }
 
 // Locks are what the call locks.
 func (p *Prepared) Locks() Locks { return p.locks }
 
-// ID is the id of the hold that a placement makes, if it makes one.
+// ID is the id that a placement gives to its hold, if it makes a new one.
 func (p *Prepared) ID() string { return p.placed }
 
 // Scan reads the row that SQL returned, with the errors of the call.

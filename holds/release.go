@@ -49,10 +49,10 @@ type Refund struct {
 	IDs    []string
 	// Holder must be that of each hold. Defaults to "", not checked.
 	Holder string
-	// SkipPurged leaves spent what can no longer be refunded since its charge was purged
-	// from the ledger, and gives back the rest, which may be nothing: History says what
-	// (Event.Skipped). Not so the unit of a claim, without which nobody could claim its
-	// key. Defaults to false: one charge that was purged is ErrNotReturnable.
+	// SkipPurged gives back what can be refunded, which may be nothing, and leaves spent
+	// the charges that were purged from the ledger; Event.Skipped in the History says which.
+	// A claim's own unit is never skipped, since nobody could claim its key then. Defaults
+	// to false: one charge that was purged is ErrNotReturnable.
 	SkipPurged bool
 	// Note is recorded in the history, and with the refunds.
 	Note budget.Note
@@ -66,12 +66,12 @@ from metered.refund_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5:
 // of their charges: capacity that was captured is free again, and so is a confirmed
 // claim. The holds stay Captured, and are marked Returned. For a part of what was
 // captured use budget.Ledger.Refund, with the entry's number from History; after that
-// Refund is ErrNotReturnable, which it also is once the ledger was purged of one of
-// the charges, unless SkipPurged is set. A confirmed claim that carries further lines
-// needs that in the end, or its key would stay taken.
+// Refund is ErrNotReturnable. So it is once one of the charges was purged from the ledger,
+// unless SkipPurged is set: without it, the key of an old claim that carries further lines
+// would stay taken.
 //
-// Locks and rollback are those of Capture. A hold that is not captured is a
-// *StateError, and so is one that was given back before (ErrReturned). What was captured
+// Locks, rollback and the other errors are those of Capture. A hold that is not captured is
+// a *StateError, and so is one that was given back before (ErrReturned). What was captured
 // in part (Capture.Keep) of a hold that is still held, or was then released, or has
 // expired, stays spent: give it back by budget.Ledger.Refund, too.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
@@ -99,8 +99,8 @@ type Extend struct {
 	IDs    []string
 	// Holder must be that of each hold. Defaults to "", not checked.
 	Holder string
-	// By is how much later the deadline will be, from 1µs, in whole microseconds. No
-	// deadline goes past Hold.Ceiling.
+	// By is how much later the deadline will be, from 1µs to MaxMaxLifetime, in whole
+	// microseconds. No deadline goes past Hold.Ceiling.
 	By time.Duration
 	// Note is recorded in the history.
 	Note budget.Note
