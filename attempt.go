@@ -30,7 +30,7 @@ type attempt struct {
 const rollbackTimeout = 5 * time.Second
 
 func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt) {
-	if op.sticky != nil { // also when they are taken: it may wait for one that has yet to
+	if op.sticky != nil { // also once they are taken: it may wait for an attempt that has yet to take its own
 		select {
 		case c.sticky <- struct{}{}:
 			defer func() { <-c.sticky }()
@@ -56,15 +56,15 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 	}
 	a.claimed = true
 	if b.status == statusReplay {
-		if a.err = settle(ctx, conn); a.err != nil {
+		if a.err = endReplay(ctx, conn); a.err != nil {
 			a.unknown = true
 			return a
 		}
 		a.rec, a.err = b.replay(op)
 		return a
 	}
-	if op.sticky != nil && !op.stuck {
-		if a.err = c.stick(ctx, op); a.err != nil {
+	if op.sticky != nil && !op.stickyTaken {
+		if a.err = c.takeSticky(ctx, op); a.err != nil {
 			a.sticky = true
 			return a
 		}
@@ -86,7 +86,7 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 	}
 	a.rec, a.unknown, a.err = c.commit(ctx, conn, cmdTx, b.marker, raw)
 	if a.err != nil && !a.unknown && conn.Conn().IsClosed() {
-		a.err = &lostError{a.err} // behind the function's back, which returned no error
+		a.err = &lostError{a.err} // without an error of the function
 	}
 	return a
 }
@@ -141,7 +141,7 @@ func (b *begun) dest() []any {
 // a command with some begins with the claim alone.
 func (c *Client) begin(ctx context.Context, conn *pgxpool.Conn, op *operation) (begun, pgx.Tx, error) {
 	b := begun{marker: newMarker()}
-	opening := op.sticky == nil || op.stuck
+	opening := op.sticky == nil || op.stickyTaken
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: op.isolation})
 	batch.Queue(c.sql.begin, c.beginArgs(ctx, op, b.marker, true, opening, true)...)
@@ -259,7 +259,7 @@ func (b *begun) admit(op *operation) (*tokens.Grant, error) {
 	return grant, nil
 }
 
-// ofBudget gives the budget's own errors to what its functions raised.
+// ofBudget turns what the budget's SQL functions raised into the errors of package budget.
 func ofBudget(call *budget.Prepared, err error) error {
 	if Code(err) != "" {
 		return err // it has them
@@ -273,7 +273,7 @@ func ofBudget(call *budget.Prepared, err error) error {
 	return err
 }
 
-// firstOf is the error that came first: closing a batch repeats that of reading it.
+// firstOf is the error that came first: closing a batch repeats the error of reading it.
 func firstOf(err, closing error) error {
 	if err != nil {
 		return err

@@ -12,13 +12,14 @@ import (
 )
 
 // CleanupArgs are the args of a job that ends one hold when its time is over. Tx.Place
-// and Tx.Claim enqueue it if they are given a Cleanup; who places holds without a command
-// can enqueue it, too. Where its queue is worked by a river.Client without CleanupWorker,
-// the job fails: its kind is not registered.
+// and Tx.Claim enqueue it if they are given a Cleanup; a program that places holds without a
+// command can enqueue it itself. The job fails on a river.Client that works its queue
+// without CleanupWorker, since its kind is not registered there.
 type CleanupArgs struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
-	// DelayMS is how long after the hold is due the job is to run.
+	// DelayMS is how many milliseconds after the hold is due the job runs again, if it finds
+	// that the hold is not due yet.
 	DelayMS int64 `json:"delay_ms"`
 }
 
@@ -30,8 +31,8 @@ func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 //	river.AddWorker(workers, client.CleanupWorker())
 //
 // It ends the hold and tells subscribers and listeners, once, however often the job
-// runs. If the hold was captured or released, or is gone, it does nothing; and if it was
-// extended, or is not due by the database's clock, it does nothing until it is.
+// runs. If the hold was captured or released, or is gone, it does nothing. If it was
+// extended, or is not due yet by the database's clock, the job is snoozed until it is.
 func (c *Client) CleanupWorker() river.Worker[CleanupArgs] { return &cleanupWorker{client: c} }
 
 type cleanupWorker struct {

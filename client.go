@@ -35,16 +35,16 @@ type Config struct {
 	// with the program's other secrets. New copies it. Defaults to none: Secret then fails.
 	SecretKey []byte
 
-	// LockTimeout bounds each of a command's three waits: for its operation id, for
-	// its token, and for the locks of its scopes; from 1ms to 1h. The context's
-	// deadline bounds them too. Defaults to 5s.
+	// LockTimeout bounds each of a command's waits for locks: for its operation id, for
+	// its token, for its scopes together, and for rows of holds; from 1ms to 1h. The
+	// context's deadline bounds them too. Defaults to 5s.
 	LockTimeout time.Duration
 
 	// ClockTolerance is budget.Config's. Defaults to 1m.
 	ClockTolerance time.Duration
 
-	// MaxFuture is how far ahead of the database's clock a command may have been
-	// issued, up to 24h. Defaults to 5m.
+	// MaxFuture is how far ahead of the database's clock the time that an operation id
+	// carries may be, up to 24h (ErrFuture). Defaults to 5m.
 	MaxFuture time.Duration
 
 	// MaxAttempts is how often Do runs a command that fails with a serialization
@@ -60,16 +60,17 @@ type Config struct {
 	// releases a round trip, while its locks are held: they are called before its COMMIT.
 	Holds holds.Config
 
-	// OnDenial hears of every command that a budget, a token or a hold refused, in the
-	// goroutine of Do, after its transaction has ended and its connection was given
-	// back; in DoTx after the transaction is as it was before, but still open. It is
-	// the place for an audit record or a counter. Defaults to none.
+	// OnDenial is called for every command that a budget, a token or a hold refused, in the
+	// goroutine of Do: after the command's transaction has ended and its connection was
+	// given back; in DoTx after the caller's transaction, which is still open, was taken
+	// back to where it was. It is the place for an audit record or a counter. Defaults to
+	// none.
 	OnDenial func(context.Context, Denial)
 }
 
 // Denial is a command that was refused.
 type Denial struct {
-	// Command is the command, without its Token: that may be unspent still.
+	// Command is the command, without its Token, which may still be unspent.
 	Command Command
 	// Err matches budget.ErrExceeded, and then is a *budget.ExceededError (errors.As);
 	// budget.ErrRefundExceeds; tokens.ErrInvalid; or holds.ErrTaken, ErrState, ErrUnknown,

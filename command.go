@@ -32,16 +32,18 @@ const (
 type Command struct {
 	// ID is the operation's id, chosen by the caller, 1 to MaxIDBytes bytes of
 	// UTF-8: the same ID in the same Namespace is carried out once, and the same
-	// command gets the first result again. A UUID of version 7 carries its time
-	// (see IssuedAt), also in upper case, in braces, behind "urn:uuid:", or without
-	// hyphens if that time is from 2025 to a day from now; others look new again when
-	// their record is purged. Two spellings are two IDs.
+	// command gets the first result again.
+	//
+	// A UUID of version 7 carries its time (see IssuedAt), also in upper case, in braces,
+	// behind "urn:uuid:", or without hyphens if that time is from 2025 to a day from now.
+	// Two spellings of one UUID are two IDs. Any other ID looks new again when its record
+	// is purged, unless IssuedAt is set.
 	ID string
 
 	// Namespace keeps the ids of tenants apart, up to MaxIDBytes bytes. If IDs come from
-	// clients, it has to be who the client was found to be, the user or the tenant
-	// that is signed in: whoever sends another's ID in a common namespace, with the same
-	// command, is answered with the other's result. Defaults to "", for ids that the
+	// clients, it must say who the client was found to be: the user or the tenant that is
+	// signed in. In a common namespace, a client that sends the ID of another one, with the
+	// same command, is answered with the other's result. Defaults to "", for ids that the
 	// program makes itself.
 	Namespace string
 
@@ -51,35 +53,35 @@ type Command struct {
 
 	// Input is what the command depends on. As JSON (a []byte or json.RawMessage is
 	// taken as it is) it becomes part of the fingerprint: the same ID with other
-	// input is a conflict. Only the fingerprint is stored, from which the input is not
-	// to be had again. Up to MaxInputBytes. Defaults to none.
+	// input is a conflict. Only the fingerprint is stored, a SHA-256, and not the input. Up
+	// to MaxInputBytes. Defaults to none.
 	Input any
 
 	// IssuedAt is when the client issued the command, to the microsecond, the same in
 	// each repetition: it is part of the fingerprint. With it, or with a UUIDv7 as ID
 	// (NewID), an operation is refused (ErrRetired) when it is not newer than what has
-	// been purged, instead of being run a second time. The time in a UUIDv7 is what
-	// counts, whatever is here: all calls with the ID have it in common, and one that
-	// was stamped anew would let an old ID run again. Defaults to the time in ID, and to
-	// none for other ids.
+	// been purged, instead of being run a second time. If ID is a UUIDv7 its time counts,
+	// and not this one: all calls with the ID have the former in common, where an IssuedAt
+	// that was taken anew would let an old ID run again. Defaults to the time in ID, or to
+	// none.
 	IssuedAt time.Time
 
-	// Charges are made last, all or none of them. They are looked at first, too, and
-	// refused before the function runs if there is no room then: a charge that the
-	// function itself makes room for, by releasing a hold or a credit, belongs in
-	// Tx.Charge, by which the function can add to them. Their scopes and amounts are part
-	// of the fingerprint; their limits are not, since a limit may change between a call
+	// Charges are made last, all or none of them. There is a first look at them too: the
+	// command is refused before the function runs if there is no room for them then. So a
+	// charge for which the function itself makes room, with a credit or the release of a
+	// hold, does not belong here: the function adds it with Tx.Charge. Scopes and amounts
+	// are part of the fingerprint; limits are not, since a limit may change between a call
 	// and its repetition.
 	Charges []budget.Charge
 
 	// Sticky charges are taken before the command and stay when it fails: for
 	// limits on attempts. They are taken once per call of Do, shared by its retries,
 	// and never for a replay, in a transaction of their own on a second connection.
-	// Outcome.Sticky has what they came to, also beside an error, and Tx.Sticky for
-	// the function. If they are refused the command is, with an error that is
-	// ErrTooManyAttempts as well. Not in DoTx.
+	// Outcome.Sticky says what they came to, also beside an error; so does Tx.Sticky, for
+	// the function. If they are refused, the command is refused, with an error that is
+	// ErrTooManyAttempts as well. Not in DoTx. Defaults to none.
 	//
-	// Where only failures are to count, the function refunds its own attempt as its last
+	// To count failures alone, let the function refund its own attempt as its last
 	// step (Tx.RefundCharge, for each entry of Tx.Sticky): a failure rolls that back.
 	Sticky []budget.Charge
 
@@ -87,36 +89,37 @@ type Command struct {
 	// Defaults to none.
 	Token *Redeem
 
-	// Isolation of the transaction. Defaults to READ COMMITTED, which is also the
-	// fastest: at the others a hot scope becomes retries. Not in DoTx.
+	// Isolation is the level of the transaction. Defaults to READ COMMITTED, which is also
+	// the fastest: at the other levels most attempts on a hot scope fail and are retried.
+	// Not in DoTx.
 	Isolation pgx.TxIsoLevel
 
 	// EarlyRelease lets go of the command's locks before its commit is on disk (and on
-	// the synchronous standby, if there is one): for a hot scope where that takes
-	// long, since its commands commit one after the other. Do returns as late as ever,
-	// when it is, and takes no further round trip. Defaults to false.
+	// the synchronous standby, if there is one). It is for a hot scope where a commit takes
+	// long, since the commands of a scope commit one after the other. Do still returns when
+	// the commit is on disk, and takes no further round trip. Defaults to false.
 	//
 	// The price: others see the command some milliseconds before it is durable, and a
-	// crash in between takes back what they saw. Whoever commits something after having
-	// seen it is behind it in the log and cannot outlast it: other commands, charges,
-	// River's workers, which commit before they work; all of them unless their own
-	// synchronous_commit is off. Whoever only reads, and tells somebody, can have told
-	// what then is not so. A refusal, too, can rest on a charge or on the use of a token
-	// that a crash takes back: it did nothing, and may be tried again. Each command
-	// takes a second transaction id and about 100 bytes of log.
+	// crash in between takes back what they saw. Whoever writes after having seen it is safe,
+	// because the log is written in order: their own commit is durable only if this one is.
+	// That is so of other commands, of charges, and of River's workers, which commit before
+	// they work; not of a session whose synchronous_commit is off. Whoever only reads, and
+	// tells somebody, can have told what then is not so. A refusal can rest on a charge, or
+	// on the use of a token, that a crash takes back: it did nothing, and may be tried again.
+	// Each command takes a second transaction id and about 100 bytes of log.
 	//
 	// The answer waits for what the session's synchronous_commit names, and for "on"
 	// where that is off; what the function sets for its transaction has no effect.
-	// Sticky charges are committed as ever, one after the other. Not part of the
-	// fingerprint. Not in DoTx.
+	// Sticky charges are not released early. Not part of the fingerprint. Not in DoTx.
 	EarlyRelease bool
 }
 
-// Redeem is a token as it was presented. It prints without it: it may be unspent.
+// Redeem is a token as it was presented, for tokens.Store.Consume. It prints without the
+// token's text, since the token may be unspent.
 type Redeem struct {
-	Purpose   string
-	Subject   string
-	Presented string
+	Purpose   string // that the token must have been minted for
+	Subject   string // that the token must have been minted for
+	Presented string // the token's text
 }
 
 func (r Redeem) redacted() string { return fmt.Sprintf("token for %q of %q", r.Purpose, r.Subject) }
@@ -137,11 +140,12 @@ type operation struct {
 	key         int64 // of the claim's advisory lock
 	issued      *time.Time
 	charges     *budget.Prepared // nil without charges
-	sticky      *budget.Prepared
 	token       *tokens.Presented
 	isolation   pgx.TxIsoLevel
-	stuck       bool           // the sticky charges are taken
-	attempted   budget.Receipt // and what they came to
+
+	sticky        *budget.Prepared // nil without sticky charges
+	stickyTaken   bool
+	stickyReceipt budget.Receipt // once they are taken
 }
 
 func (c *Client) prepare(cmd Command) (*operation, error) {

@@ -86,7 +86,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	}
 	results := conn.SendBatch(ctx, batch)
 	var err, cause error // cause is err as it came from the server
-	own := true          // err is of a statement of ours, and not of COMMIT, which runs what others deferred
+	own := true          // err is of a statement of ours, and not of COMMIT, where deferred triggers of others run
 	if early {
 		_, err = results.Exec()
 		cause = err
@@ -99,8 +99,9 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		cause = err
 	}
 	if telling {
-		// Between the writes and COMMIT, which comes in a flush of its own then: until that
-		// the server goes on refusing one, so that an error is no commit.
+		// Subscribers are told between the writes and COMMIT, which then has a flush of its
+		// own. Until that flush the server refuses a COMMIT, so after an error nothing is
+		// committed.
 		if err = firstOf(err, results.Close()); err != nil {
 			return record{}, false, failed("commit", ofBudget(tx.call, err))
 		}

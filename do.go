@@ -25,27 +25,28 @@ var denials = []error{
 // Func is what a command does: its writes, through tx, and its result, which is
 // stored as JSON. A result that encoding/json cannot write, or cannot read back into
 // its type, is ErrResult; that it comes back the same is not checked. What JSON leaves
-// out is missing from Outcome.Result, of the first call as of a replay. The function
-// must have no effect outside the transaction, which can still be refused after it has
-// returned, and may be called several times.
+// out is missing from Outcome.Result, in the first call as in a replay.
 //
-// Its ctx says that it is inside a command of the client: Do with that, or with one
-// made of it, is ErrNested, since it would commit on its own, and wait for a second
-// connection while it keeps the first. That goes for context.WithoutCancel, too: what
+// The function may be called several times, and must have no effect outside the
+// transaction, since the command can still be refused after it has returned.
+//
+// Its ctx says that it is inside a command of the client. Do with that ctx, or with one
+// made from it, is ErrNested: it would commit on its own, and wait for a second
+// connection while it keeps the first. context.WithoutCancel makes no difference: what
 // is to go on after the command needs a context from elsewhere.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
-// Outcome is what a committed command came to. Beside an error all of it is zero but
-// Sticky.
+// Outcome is what a committed command came to. Beside an error all of it but Sticky is
+// zero.
 type Outcome[R any] struct {
 	// Result is what the function returned, as it comes back from JSON.
 	Result R
 	// Raw is that JSON, the same bytes for each replay.
 	Raw json.RawMessage
 
-	// Replayed: this is the record of an operation that had committed before, and
-	// nothing was done now. It is also set if the answer to this call's own COMMIT
-	// was lost and then looked up.
+	// Replayed is true if this is the record of an operation that had committed before, and
+	// nothing was done now; and if the answer to this call's own COMMIT was lost, and the
+	// record was found afterwards.
 	Replayed bool
 
 	// Receipt is what was charged, sticky charges aside. Its entries have no
@@ -54,13 +55,14 @@ type Outcome[R any] struct {
 
 	// Sticky is what this call charged for Command.Sticky, with what is left after it. It is
 	// there beside an error too, whatever refused or failed after those charges were
-	// taken, and for a command without a function. Empty where the call took none: they
-	// were refused themselves, or what became of them is not known (ErrSticky), or it
-	// found the record of another call.
+	// taken. It is empty if the call took none: because they were refused themselves,
+	// because it is not known whether they were taken (ErrSticky), or because the call found
+	// the record of another one.
 	Sticky budget.Receipt
 
-	// Holds are what the command did to holds by its Tx, in
-	// that order, as they were then, also in a replay.
+	// Holds are the holds that the command placed, claimed, captured, extended, released or
+	// refunded by its Tx, in the order of these calls, each as it was after its call. They
+	// are the same in a replay.
 	Holds []holds.Hold
 
 	// At is when the command was completed, by the database's clock.
@@ -74,10 +76,11 @@ type Outcome[R any] struct {
 //
 // Idempotency: a command that has committed under the same ID and Namespace is
 // answered with its first result, without running fn, charging, or spending the
-// token again: it has to be presented, since it is part of the command, but may be
-// spent, expired or purged by then. Concurrent calls with one id wait for each other. A command that
-// failed or was refused leaves no record and may be tried again. A replay and ErrConflict
-// are answered when the record they rest on is durable: they wait for the log as a commit does.
+// token again. The token has to be presented, since it is part of the command, but may be
+// spent, expired or purged by then. Concurrent calls with one id wait for each other. A
+// command that failed or was refused leaves no record and may be tried again. A replay and
+// ErrConflict are answered when the record they rest on is durable: they wait for the log
+// as a commit does.
 //
 // Retries: serialization failures and deadlocks (SQLSTATE 40001, 40P01) are retried
 // whole, up to Config.MaxAttempts times. A COMMIT whose outcome was lost is looked
@@ -86,8 +89,8 @@ type Outcome[R any] struct {
 //
 // Locks: the operation id's advisory lock from the beginning; the token's row;
 // whatever fn locks; and in the last flush, all at once, the locks of the scopes, in the
-// order of their keys, then those of ids that it gives to holds, and then the rows of holds,
-// until COMMIT is durable, or with Command.EarlyRelease until its record is in the log's
+// order of their keys, then those of the ids of holds that it places, and then the rows of
+// holds; until COMMIT is durable, or with Command.EarlyRelease until its record is in the log's
 // memory. Two round trips, and those of fn, of which a job without a key is one; one more
 // where holds.Config.Subscribers are told, and four for sticky charges.
 //
@@ -97,14 +100,14 @@ type Outcome[R any] struct {
 // server looks every 100 ms whether the client is still there
 // (client_connection_check_interval), where the platform lets it.
 //
-// Errors: *ArgumentError and those of budget, tokens before any SQL;
-// *budget.ExceededError; tokens.ErrInvalid; ErrConflict, ErrRetired, ErrFuture;
-// ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed, ErrResult; ErrSticky; ErrNested;
-// whatever fn returned; errors of Postgres. After all of these this call has committed
+// Errors: *ArgumentError, before any SQL; *budget.ExceededError; tokens.ErrInvalid; the
+// refusals of what the command does to holds and charges by its Tx (see Denial);
+// ErrConflict, ErrRetired, ErrFuture; ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed,
+// ErrResult; ErrSticky; ErrNested; whatever fn returned; errors of Postgres. After all of these this call has committed
 // nothing.
 // *IndefiniteError: not known, see there. A panic in fn rolls back and goes on. Beside an
 // error the Outcome is zero, but for its Sticky: what was charged there stays charged.
-// Retryable tells which errors may pass.
+// Retryable tells after which errors the same call may succeed.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	switch {
 	case c == nil:
@@ -118,23 +121,22 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 	}
 	var result R
 	rec, err := c.run(ctx, op, encoded(fn, &result))
-	return outcome(rec, result, op.attempted, err)
+	return outcome(rec, result, op.stickyReceipt, err)
 }
 
 // DoTx runs a command inside a transaction of the caller's, between a savepoint
 // and its release: if it is refused or fails, tx is as it was before, and usable.
-// It takes effect with the caller's commit, and with it goes the answer that a
-// repetition gets.
+// It takes effect with the caller's commit. If the caller rolls back, so is its record: a
+// repetition runs the command again.
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in
 // tx, or one after a charge, claims its id while scopes are locked, and can deadlock
 // with another transaction (40P01). Nothing is retried and no timeout is set, since
 // the transaction is not Do's: after SQLSTATE 40001 or 40P01 the caller retries the
-// whole of it, and it is the caller's to find out what became of its COMMIT (the same
-// command again tells). Command.Sticky, Command.Isolation and Command.EarlyRelease are
-// refused. A replay or ErrConflict makes tx one that writes to the log, so that the
-// caller's commit waits until the record they rest on is durable. Otherwise as Do, for one
-// round trip more if it fails.
+// whole of it. If the answer to its COMMIT is lost, the caller finds out by the same command
+// again. Command.Sticky, Command.Isolation and Command.EarlyRelease are refused. After a
+// replay or ErrConflict the caller's commit waits until the record they rest on is durable,
+// even if tx wrote nothing. Otherwise as Do, with one round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	switch {
 	case c == nil:

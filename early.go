@@ -19,10 +19,10 @@ const releaseSQL = `select pg_catalog.set_config('synchronous_commit', 'off', tr
 // transaction that logged nothing.
 const writeSQL = `pg_catalog.pg_logical_emit_message(true, 'metered', ''::pg_catalog.text)`
 
-// barrierSQL is a transaction of its own, which its flush commits. It waits as the
-// session says: for the disk, a standby's memory, its disk or its replay (local,
-// remote_write, on, remote_apply); and where the session does not wait at all (off),
-// as the default says.
+// barrierSQL is a transaction of its own, which the flush commits. Its COMMIT waits for what
+// the session's synchronous_commit names: the disk, a standby's memory, its disk or its
+// replay (local, remote_write, on, remote_apply). Where the session does not wait (off), it
+// waits as with "on".
 const barrierSQL = `select ` + writeSQL + `, case pg_catalog.current_setting('synchronous_commit')
 	when 'off' then pg_catalog.set_config('synchronous_commit', 'on', true) end`
 
@@ -44,12 +44,12 @@ func committed(results pgx.BatchResults, early bool) (tag pgconn.CommandTag, err
 	return tag, err
 }
 
-// settle ends a transaction that found the record of its operation, and returns when
+// endReplay ends a transaction that found the record of its operation, and returns when
 // that record is as durable as a commit is. Others may see it earlier: that of a
 // command with EarlyRelease, and that of any command whose session was ended while it
 // waited for a synchronous standby. The claim is given up first, so that
 // repetitions wait together.
-func settle(ctx context.Context, conn *pgxpool.Conn) error {
+func endReplay(ctx context.Context, conn *pgxpool.Conn) error {
 	_, err := conn.Exec(ctx, "rollback; "+barrierSQL, pgx.QueryExecModeSimpleProtocol)
 	if err != nil {
 		return fmt.Errorf("metered: the operation's record is not known to be durable: %w", err)
@@ -57,10 +57,10 @@ func settle(ctx context.Context, conn *pgxpool.Conn) error {
 	return nil
 }
 
-// settleIn is settle in a transaction of the caller's, whose COMMIT it makes wait: as
-// one that only reads it would not. It takes the transaction back to where it was, as
-// undo does.
-func settleIn(ctx context.Context, tx pgx.Tx) error {
+// endReplayIn is endReplay in a transaction of the caller's. It makes the caller's COMMIT
+// wait for the log, which that of a transaction that only reads would not do, and takes the
+// transaction back to where it was, as undo does.
+func endReplayIn(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, undoSQL+"; select "+writeSQL, pgx.QueryExecModeSimpleProtocol)
 	if err != nil {
 		return failed("replay", err)

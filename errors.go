@@ -53,19 +53,19 @@ var (
 	// idle, at the context's deadline. It is context.DeadlineExceeded too.
 	ErrTimeout error = fault.New("timeout", "metered: timeout")
 
-	// ErrTxControl: the function, or a subscriber of its holds, tried to begin, commit
-	// or roll back, which is not its business: it returns nil or an error.
+	// ErrTxControl: the function, a subscriber of its holds, or Cost.Write tried to begin,
+	// commit or roll back a transaction. It should return nil or an error instead.
 	ErrTxControl error = fault.New("transaction_control", "metered: the command's function must not end its transaction")
 
 	// ErrTxDone: the transaction was used after the function had returned.
 	ErrTxDone error = fault.New("transaction_done", "metered: the command's transaction is over")
 
-	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and it
-	// returned nil all the same. A failed transaction can only be rolled back.
+	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and the function
+	// or subscriber returned nil all the same. A failed transaction can only be rolled back.
 	ErrTxFailed error = fault.New("transaction_failed", "metered: a statement of the command's function failed")
 
-	// ErrNested: a command was begun inside a command's function, or a subscriber: Do
-	// with its context and the same Client, or DoTx in its transaction.
+	// ErrNested: a command was begun inside the function or a subscriber of another one: by
+	// Do with its context and the same Client, or by DoTx in its transaction.
 	ErrNested error = fault.New("nested_command", "metered: a command cannot run inside another one's function")
 
 	// ErrNoRiver: Tx.Enqueue without Config.River.
@@ -77,24 +77,24 @@ var (
 	// committed (Lookup has its result).
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
 
-	// ErrSticky: the sticky charges could not be taken, for another reason than a
-	// denial. They may have been taken, the command was not run.
+	// ErrSticky: taking the sticky charges failed, for another reason than a denial. They
+	// may have been taken all the same; the command's function was not run.
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
 )
 
-// ErrTooManyAttempts: the budget refused one of Command.Sticky, and not of its Charges:
-// too many attempts (429) and not too little credit (402). The error is a
-// *budget.ExceededError and budget.ErrExceeded all the same, and that is its Code.
+// ErrTooManyAttempts: the budget refused Command.Sticky, and not Command.Charges: there
+// were too many attempts (HTTP 429), rather than too little credit (402). The error is also a
+// *budget.ExceededError and budget.ErrExceeded, whose Code it has.
 var ErrTooManyAttempts = errors.New("metered: too many attempts")
 
-// ErrIndefinite: the outcome is not known. The error is an *IndefiniteError.
+// ErrIndefinite: the outcome of a COMMIT is not known. The error is an *IndefiniteError.
 var ErrIndefinite error = errIndefinite
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError: COMMIT may or may not have taken effect; or it has, and is not
-// known to be durable, of a command with EarlyRelease or of the one that a replay
-// found. The way out is the same command again.
+// IndefiniteError says that COMMIT may or may not have taken effect. Or it has taken
+// effect, but is not known to be durable: that of a command with EarlyRelease, or of the
+// record that a replay found. The way out is the same command again.
 type IndefiniteError struct {
 	Namespace, ID string // of the operation
 
@@ -123,7 +123,7 @@ func invalid(field, format string, args ...any) error {
 // Code returns the stable code of err, for metrics, logs and programs on the other
 // side of a wire. It is "" for nil and for errors that are not this library's.
 // Errors of one code are one kind, whichever package they come from: budget.ErrBusy
-// is metered.ErrBusy. Whether to try again is Retryable's to say: most errors of a
+// is metered.ErrBusy. Ask Retryable whether to try again, since most errors of a
 // connection have no code.
 //
 //	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future

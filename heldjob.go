@@ -30,8 +30,7 @@ type HoldRef struct {
 // Cost is what a job came to.
 type Cost struct {
 	// Lines are what was used, by scope. Empty means that nothing was used: nothing is
-	// charged and the hold is released. That is unlike holds.Capture, where no Lines are
-	// all that is held.
+	// charged and the hold is released. (In holds.Capture no Lines mean all that is held.)
 	Lines []holds.Line
 	// Over says what becomes of a line beyond the estimate. With holds.OverRefused a job
 	// that costs more than its estimate fails, is tried again and costs as much again, to its
@@ -60,12 +59,13 @@ type HeldOptions struct {
 	Timeout time.Duration
 	// RetryAfter is how long until a failed job is tried again. Defaults to 30s.
 	RetryAfter time.Duration
-	// Margin is how long the hold outlasts an attempt, and the pause before the next one.
-	// With both defaults, this one's and River's, the job of a worker that was killed
-	// ends cancelled: River gives it to another after RescueStuckJobsAfter, 1h, and its
-	// hold has expired by then. To have it tried again set that lower in
-	// river.Config, and Margin to as much and half a minute more. It is also for the
-	// wait in the queue. Defaults to 1m.
+	// Margin is how much longer than an attempt, and than the pause before the next one,
+	// the hold lasts. It has to cover the time that the job then waits in its queue.
+	//
+	// With the defaults, a job whose worker was killed ends cancelled: River gives it to
+	// another worker after river.Config.RescueStuckJobsAfter, 1h, and its hold has expired
+	// by then. To have it tried again, set RescueStuckJobsAfter lower, and Margin to half a
+	// minute more than that. Defaults to 1m.
 	Margin time.Duration
 }
 
@@ -85,10 +85,10 @@ type HeldOptions struct {
 //   - If the worker dies, or the job is cancelled or discarded where no worker sees it
 //     (by a river.ErrorHandler, too), nobody extends the hold, and it expires.
 //
-// A job that finds its hold captured, released or expired is cancelled (a *river.
-// JobCancelError over a *holds.StateError): its cost could not be charged. So choose
-// the hold's TTL for the time a job waits in its queue, and Config.Holds.MaxLifetime for
-// all of its attempts.
+// A job that finds its hold captured, released, expired or missing is cancelled (a
+// *river.JobCancelError over the error of package holds): its cost could not be charged. So
+// the hold's TTL must be longer than a job waits in its queue, and Config.Holds.MaxLifetime
+// longer than all of its attempts take.
 //
 // Locks: the scopes of the hold, to extend, to release and to capture it, each time until
 // COMMIT, which is sent next; before them, what Write locks, and the job's row.
@@ -132,7 +132,7 @@ func (w *heldWorker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 }
 
 func (w *heldWorker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
-	err := insist(ctx, func() (bool, error) {
+	err := retry(ctx, func() (bool, error) {
 		err := w.cover(ctx, job, w.opts.Timeout+w.opts.Margin)
 		return inTheWay(err), err
 	})
@@ -155,7 +155,8 @@ func (e *notHeldError) Error() string {
 
 func (e *notHeldError) Unwrap() error { return e.cause }
 
-// ofHold tells what a call found the job's own hold to be. The work may have holds, too.
+// ofHold marks an error that says what became of the job's own hold, since the work may
+// have other holds, whose errors are ordinary failures.
 func ofHold(err error) error {
 	if errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
 		return &notHeldError{err}
@@ -163,8 +164,8 @@ func ofHold(err error) error {
 	return err
 }
 
-// insist calls f until it says that there is no point in it, or ctx is done.
-func insist(ctx context.Context, f func() (again bool, err error)) error {
+// retry calls f until it says not to do so again, or ctx is done.
+func retry(ctx context.Context, f func() (again bool, err error)) error {
 	for n := 1; ; n++ {
 		again, err := f()
 		if !again {
@@ -176,7 +177,7 @@ func insist(ctx context.Context, f func() (again bool, err error)) error {
 	}
 }
 
-// inTheWay reports whether err is for another transaction's sake, and will pass.
+// inTheWay reports whether err was caused by other transactions, and will pass.
 func inTheWay(err error) bool { return collided(err) || errors.Is(err, ErrBusy) }
 
 // cover makes the hold last for so long from now, or to its ceiling. One that is in its
@@ -221,7 +222,7 @@ func (w *heldWorker[T]) failed(ctx context.Context, job *river.Job[T], err error
 	// ctx may be what ended the attempt.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failTime)
 	defer cancel()
-	after := insist(ctx, func() (bool, error) {
+	after := retry(ctx, func() (bool, error) {
 		var err error
 		if reason == "" {
 			err = w.cover(ctx, job, span)

@@ -26,7 +26,7 @@ var errChanged = errors.New("metered: the job was changed at the same time")
 // if it is not known what became of a COMMIT: had it succeeded, the hold is captured and
 // the job completed, and what River then hears of it changes nothing.
 func (w *heldWorker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
-	return insist(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
+	return retry(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
 }
 
 func (w *heldWorker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost Cost) (again bool, err error) {

@@ -26,7 +26,7 @@ func (c *Client) runIn(ctx context.Context, tx pgx.Tx, op *operation, do work) (
 	}
 	if b.status == statusReplay {
 		set = false
-		if err := settleIn(ctx, tx); err != nil {
+		if err := endReplayIn(ctx, tx); err != nil {
 			return record{}, err
 		}
 		return b.replay(op)

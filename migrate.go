@@ -55,12 +55,12 @@ type MigrateOptions struct {
 // Migrate creates the library's schema, or does nothing where it is there
 // already. It may be called by any number of processes at once, at every start:
 // they queue on an advisory lock, and the first one does the work, in one
-// transaction. With River set, River's migrations follow under the same lock, taken
-// again. It works through a pooler of transactions.
+// transaction. With River set, River's migrations follow, in transactions of River's, while
+// the lock is taken a second time. It works through a pooler in transaction mode.
 //
 // Migrate owns its transactions, and holds one connection of pool (two with
-// River set). The role that runs it becomes the owner of all it creates. Where the
-// schema is there, empty, that role needs no right to make one: it must own it.
+// River set). The role that runs it becomes the owner of all it creates. If an empty schema
+// is there already, the role must own it, and needs no right to create schemas.
 // A schema newer than SchemaVersion is ErrSchemaVersion.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error {
 	if pool == nil {

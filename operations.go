@@ -30,11 +30,10 @@ select result, scopes, amounts, seqs, ats, holds, at, issued_at
 from metered.operations
 where namespace = $1 and id = $2`
 
-// Lookup returns the record of an operation, or ErrUnknownOperation: it has not
-// committed, not yet, or was purged. An id that cannot be is an *ArgumentError. It
-// waits for nobody: a record of a command with EarlyRelease may not be durable yet,
-// which Do with the same command would wait for. db is a pool, a connection or a
-// transaction.
+// Lookup returns the record of an operation, or ErrUnknownOperation: the operation has not
+// committed (yet), or its record was purged. It waits for nobody: the record of a command
+// with EarlyRelease may not be durable yet, where Do with the same command would wait until
+// it is. db is a pool, a connection or a transaction. Other errors: *ArgumentError.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
 	if db == nil {
 		return Operation{}, invalid("db", "is nil")

@@ -56,16 +56,16 @@ select case when (l.lsn - '0/0') % pg_size_bytes(current_setting('wal_segment_si
             else l.lsn end::text
 from pg_current_wal_insert_lsn() l(lsn)`
 
-// CommitPosition returns a position that everything is before which was committed on
-// the primary when it was called: call it after a commit, on the same server, and
-// ReadAt reads what was committed from a replica. It costs a round trip.
+// CommitPosition returns a position behind everything that has been committed on the
+// primary: call it after a commit, on the same server, and ReadAt with it reads what was
+// committed from a replica. It costs a round trip.
 //
-// COMMIT is answered when its record is in the log, and where the log ends is never
-// before a record that is in it: also with synchronous_commit off, where the record may
+// The position is the end of the log, and COMMIT is answered when its record is in the
+// log. So it is never too early, also with synchronous_commit off, where the record may
 // not have been written to disk yet.
 //
-// db is a pool or a connection of the primary. A transaction's end is not known inside of
-// it, so a pgx.Tx is an *ArgumentError.
+// db is a pool or a connection of the primary. A pgx.Tx is an *ArgumentError, since its own
+// commit is yet to come.
 func CommitPosition(ctx context.Context, db budget.Querier) (Position, error) {
 	if _, ok := db.(pgx.Tx); ok {
 		return 0, invalid("db", "is a transaction, whose commit is yet to come")
@@ -79,8 +79,8 @@ func CommitPosition(ctx context.Context, db budget.Querier) (Position, error) {
 
 // Reads that a replica could not answer.
 var (
-	// ErrStale: the replica had not come to the position when the time was over, or had
-	// not said so. The error is a *StaleError, and context.DeadlineExceeded too.
+	// ErrStale: the replica had not replayed the log up to the position when the time was
+	// over, or did not answer. The error is a *StaleError, and context.DeadlineExceeded too.
 	ErrStale error = errStale
 
 	// ErrPosition: the position is ahead of a server that is a primary, so it came
@@ -109,8 +109,8 @@ func (e *StaleError) Code() string { return errStale.Code() }
 
 // ReadOptions says how ReadAt waits.
 type ReadOptions struct {
-	// Timeout is for how long a replica that is behind is waited for, from 1ms to 1h,
-	// and one that does not answer, or gives no connection, a second longer. The
+	// Timeout is how long to wait for a replica that is behind, from 1ms to 1h. One that
+	// does not answer, or gives no connection, is waited for a second longer. The
 	// context's deadline bounds it too. Defaults to DefaultReadTimeout.
 	Timeout time.Duration
 }
@@ -123,11 +123,11 @@ const (
 	answerTimeout    = time.Second // of a replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica on which everything is visible that
-// was committed before the position, so that a read after a write never shows the time
-// before it, as a replica by itself may. fn can use the connection for any reads, such as
-// those of this library (budget.Ledger.Usage and Check, holds.Book.Get and List,
-// Client.Lookup), until it returns; its error is returned as it is.
+// ReadAt calls fn with a connection of the replica, once everything is visible there that
+// was committed before the position. So a read after a write always sees the write, which a
+// replica by itself does not promise. fn can use the connection for any reads, such as those
+// of this library (budget.Ledger.Usage and Check, holds.Book.Get and List, Client.Lookup),
+// until it returns; its error is returned as it is.
 //
 //	pos, err := metered.CommitPosition(ctx, primary) // after the write
 //	err = metered.ReadAt(ctx, replica, pos, metered.ReadOptions{}, func(ctx context.Context, conn *pgx.Conn) error {
@@ -135,15 +135,15 @@ const (
 //		return err
 //	})
 //
-// The wait and fn are on one connection, since the servers behind a pool, or an address,
-// may have come to different places; no transaction is open, so that fn's first
-// statement has a snapshot of after the wait. The replica must be one of physical
+// The wait and fn use one connection, since the servers behind a pool, or behind an address,
+// may have replayed different parts of the log. No transaction is open, so that fn's first
+// statement has a snapshot from after the wait. The replica must be one of physical
 // replication, and not behind a pooler that hands statements to several servers. It may
 // also be the primary, which is not waited for.
 //
-// A position can be behind records of transactions that have not ended. An idle
-// primary sends those when the next transaction commits, at the latest by the next
-// checkpoint or after some 15 seconds, and until then a replica does not come to the position.
+// The log may hold records of open transactions before the position. An otherwise idle
+// primary sends those when the next transaction commits, or after some 15 seconds, and until
+// then the replica cannot reach the position.
 //
 // Errors: *ArgumentError before any SQL; *StaleError when the time is over, and
 // ErrPosition: fn was not called. After a *StaleError the primary can be asked.

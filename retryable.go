@@ -16,22 +16,21 @@ import (
 // is for the errors of this package and of budget, holds, tokens and jobs, and for those
 // of pgx in a transaction of the caller's own.
 //
-// True: busy; timeouts, of a context's deadline and of the server; serialization
+// True: ErrBusy; timeouts, of a context's deadline and of the server; serialization
 // failures and deadlocks, also once Do has given up on them; a connection that was
-// refused or lost; a server that is starting, shutting down or short of something (of
-// SQLSTATE class 08, but 08P01 only if it is FATAL; class 53; and 57P but for a database
-// that was dropped); ErrStale; and ErrIndefinite, where it has to be the same command with
-// the same ID, which is then carried out once. ErrSticky is what it rests on, and each
-// new call is charged again.
+// refused or lost; a server that is starting, shutting down or short of something (SQLSTATE
+// class 08, but 08P01 only if it is FATAL; class 53; and 57P, but for a database that was
+// dropped); ErrStale; and ErrIndefinite, where the call has to be the same command with the
+// same ID, which is then carried out once. For ErrSticky the error below it decides; each
+// new call takes the sticky charges again.
 //
-// False: nil; whatever was refused, which says by itself if waiting helps
+// False: nil; whatever was refused, where the error itself says if waiting helps
 // (budget.ExceededError, holds.TakenError); arguments, conflicts and the set-up; a call
 // that its caller cancelled; and the function's own errors, if they are none of those
-// above. One that reads from elsewhere should not return a *net.OpError or
-// io.ErrUnexpectedEOF as it is: they are taken for those of the database's connection.
+// above. A function that reads from another server should not return a *net.OpError or
+// io.ErrUnexpectedEOF as it is: it would be taken for one of the database's connection.
 //
-// It is not pgconn.SafeToRetry, which asks whether anything was sent, and not whether
-// it is any use to send it again.
+// pgconn.SafeToRetry answers another question: whether anything was sent.
 func Retryable(err error) bool {
 	switch {
 	case errors.Is(err, ErrIndefinite):

@@ -8,11 +8,10 @@ import (
 
 // GrantSQL renders the grants under which an application can make every call of
 // this library but those of GrantMaintenanceSQL: EXECUTE on the functions that it
-// calls and SELECT on what it reads. No INSERT, UPDATE or DELETE on anything, so
-// it can neither change nor delete an entry, nor make one that takes spending back
-// or leaves its scope's chain: the functions run with their owner's rights, and none
-// of them does that. What a charge is for it says itself: limits, notes and operation
-// ids are the application's, which is trusted on those.
+// calls and SELECT on what it reads, but no INSERT, UPDATE or DELETE. The functions run
+// with their owner's rights, and none of them changes or deletes a ledger entry, or makes
+// one that takes spending back or breaks its scope's chain. The application is trusted with
+// what it passes to a charge: its limits, notes and operation ids.
 //
 // Run it as the schema's owner, after Migrate, and again after each later version
 // of the schema. role must exist. What River's tables need is said in River's
@@ -33,8 +32,8 @@ func GrantSQL(schema, role string) (string, error) {
 }
 
 // GrantMaintenanceSQL renders the grants for what deletes or repairs: the five
-// Purge calls and budget.Ledger.RepairClock. For a role of its own, that a
-// scheduled job uses; a program with both can be given both.
+// Purge calls and budget.Ledger.RepairClock. They are for a role of its own, which a
+// scheduled job uses; a role may also be given both sets of grants.
 func GrantMaintenanceSQL(schema, role string) (string, error) {
 	return grants(schema, role, []string{
 		"ledger", "schema_version",

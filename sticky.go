@@ -14,10 +14,10 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// places holds, for each pool, a channel with one place less than the pool has
-// connections, for the attempts of commands with sticky charges. It belongs to the pool
-// and not to a Client, since two clients of one pool could otherwise wait for each
-// other's connections.
+// places has a channel for each pool, with one place less than the pool has connections:
+// so many attempts of commands with sticky charges may run at once, and one connection is
+// left for their charges. It belongs to the pool and not to a Client, since two clients of
+// one pool could otherwise wait for each other's connections.
 var places sync.Map // of weak.Pointer[pgxpool.Pool]
 
 func stickyPlaces(pool *pgxpool.Pool) chan struct{} {
@@ -30,11 +30,11 @@ func stickyPlaces(pool *pgxpool.Pool) chan struct{} {
 	return fresh
 }
 
-// stick takes the sticky charges of op in a transaction of its own, on a second
+// takeSticky takes the sticky charges of op in a transaction of its own, on a second
 // connection, while the first one holds the claim: so it is certain that this call
 // is no replay, and a concurrent repetition waits until there is something to
 // replay. The caller holds a place in c.sticky, which leaves a connection for this.
-func (c *Client) stick(ctx context.Context, op *operation) error {
+func (c *Client) takeSticky(ctx context.Context, op *operation) error {
 	var receipt budget.Receipt
 	var denied error
 	err := pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
@@ -47,6 +47,6 @@ func (c *Client) stick(ctx context.Context, op *operation) error {
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrSticky, err)
 	}
-	op.stuck, op.attempted = true, receipt
+	op.stickyTaken, op.stickyReceipt = true, receipt
 	return nil
 }

@@ -26,8 +26,8 @@ import (
 // effect are ErrTxControl, and the server refuses a COMMIT that comes another way.
 // Begin and savepoints work, inside it. Conn is the bare connection, for its type
 // map and the like, and not for statements: a ROLLBACK sent there ends the
-// transaction, and CLOSE ALL takes away what refuses a COMMIT. Do can then do no more
-// than say so (ErrTxControl).
+// transaction, and CLOSE ALL closes the cursor that makes the server refuse a COMMIT. All
+// that Do can do then is to say so (ErrTxControl).
 type Tx struct {
 	guarded
 
@@ -50,7 +50,7 @@ type Tx struct {
 func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
 	return &Tx{
 		guarded: guarded{bareTx: tx, done: new(atomic.Bool)},
-		Grant:   grant, Sticky: op.attempted, client: c, op: op,
+		Grant:   grant, Sticky: op.stickyReceipt, client: c, op: op,
 		charges: slices.Clone(op.command.Charges), call: op.charges,
 	}
 }
@@ -66,9 +66,9 @@ func (t *Tx) run(ctx context.Context, do work) ([]byte, error) {
 type inside struct{ client *Client }
 
 // Charge adds charges to those of the command, once their amounts are known. They
-// are made last, with the others, all or none; a scope that is there already is
-// added up. Nothing is sent now: a denial is the error of Do, after the function
-// has returned. The error is an *budget.ArgumentError.
+// are made last, with the others, all or none; charges of one scope are added up.
+// Nothing is sent now: a denial is the error of Do, after the function has returned. The
+// error is a *budget.ArgumentError, or ErrTxDone.
 //
 // Charges made here are not part of the fingerprint.
 func (t *Tx) Charge(charges ...budget.Charge) error {
@@ -85,21 +85,21 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 }
 
 // Credit is budget.Ledger.Credit as part of the command, whose id keeps it from being
-// done twice: made last, all or none, but before the command's holds and charges, which
-// can have what it gives. Nothing is sent now. With a charge of another scope it is a
-// transfer: all locks are taken in the one order, so that two of them, each the other
-// way round, do not deadlock. The error is a *budget.ArgumentError.
+// done twice. It is made in the last flush, all or none, before the command's holds and
+// charges, which can spend what it gives. Nothing is sent now. With a charge of another
+// scope it is a transfer: all locks are taken in one order, so that two transfers in
+// opposite directions do not deadlock. The error is a *budget.ArgumentError, or ErrTxDone.
 //
-// Credits made here are not part of the fingerprint, and not in Outcome.Receipt: their
-// entries name the command. budget.Ledger.Credit, called with tx instead, locks its
-// scope there and then, before the charges'.
+// Credits made here are not part of the fingerprint, and not in Outcome.Receipt; their
+// ledger entries name the command. budget.Ledger.Credit with tx would lock its scope at
+// once, before those of the charges.
 func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, t.client.Budget.PrepareCredit, credits)
 }
 
 // RefundCharge is budget.Ledger.Refund as part of the command, as Credit is. A refusal
-// (budget.ErrRefundExceeds, …) is the error of Do, after the function has returned.
-// Refund is that of holds.
+// (budget.ErrRefundExceeds, …) is the error of Do, after the function has returned. To give
+// back captured holds, see Refund.
 func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
 	return prepareEntries(t, t.client.Budget.PrepareRefund, refunds)
 }

@@ -15,7 +15,7 @@ import (
 
 // Cleanup asks for a job that ends a hold when its time is over, and so tells
 // subscribers and listeners at about that time. What the hold keeps is free when it is
-// due, with or without. The zero value is ready for use.
+// due, with or without such a job. The zero value is ready for use.
 type Cleanup struct {
 	// Delay is how long after the hold is due the job runs, up to 24h. Defaults to 10s.
 	Delay time.Duration
@@ -33,15 +33,17 @@ const DefaultCleanupDelay = 10 * time.Second
 // hold will have.
 //
 // cleanup, if not nil, enqueues the hold's cleanup job now (see Cleanup), whose worker
-// is CleanupWorker. The other errors are an *ArgumentError of package holds or budget.
+// is CleanupWorker; its errors are those of Enqueue. The other errors are an *ArgumentError,
+// a *holds.TTLError, and ErrTxDone.
 //
 // What is placed is not part of the command's fingerprint.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holds.Prepared, error) { return t.client.Holds.PreparePlace(r) })
 }
 
-// Claim is holds.Book.Claim as part of the command. Otherwise as Place. The id is that
-// of a new claim: Outcome.Holds has another one if the holder has the claim already.
+// Claim is holds.Book.Claim as part of the command. Otherwise as Place. The id is the one
+// that a new claim will have: if the holder has the key already, Outcome.Holds has that
+// claim, with another id.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holds.Prepared, error) { return t.client.Holds.PrepareClaim(c) })
 }
@@ -104,9 +106,9 @@ func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {
 
 const lockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int)`
 
-// queueSteps queues what the command does to budgets and holds before its charges: what
-// it gives back, and then its holds. If that is more than one thing, or it charges too,
-// all locks come first, in the one order.
+// queueSteps queues what the command does to budgets and holds before its charges: credits
+// and refunds, and then its holds. If that is more than one call, or if it charges too, all
+// locks are taken first, in one order.
 func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locked bool) {
 	steps := len(t.entries) + len(t.holds)
 	if steps == 0 {
@@ -151,8 +153,8 @@ func inOrder(keys []int64) []int64 {
 	return slices.Compact(keys)
 }
 
-// readSteps reads what became of it. cause is the error as it came from the server,
-// which tells what became of the transaction.
+// readSteps reads the answers to what queueSteps queued. cause is err as it came from the
+// server, which tells what became of the transaction.
 func readSteps(results pgx.BatchResults, t *Tx, locked bool) (done [][]holds.Hold, err, cause error) {
 	if locked {
 		if _, err := results.Exec(); err != nil {
