@@ -48,10 +48,10 @@ as 'select pg_catalog.clock_timestamp()';
 -- Takes transaction-scoped advisory locks in the order given (callers sort),
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
--- The first try is without a time limit to set, since it nearly always succeeds;
--- it does not overtake those who already wait. Returns whether it had to wait: a
--- function that returns something can be called by an assignment, which costs a
--- fifth of a PERFORM.
+-- Each lock is first tried without waiting, which nearly always succeeds and needs
+-- no lock_timeout to be set; it does not overtake those who already wait. Returns
+-- whether it had to wait: a function that returns something can be called by an
+-- assignment, which costs a fifth of a PERFORM.
 create function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -100,7 +100,7 @@ begin
 end
 $$;
 
--- For who wants the locks of scopes before anything is read.
+-- Takes the locks of scopes for a caller that then reads, charges or credits.
 create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -112,9 +112,9 @@ $$;
 
 -- ===== budget =============================================================
 
--- An amount of an entry. Nobody with EXECUTE alone can make an entry that takes
--- spending back. A domain, since a table's check is parsed anew for each statement
--- that inserts: 6 microseconds.
+-- The amount of an entry, never negative: whoever may only execute the functions
+-- cannot make an entry that takes spending back. A domain, since a table's check
+-- would be parsed anew for each statement that inserts: 6 microseconds.
 create domain metered.units as bigint check (value >= 0);
 
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
@@ -228,7 +228,8 @@ begin
 end
 $$;
 
--- What a scope stands at in which a writer found no last entry.
+-- The beginning of a scope, for a writer that found no last entry. If it has entries
+-- after all, the writer has a stale view of it.
 create function metered.first_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -384,12 +385,13 @@ $$;
 -- Judges the limits of one call. tips are the last entries of its scopes, held is
 -- what open holds keep of each, and amounts is what they are to be charged;
 -- limit_scopes says which of them a limit belongs to; a window of 0 is the lifetime.
--- used is what each limit has used so far, holds aside; denied lists every limit that
--- refuses, with the microseconds until it would not (-1 for never: spending cannot get
--- out of a lifetime's way) and until a hold falls due.
+-- used is what counts against each limit so far, holds aside; denied lists every limit
+-- that refuses, with the microseconds until it would not (-1 for never: a lifetime's
+-- spending does not age) and until a hold falls due.
 --
--- The limits before "first" are known to let it in. Of what was used, as much is
--- given as is known, with the base of the last one.
+-- A caller that has looked at some limits already passes what it knows: "first" is the
+-- first limit that may refuse, used is filled as far as it got, and base_seq and
+-- base_spent are the base that the last of these was counted from.
 create function metered.judge(tips metered.ledger[], held bigint[], amounts bigint[], clk timestamptz,
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     inout used bigint[], out denied jsonb,
@@ -452,8 +454,8 @@ begin
 end
 $$;
 
--- Judges a charge that meets holds which are due, and ends those of them that are in
--- its way. stand are the last entries after that.
+-- Judges a charge that meets holds which are due, and, if it is let in, ends those of
+-- them that are in its way. stand are the last entries after that.
 create function metered.admit(tips metered.ledger[], keys bigint[], amounts bigint[], clk timestamptz,
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
     out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
@@ -508,17 +510,17 @@ $$;
 -- Either denied is null, and each scope has one new entry, or nothing was
 -- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
 --
--- Of amounts, hold_amounts are not spent but held, by the hold of that id until
--- ttl from now: an entry of their own. at is what counts as now: what the caller read
--- under the locks (as_of), which it judged holds by, or else the clock.
+-- Of amounts, hold_amounts are not spent but held, by the hold of_hold until ttl from
+-- now; they get an entry of their own. at is what counts as now: as_of, if the caller
+-- has read the clock under the locks and judged holds by it, or else the clock.
 --
 -- Without keys it only looks, takes no lock and writes nothing: denied is what
--- check_charge says, to which it leaves whatever is not plainly let in. Then the charge
--- that follows in the same transaction finds its statements prepared.
+-- check_charge says, which is asked if the charge is not plainly let in. A charge that
+-- follows in the same transaction finds its statements prepared.
 --
--- Most charges are let in, and nothing is due: that much is found out here, and the
--- rest left to judge, or to admit. limit_scopes ascend. What a statement of PL/pgSQL costs in a
--- transaction that runs it once is mostly its preparation, so there are few.
+-- Most charges are let in while nothing is due. That case is decided here; all others
+-- are left to judge or admit. limit_scopes ascend. What a statement of PL/pgSQL costs in
+-- a transaction that runs it once is mostly its preparation, so there are few.
 create function metered.post(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
@@ -886,11 +888,12 @@ $$;
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
 --
--- With forgetting, nothing stays of a scope whose last entry is that old and of which
--- nothing counts that a window does not measure: no credit, no open hold, no claim that
--- stands. Whoever saw it as empty is right again, and whoever saw an entry finds it
--- deleted. That no writer without the lock adds another meanwhile, the next entry shows:
--- it is made and deleted, after the deletion has waited for those who have read the last.
+-- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
+-- credit, no open hold and no claim that stands, which do not age. A writer whose
+-- snapshot shows the scope as empty is right again, and one whose snapshot shows an
+-- entry finds it deleted. One without the lock may have read the last entry and be about
+-- to append: the deletion waits for it, and then this function appends and deletes an
+-- entry itself, which collides with that writer's.
 create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
     out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
 language plpgsql volatile security definer
@@ -1059,8 +1062,8 @@ create table metered.holds_horizon (
 
 insert into metered.holds_horizon (at) values ('-infinity');
 
--- What lines of a scope that are due, and not freed yet, keep of it: all of them, or
--- the first so many. since is a time before which none is due.
+-- How many units of a scope are still held by lines that are due and not freed yet: by
+-- all such lines, or by the first max_lines. since is a time before which none is due.
 create function metered.overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
 language plpgsql stable
 as $$
@@ -1083,9 +1086,9 @@ begin
 end
 $$;
 
--- A new next_due for a scope that keeps so many units. If nothing falls due soon,
--- a time until which nothing does: looking further could mean wading through all
--- that was placed and ended meanwhile.
+-- A new next_due for a scope of which so many units are held. If nothing falls due
+-- within 10 seconds, it is the end of these: looking further could mean wading through
+-- all that was placed and ended meanwhile.
 create function metered.later_due(of_scope text, held bigint, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -1151,8 +1154,8 @@ end
 $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, which are locked
--- and none of whose lines is due before "since". Noted as sweep_holds does, which may
--- announce them: it is not for whoever charges or places that they end.
+-- and none of whose lines is due before "since". The note names the system, as
+-- sweep_holds does: the caller only needs their room, and did not ask for their end.
 create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -1225,11 +1228,10 @@ end
 $$;
 
 -- Takes the locks of a command that does several things to scopes and holds, in the one
--- order: all scopes', by key, among them those of the holds that are named, and not another
--- holder's (lock_holds); those of the ids that it places, by key; the rows of holds, by no:
--- of these, and, of the scopes that it may charge, of those that are due and could be in
--- its way. As many locks as there are different scopes: a command that names thousands
--- needs a larger lock table.
+-- order: all scopes, by key, with those of the holds that are named, unless these are
+-- another holder's (see lock_holds); the ids that it places, by key; then rows of holds, by
+-- no: of those that are named, and of those that are due in scopes that it may charge and
+-- could be in its way. A command that names thousands of scopes needs a larger lock table.
 create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], tenants text[], holders text[], ids text[], wait_ms int) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -1269,7 +1271,7 @@ begin
 end
 $$;
 
--- Says a transition of the hold to those who listen to the channel.
+-- Notifies those who listen to the channel of a hold's transition.
 create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
 as $$
@@ -1408,10 +1410,10 @@ end
 $$;
 
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
--- then their rows, by no. nos are in the order of ids. status is null,
--- or why not, and failed which id: unknown, retired, holder (not to be told from
--- unknown), state. needs is the state that they must be in, c or h; an h must not be
--- due. The rows' states are those under the lock: clk is read after it.
+-- then their rows, by no. nos are in the order of ids. needs is the state that they
+-- must be in, c or h; an h must not be due. States are read under the locks, as is clk.
+-- If one of the holds does not do, failed is its id and status says why: unknown,
+-- retired, holder (which callers must not tell from unknown) or state.
 --
 -- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
 -- for one, or a 40001 would tell another's hold from none.
