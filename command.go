@@ -79,7 +79,8 @@ type Command struct {
 	// and never for a replay, in a transaction of their own on a second connection.
 	// Outcome.Sticky says what they came to, also beside an error; so does Tx.Sticky, for
 	// the function. If they are refused, the command is refused, with an error that is
-	// ErrTooManyAttempts as well. Not in DoTx. Defaults to none.
+	// ErrTooManyAttempts as well. Their ledger entries do not name the operation. Not in
+	// DoTx. Defaults to none.
 	//
 	// To count failures alone, let the function refund its own attempt as its last
 	// step (Tx.RefundCharge, for each entry of Tx.Sticky): a failure rolls that back.

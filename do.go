@@ -83,9 +83,9 @@ type Outcome[R any] struct {
 // as a commit does.
 //
 // Retries: serialization failures and deadlocks (SQLSTATE 40001, 40P01) are retried
-// whole, up to Config.MaxAttempts times. A COMMIT whose outcome was lost is looked
-// up by running the command again, until the context's deadline or
-// Config.ResolveTimeout.
+// whole, up to Config.MaxAttempts attempts in all. After a COMMIT whose answer was lost
+// the command is run again, which finds its record if there is one, until the context's
+// deadline or Config.ResolveTimeout.
 //
 // Locks: the operation id's advisory lock from the beginning; the token's row;
 // whatever fn locks; and in the last flush, all at once, the locks of the scopes, in the

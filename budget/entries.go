@@ -54,7 +54,8 @@ type Entry struct {
 	// Hold is the id of the hold that the entry is about, "" if it is about none or
 	// several.
 	Hold string
-	// Namespace and Operation name the command that made the entry, if one did.
+	// Namespace and Operation name the command that made the entry, if one did. Both are
+	// "" for sticky charges, which a command makes in a transaction of their own.
 	Namespace, Operation string
 	Note                 Note
 }

@@ -3,12 +3,11 @@ package tokens
 import (
 	"context"
 	"regexp"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/schema"
 )
@@ -124,13 +123,8 @@ func checkPurpose(field, purpose string) error { return checkName(field, purpose
 func checkSubject(field, subject string) error { return checkName(field, subject, MaxSubjectLen) }
 
 func checkName(field, name string, maxLen int) error {
-	switch {
-	case name == "" || len(name) > maxLen:
-		return invalid(field, "%d bytes: want 1 to %d", len(name), maxLen)
-	case !utf8.ValidString(name):
-		return invalid(field, "not UTF-8")
-	case strings.ContainsRune(name, 0):
-		return invalid(field, "contains a zero byte, which Postgres cannot store")
+	if name == "" {
+		return invalid(field, "is empty")
 	}
-	return nil
+	return fault.Text(errArgument, field, name, maxLen)
 }
