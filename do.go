@@ -103,11 +103,11 @@ type Outcome[R any] struct {
 // Errors: *ArgumentError, before any SQL; *budget.ExceededError; tokens.ErrInvalid; the
 // refusals of what the command does to holds and charges by its Tx (see Denial);
 // ErrConflict, ErrRetired, ErrFuture; ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed,
-// ErrResult; ErrSticky; ErrNested; whatever fn returned; errors of Postgres. After all of these this call has committed
-// nothing.
-// *IndefiniteError: not known, see there. A panic in fn rolls back and goes on. Beside an
-// error the Outcome is zero, but for its Sticky: what was charged there stays charged.
-// Retryable tells after which errors the same call may succeed.
+// ErrResult; ErrSticky; ErrNested; whatever fn returned; errors of Postgres. After all of
+// these this call has committed nothing. After an *IndefiniteError that is not known, see
+// there. A panic in fn rolls back and goes on. Beside an error the Outcome is zero, but for
+// its Sticky: what was charged there stays charged. Retryable tells after which errors the
+// same call may succeed.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	switch {
 	case c == nil:
