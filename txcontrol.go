@@ -28,7 +28,8 @@ func controlsTransaction(sql string, backslashes bool) bool {
 				return true
 			}
 		case "close":
-			if words[1] == "all" || strings.Trim(words[1], `"`) == "metered_command" {
+			switch strings.Trim(words[1], `"`) {
+			case "all", "metered_command", "metered_write":
 				return true
 			}
 		}

@@ -13,7 +13,7 @@ import (
 // comments, tags, continued or backslash literals: texts with those are left out.
 var (
 	blanked = regexp.MustCompile(`(?s)'[^']*'|"[^"]*"|--[^\r\n]*|/\*.*?\*/|\$\$.*?\$\$`)
-	control = regexp.MustCompile(`^(?:begin|start|commit|end|abort|prepare\s+transaction|close\s+all|close\s+metered_command)(?:[^a-z0-9_$\x80-\xff]|$)`)
+	control = regexp.MustCompile(`^(?:begin|start|commit|end|abort|prepare\s+transaction|close\s+all|close\s+metered_(?:command|write))(?:[^a-z0-9_$\x80-\xff]|$)`)
 	back    = regexp.MustCompile(`^rollback(?:[^a-z0-9_$\x80-\xff]|$)`)
 	to      = regexp.MustCompile(`^rollback\s+(?:[a-z_\x80-\xff][a-z0-9_$\x80-\xff]*\s+)?to(?:[^a-z0-9_$\x80-\xff]|$)`)
 	beyond  = regexp.MustCompile(`(?i)\\|/\*[^*]*/\*|\*/|e'|u&|\$[^$]|[0-9a-z_\x80-\xff]\$|''|["']\s*["']|[^\x00-\x7f]|\$$`)

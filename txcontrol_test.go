@@ -22,7 +22,7 @@ var controls = []string{
 	`select "'" from (select 1 as "'") x; commit; select '`, `select ";" from (select 1 as ";") x; commit`,
 	"select $$;$$; commit", "select $x$ $$ $x$; commit; select $$ $$", "select $x$ $y$ $x$; commit -- $y$", "select 1$$ ' $$; commit; select $$'$$",
 	"select U&'\\0041'; commit", "select b'1', x'F'; commit", "select 1 /* ' */; commit -- '",
-	"close all", "close metered_command", `CLOSE "metered_command"`, "select 1; close all; commit",
+	"close all", "close metered_command", `CLOSE "metered_command"`, "close metered_write", "select 1; close all; commit",
 }
 
 var innocent = []string{
