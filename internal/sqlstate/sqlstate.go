@@ -1,4 +1,4 @@
-// Package sqlstate names every SQLSTATE that the library raises or reads.
+// Package sqlstate names the SQLSTATEs that the library or its tests look for.
 package sqlstate
 
 import (
@@ -8,7 +8,7 @@ import (
 )
 
 // Raised by the functions in schema.sql. Class MT is in the range that the SQL
-// standard leaves to implementations.
+// standard leaves to implementations. MT100 is caught in the function that raises it.
 const (
 	Exceeded      = "MT001" // a limit refused; DETAIL carries the denial as JSON
 	WindowPurged  = "MT002" // a window reaches behind what a purge kept
@@ -20,7 +20,7 @@ const (
 	RefundRefused = "MT008" // a charge cannot be refunded; DETAIL says why as JSON
 )
 
-// Raised by Postgres.
+// Postgres's own, some of which the functions raise, too.
 const (
 	CheckViolation        = "23514"
 	NumericOutOfRange     = "22003"
