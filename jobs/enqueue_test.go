@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"testing"
 	"time"
 
@@ -214,7 +213,10 @@ func TestEnqueue_RiversOptionsPassThrough(t *testing.T) {
 		MaxAttempts: 7, Priority: 2, Queue: "media", ScheduledAt: at, Tags: []string{"one", "two"},
 		Metadata: []byte(`{"trace": "t-1", "nested": {"n": 1}}`),
 	}}
-	for _, k := range []string{"", "k"} {
+	for k, metadata := range map[string]string{
+		"":  `{"trace": "t-1", "nested": {"n": 1}, "metered:tenant": "acme"}`,
+		"k": `{"trace": "t-1", "nested": {"n": 1}, "metered:tenant": "acme", "metered:key": "k"}`,
+	} {
 		opts.Key = k
 		job := f.job(f.mustEnqueue(process{"a"}, &opts).JobID)
 		require.Equal(t, 7, job.MaxAttempts)
@@ -226,10 +228,7 @@ func TestEnqueue_RiversOptionsPassThrough(t *testing.T) {
 		require.JSONEq(t, `{"asset": "a"}`, string(job.EncodedArgs))
 		require.Equal(t, "acme", jobs.Tenant(job))
 		require.Equal(t, k, jobs.Key(job))
-		var metadata map[string]any
-		require.NoError(t, json.Unmarshal(job.Metadata, &metadata))
-		require.Equal(t, "t-1", metadata["trace"])
-		require.Equal(t, map[string]any{"n": 1.0}, metadata["nested"])
+		require.JSONEq(t, metadata, string(job.Metadata))
 	}
 	pending := f.mustEnqueue(process{"a"}, &jobs.Options{Key: "p", InsertOpts: river.InsertOpts{Pending: true}})
 	require.Equal(t, rivertype.JobStatePending, f.job(pending.JobID).State)

@@ -158,3 +158,29 @@ func TestEnqueue_HookErrorWithANewSavepointLeavesTheRest(t *testing.T) {
 	require.NoError(t, tx.Commit(f.ctx))
 	f.requireCounts(1, 1)
 }
+
+func TestEnqueue_MiddlewareThatReturnsAnotherNumberOfJobsIsAnError(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func([]*rivertype.JobInsertResult) []*rivertype.JobInsertResult{
+		"none":     func([]*rivertype.JobInsertResult) []*rivertype.JobInsertResult { return nil },
+		"one more": func(rows []*rivertype.JobInsertResult) []*rivertype.JobInsertResult { return append(rows, rows[0]) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := on(t, pgtest.Open(t), jobs.Config{}, &river.Config{
+				Plugins: []rivertype.Plugin{jobs.Plugin()},
+				Middleware: []rivertype.Middleware{river.JobInsertMiddlewareFunc(func(ctx context.Context,
+					_ []*rivertype.JobInsertParams, doInner func(context.Context) ([]*rivertype.JobInsertResult, error),
+				) ([]*rivertype.JobInsertResult, error) {
+					rows, err := doInner(ctx)
+					return change(rows), err
+				})},
+			})
+			tx := f.begin(pgx.ReadCommitted)
+			_, err := f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
+			require.ErrorContains(t, err, "middleware")
+			requireAborted(t, tx)
+			f.requireCounts(0, 0)
+		})
+	}
+}
