@@ -118,8 +118,10 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			// As long as a busy machine needs, for the first half, and waited for in the second.
-			_, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 2 * time.Second}, nil)
+			owner, _ := setUp(t, metered.Config{})
+			pool, w := tap(t, owner, nil)
+			c, hurried := newClient(t, pool, metered.Config{}), newClient(t, pool, metered.Config{ResolveTimeout: 100 * time.Millisecond})
+			cmd := whole(t, owner, c, "op")
 			_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 			require.NoError(t, err)
 			settling := func(f *flush) bool { return f.has("rollback") && f.has("pg_logical_emit_message") }
@@ -129,7 +131,7 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 			require.True(t, out.Replayed)
 
 			w.once(settling, func(f *flush) { w.refuse(true); f.loseAnswer() })
-			_, err = metered.Do(t.Context(), c, cmd, mustNotRun(t))
+			_, err = metered.Do(t.Context(), hurried, cmd, mustNotRun(t))
 			require.ErrorIs(t, err, metered.ErrIndefinite)
 		})
 	}
