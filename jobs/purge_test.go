@@ -53,6 +53,16 @@ func TestPurge_ForgetsKeysOlderThanTheAgeAndNoOthers(t *testing.T) {
 	f.requireCounts(3, 2)
 }
 
+func TestPurge_TakesWhatIsJustWithinBounds(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	for _, batch := range []int{1, jobs.MaxPurgeBatch} {
+		report, err := f.Purge(f.ctx, f.pool, jobs.PurgeOptions{OlderThan: jobs.MinOlderThan, Batch: batch})
+		require.NoError(t, err)
+		require.Zero(t, report)
+	}
+}
+
 func TestPurge_SeveralAtOnceForgetEachKeyOnce(t *testing.T) {
 	t.Parallel()
 	// Above read committed by default, where passing over rows would fail.

@@ -77,6 +77,19 @@ func TestPurge_DeletesWhatEndedARetentionAgo(t *testing.T) {
 	require.EqualValues(t, 1, purge(clock.Now().Add(time.Microsecond), 0), "the default retention")
 }
 
+func TestPurge_AcceptsTheBounds(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	for _, opts := range []tokens.PurgeOptions{
+		{OlderThan: tokens.MinOlderThan, Batch: tokens.MaxPurgeBatch},
+		{OlderThan: tokens.MaxOlderThan, Batch: 1},
+	} {
+		deleted, err := store.Purge(ctx, pool, opts)
+		require.NoError(t, err, "%+v", opts)
+		require.Zero(t, deleted)
+	}
+}
+
 func TestPurge_NeverDeletesALiveTokenWhateverTheFunctionIsTold(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
