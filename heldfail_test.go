@@ -269,3 +269,16 @@ func TestHeldWorker_WriteCannotEndTheTransaction(t *testing.T) {
 	awaitJob(t, pool, job, "discarded")
 	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))
 }
+
+func TestHeldWorker_WriteCannotKeepTheTransaction(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	job := submit(t, c, 1)
+	kept := make(chan pgx.Tx, 1)
+	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
+		return metered.Cost{Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
+	})
+	awaitJob(t, pool, job, "completed")
+	_, err := (<-kept).Exec(t.Context(), "select 1")
+	require.ErrorIs(t, err, metered.ErrTxDone)
+}

@@ -130,9 +130,10 @@ func TestDoTx_PlacesAndRefusesWithoutATrace(t *testing.T) {
 func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	t.Parallel()
 	var told []holds.Transition
+	var kept pgx.Tx
 	refuse := errors.New("not this one")
 	subscriber := func(ctx context.Context, tx pgx.Tx, tr holds.Transition) error {
-		told = append(told, tr)
+		told, kept = append(told, tr), tx
 		require.ErrorIs(t, tx.Commit(ctx), metered.ErrTxControl)
 		_, err := tx.Exec(ctx, "commit")
 		require.ErrorIs(t, err, metered.ErrTxControl)
@@ -148,6 +149,8 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, told, 1)
 	require.Equal(t, holds.EventPlaced, told[0].Kind)
+	_, err = kept.Exec(ctx, "select 1")
+	require.ErrorIs(t, err, metered.ErrTxDone)
 	r.ID = "h2"
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op2"}, placing(r))
 	require.ErrorIs(t, err, refuse)

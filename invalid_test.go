@@ -84,6 +84,25 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 	}
 }
 
+func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{})
+	longest := strings.Repeat("é", metered.MaxIDBytes/2) + "x"
+	first, last := time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
+	for _, test := range []struct {
+		cmd metered.Command
+		err error
+	}{
+		{metered.Command{ID: longest, Namespace: longest, Name: longest, Input: make([]byte, metered.MaxInputBytes)}, nil},
+		{metered.Command{ID: "a", IssuedAt: first}, nil},
+		{metered.Command{ID: "b", IssuedAt: last}, metered.ErrFuture},
+		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id is what counts
+	} {
+		_, err := metered.Do[any](t.Context(), c, test.cmd, nil)
+		require.ErrorIs(t, err, test.err)
+	}
+}
+
 func TestCalls_NilIsRefused(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

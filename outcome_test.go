@@ -52,6 +52,13 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 			f.close()
 		}
 	}
+	tagged := func(f *flush, tag string) {
+		f.deliver = func() {
+			_ = f.pass()
+			f.conn.answer = bytes.Replace(f.answers(), []byte("COMMIT\x00"), []byte(tag+"\x00"), 1)
+			f.close()
+		}
+	}
 	for what, test := range map[string]struct {
 		fault    func(f *flush)
 		runs     int64 // of the function
@@ -68,6 +75,7 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 		"the answer stops before COMMIT's tag":     {func(f *flush) { partly(f, "C\x00\x00\x00\x0bCOMMIT") }, 1, true},
 		"the answer stops behind COMMIT's tag":     {func(f *flush) { partly(f, "Z\x00\x00\x00\x05") }, 1, false},
 		"the answer stops in the middle of a byte": {func(f *flush) { partly(f, "OMMIT\x00") }, 1, true},
+		"another tag than COMMIT's":                {func(f *flush) { tagged(f, "CALLED") }, 1, true},
 	} {
 		for _, level := range isolationLevels {
 			t.Run(what+", "+string(level), func(t *testing.T) {

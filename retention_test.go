@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -213,6 +214,16 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	require.EqualValues(t, 1, purge(t, pool, c, time.Second))
 	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrRetired)
+}
+
+func TestPurgeOperations_TakesWhatIsJustWithinBounds(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	for _, opts := range []metered.PurgeOptions{{OlderThan: time.Second, Batch: 100_000}, {OlderThan: budget.MaxWindow, Batch: 1}} {
+		n, err := c.PurgeOperations(t.Context(), pool, opts)
+		require.NoError(t, err, "%+v", opts)
+		require.Zero(t, n)
+	}
 }
 
 func TestPurgeOperations_InBatches(t *testing.T) {

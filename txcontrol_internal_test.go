@@ -40,6 +40,7 @@ func FuzzControlsTransaction(f *testing.F) {
 		"", "commit", "select 1; rollback", "rollback to x", "rollback work to x", "/* x */ end", "select $$;$$; abort", "-- x\rbegin",
 		"select ';'; start transaction", `select ";"`, "select $x$ ; $x$", `select E'\''; commit`, "/* /* */ */ commit", "prepare transaction 'x'",
 		"select 1$$;$$", "select $1$a$", "close all", "'", `"`, "$", "$$", "/*", "--", "E'", `E'\`, "\x00", "é$é$",
+		"(commit", "'x' commit", "1 commit",
 	} {
 		f.Add(sql, false)
 		f.Add(sql, true)

@@ -21,6 +21,7 @@ var controls = []string{
 	`select E'\''; commit; select '`, `select e'\\'; commit`, "select E'a'\n'\\''; commit; --'", "select E'a' -- x\n'\\''; commit; --'",
 	`select "'" from (select 1 as "'") x; commit; select '`, `select ";" from (select 1 as ";") x; commit`,
 	"select $$;$$; commit", "select $x$ $$ $x$; commit; select $$ $$", "select $x$ $y$ $x$; commit -- $y$", "select 1$$ ' $$; commit; select $$'$$",
+	"select $1$$;$$; commit",
 	"select U&'\\0041'; commit", "select b'1', x'F'; commit", "select 1 /* ' */; commit -- '",
 	"close all", "close metered_command", `CLOSE "metered_command"`, "close metered_write", "select 1; close all; commit",
 }
