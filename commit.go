@@ -85,18 +85,16 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		queueCommit(batch, early)
 	}
 	results := conn.SendBatch(ctx, batch)
-	var err, cause error // cause is err as it came from the server
-	own := true          // err is of a statement of ours, and not of COMMIT, where deferred triggers of others run
+	var err error
+	own := true // err is of a statement of ours, and not of COMMIT, where deferred triggers of others run
 	if early {
 		_, err = results.Exec()
-		cause = err
 	}
 	if err == nil {
-		done.holds, err, cause = readSteps(results, tx, locked)
+		done.holds, err = readSteps(results, tx, locked)
 	}
 	if err == nil {
 		err = results.QueryRow().Scan(done.dest()...)
-		cause = err
 	}
 	if telling {
 		// Subscribers are told between the writes and COMMIT, which then has a flush of its
@@ -116,14 +114,12 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		queueCommit(batch, early)
 		results = conn.SendBatch(ctx, batch)
 		_, err = results.Exec()
-		cause = err
 	}
 	if err == nil {
 		own = false
 		tag, err = committed(results, early)
-		cause = err
 	}
-	closeErr := results.Close()
+	closeErr := results.Close() // the server's error, also where err was made of it
 	switch {
 	case err == nil && tag.String() == "COMMIT":
 		rec, err := done.record(tx, raw)
@@ -136,7 +132,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	}
 	pg := conn.Conn().PgConn()
 	var pgErr *pgconn.PgError
-	definite := errors.As(firstOf(cause, closeErr), &pgErr) && pgErr.SeverityUnlocalized == "ERROR" &&
+	definite := errors.As(closeErr, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" &&
 		!pg.IsClosed() && !pg.IsBusy() && tag.String() != "COMMIT"
 	if own {
 		return record{}, !definite, failed("commit", ofBudget(tx.call, err))

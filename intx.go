@@ -77,11 +77,8 @@ func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker st
 	}
 	results := tx.SendBatch(ctx, batch)
 	var err error
-	if done.holds, err, _ = readSteps(results, cmdTx, locked); err == nil {
+	if done.holds, err = readSteps(results, cmdTx, locked); err == nil {
 		err = results.QueryRow().Scan(done.dest()...)
-	}
-	if err == nil && !telling {
-		_, err = results.Exec()
 	}
 	if err = firstOf(err, results.Close()); err != nil {
 		return record{}, failed("complete", ofBudget(cmdTx.call, err))

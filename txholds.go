@@ -153,40 +153,26 @@ func inOrder(keys []int64) []int64 {
 	return slices.Compact(keys)
 }
 
-// readSteps reads the answers to what queueSteps queued. cause is err as it came from the
-// server, which tells what became of the transaction.
-func readSteps(results pgx.BatchResults, t *Tx, locked bool) (done [][]holds.Hold, err, cause error) {
+// readSteps reads the answers to what queueSteps queued.
+func readSteps(results pgx.BatchResults, t *Tx, locked bool) (done [][]holds.Hold, err error) {
 	if locked {
 		if _, err := results.Exec(); err != nil {
-			return nil, err, err
+			return nil, err
 		}
 	}
 	for _, p := range t.entries {
-		row := &keptRow{Row: results.QueryRow()}
-		if _, err := p.Scan(row); err != nil {
-			return nil, err, row.err
+		if _, err := p.Scan(results.QueryRow()); err != nil {
+			return nil, err
 		}
 	}
 	for _, p := range t.holds {
-		row := &keptRow{Row: results.QueryRow()}
-		h, err := p.Scan(row)
+		h, err := p.Scan(results.QueryRow())
 		if err != nil {
-			return nil, err, row.err
+			return nil, err
 		}
 		done = append(done, h)
 	}
-	return done, nil, nil
-}
-
-// keptRow keeps the error of its row.
-type keptRow struct {
-	pgx.Row
-	err error
-}
-
-func (r *keptRow) Scan(dest ...any) error {
-	r.err = r.Row.Scan(dest...)
-	return r.err
+	return done, nil
 }
 
 // subscribed reports whether subscribers are to hear of what the command did to holds.
