@@ -1350,10 +1350,12 @@ begin
     end if;
     if status = 'same' then
         -- A snapshot that is too old for what the hold is by now fails here.
+        before := metered.bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = was.no for share;
         if not found then
             perform metered.collided();
         end if;
+        before := metered.unbound_lock_wait(before);
         hold := metered.hold_json(was.no, clk);
         if raising and (was.state <> 'h' or was.due <= clk) then
             perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold_id,

@@ -227,15 +227,19 @@ func TestPlace_EndingManyHoldsInStepsDoesNotDeadlock(t *testing.T) {
 }
 
 // Whoever waits for the row of a hold that another transaction is ending waits no
-// longer than for a lock, and has its own settings back afterwards.
+// longer than for a lock, or than its own setting allows, which it has back afterwards.
 func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	ctx := t.Context()
-	ledger, err := budget.New(budget.Config{LockTimeout: 100 * time.Millisecond})
-	require.NoError(t, err)
-	book, err := holds.New(ledger, holds.Config{})
-	require.NoError(t, err)
+	ledger, book := f.ledger, f.book
+	waiting := func(timeout time.Duration) {
+		var err error
+		ledger, err = budget.New(budget.Config{LockTimeout: timeout})
+		require.NoError(t, err)
+		book, err = holds.New(ledger, holds.Config{})
+		require.NoError(t, err)
+	}
 	place := func(id string, scopes ...string) func(tx pgx.Tx) error {
 		r := holds.Request{ID: id, TTL: time.Minute}
 		for _, scope := range scopes {
@@ -244,7 +248,8 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 		return func(tx pgx.Tx) error { _, err := book.Place(ctx, tx, r); return err }
 	}
 	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1), capacity("b", 1, 1)}})
-	f.mustPlace(holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{capacity("d", 1, 1)}})
+	live := holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{capacity("d", 1, 1)}}
+	f.mustPlace(live)
 	f.mustPlace(holds.Request{ID: "too", TTL: time.Hour, Lines: []holds.Line{capacity("e", 1, 1)}})
 	f.clock.Advance(time.Minute)
 	row := func(id string) func(pgx.Tx) error {
@@ -258,8 +263,9 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
 			return err
 		}},
-		"place": {place("ends h", "a"), place("after h", "b")},
-		"same":  {place("two places", "x"), place("two places", "y")},
+		"place":      {place("ends h", "a"), place("after h", "b")},
+		"same":       {place("two places", "x"), place("two places", "y")},
+		"same again": {row("live"), func(tx pgx.Tx) error { _, err := book.Place(ctx, tx, live); return err }},
 		"release": {row("live"), func(tx pgx.Tx) error {
 			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"live"}})
 			return err
@@ -277,16 +283,19 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 			return err
 		}},
 	} {
-		busy, tx := begin(t, f.pool, pgx.ReadCommitted), begin(t, f.pool, pgx.ReadCommitted)
-		require.NoError(t, c.busy(busy), name)
-		_, err := tx.Exec(ctx, `set local statement_timeout = '20s'`)
-		require.NoError(t, err)
-		require.ErrorIs(t, c.call(tx), holds.ErrBusy, name)
-		require.NoError(t, busy.Rollback(ctx))
-		require.NoError(t, tx.Rollback(ctx))
+		for own, timeout := range map[string]time.Duration{"0": 100 * time.Millisecond, "50ms": time.Hour} {
+			waiting(timeout)
+			busy, tx := begin(t, f.pool, pgx.ReadCommitted), begin(t, f.pool, pgx.ReadCommitted)
+			require.NoError(t, c.busy(busy), name)
+			_, err := tx.Exec(ctx, `set local statement_timeout = '20s'; set local lock_timeout = '`+own+`'`)
+			require.NoError(t, err)
+			require.ErrorIs(t, c.call(tx), holds.ErrBusy, "%s, %s", name, own)
+			require.NoError(t, busy.Rollback(ctx))
+			require.NoError(t, tx.Rollback(ctx))
+		}
 
-		tx = begin(t, f.pool, pgx.ReadCommitted)
-		_, err = tx.Exec(ctx, `set local lock_timeout = '7654ms'`)
+		tx := begin(t, f.pool, pgx.ReadCommitted)
+		_, err := tx.Exec(ctx, `set local lock_timeout = '7654ms'`)
 		require.NoError(t, err)
 		require.NoError(t, c.call(tx), name)
 		var setting string
