@@ -52,6 +52,26 @@ func TestDo_AFloodOfDenialsKeepsItsConnections(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// Nobody waits for a command that has only looked, and it has an id of the server's only
+// once it writes something.
+func TestDo_TheFirstLookLocksNoScopeAndWritesNothing(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	fill(t, pool, c, "a", 1)
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Charges: []budget.Charge{charge("a", 1, 5)}},
+		func(ctx context.Context, tx *metered.Tx) (any, error) {
+			var locks int
+			var wrote bool // or locked a row
+			err := tx.QueryRow(ctx, `select count(*), pg_current_xact_id_if_assigned() is not null from pg_locks
+				where pid = pg_backend_pid() and locktype in ('advisory', 'tuple')`).Scan(&locks, &wrote)
+			require.Equal(t, 1, locks, "its operation's")
+			require.False(t, wrote)
+			return nil, err
+		})
+	require.NoError(t, err)
+	require.Equal(t, int64(2), used(t, pool, c, "a"))
+}
+
 func TestOnDenial_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

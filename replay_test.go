@@ -3,6 +3,8 @@ package metered_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -86,6 +88,42 @@ func TestDo_ReplayRepeatsWhatAHoldCharged(t *testing.T) {
 	op, err := c.Lookup(t.Context(), pool, "", "op")
 	require.NoError(t, err)
 	require.Equal(t, out.Holds, op.Holds)
+}
+
+func TestDo_ReplayHasTheHoldsOfEveryCall(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	claim := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann", TTL: time.Minute}
+	r := holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 2, 9)}}
+	other := holds.Request{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}
+	both := func(ctx context.Context, tx *metered.Tx) (any, error) {
+		_, err := tx.Claim(ctx, claim, nil)
+		require.NoError(t, err)
+		_, err = tx.Place(ctx, r, nil)
+		return nil, err
+	}
+	for i, fn := range []metered.Func[any]{both, both, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		_, err := tx.Place(ctx, other, nil)
+		return nil, errors.Join(err,
+			tx.Extend(holds.Extend{IDs: []string{"h"}, By: time.Second}),
+			tx.Capture(holds.Capture{IDs: []string{"h"}}),
+			tx.Refund(holds.Refund{IDs: []string{"h"}}),
+			tx.Release(holds.Release{IDs: []string{"other"}}))
+	}} {
+		cmd := metered.Command{ID: fmt.Sprint(i)}
+		out, err := metered.Do(ctx, c, cmd, fn)
+		require.NoError(t, err)
+		require.Len(t, out.Holds, []int{2, 2, 5}[i])
+		require.Equal(t, i != 1, out.Holds[0].Created, "the second command has what the first one made")
+		again, err := metered.Do(ctx, c, cmd, fn)
+		require.NoError(t, err)
+		require.True(t, again.Replayed)
+		require.Equal(t, out.Holds, again.Holds)
+		op, err := c.Lookup(ctx, pool, "", cmd.ID)
+		require.NoError(t, err)
+		require.Equal(t, out.Holds, op.Holds)
+	}
 }
 
 func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {

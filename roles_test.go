@@ -76,12 +76,14 @@ func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 		_, err := app.Exec(ctx, sql)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%s: %v", sql, err)
 	}
-	// The functions themselves let no spending be taken back.
+	// The functions themselves let no spending be taken back, and make no empty entry.
 	for _, sql := range []string{
 		`select metered.charge('{s}', '{1}', '{-1000}', '{}', '{}', '{}', '1 minute', 1000, '{NULL}', null, null, false)`,
 		`select metered.charge('{s}', '{1}', '{0}', '{}', '{}', '{}', '1 minute', 1000, '{NULL}', null, null, false)`,
 		`select metered.credit('s', 1, -7, 1000, '', null, null)`,
+		`select metered.credit('s', 1, 0, 1000, '', null, null)`,
 		`select metered.refund('s', 1, 1, -3, 1000, '', null, null, false)`,
+		`select metered.refund('s', 1, 1, 0, 1000, '', null, null, false)`,
 	} {
 		_, err := app.Exec(ctx, sql)
 		require.Equal(t, sqlstate.CheckViolation, sqlstate.Of(err), "%s: %v", sql, err)

@@ -154,7 +154,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	ctx := t.Context()
 	pool, l, clock := open(t)
 	mustCharge(t, pool, l, "a", 2)
-	execute(t, pool, `update metered.ledger set held = 5, next_due = $1`, start.Add(time.Minute))
+	execute(t, pool, `update metered.ledger set held = 5, next_due = $1, hold = 'h', namespace = 'n', operation = 'o'`, start.Add(time.Minute))
 	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 0, 5, 5, $1, 'a')`, start.Add(time.Minute))
 	clock.Advance(time.Second)
 	hourly, brief, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10, Window: 10 * time.Second}, budget.Limit{Max: 10}
@@ -189,11 +189,16 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	}
 	u := usage(t, pool, l, "a", time.Hour)
 	require.Equal(t, []int64{2, 5, int64(due)}, []int64{u.Used, u.Held, int64(u.HoldDue)})
-	posted := mustCharge(t, pool, l, "a", 1)
 	mustCredit(t, pool, l, "a", 1)
+	posted := mustCharge(t, pool, l, "a", 1)
 	require.NoError(t, refund(ctx, pool, l, "a", posted.Seq, 1))
+	mustCredit(t, pool, l, "a", 1)
 	u = usage(t, pool, l, "a", 0)
 	require.Equal(t, []int64{5, int64(due)}, []int64{u.Held, int64(u.HoldDue)}, "every entry carries them on")
+	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{After: 1}) {
+		require.NoError(t, err)
+		require.Equal(t, []any{"", "", "", e.Kind == budget.KindRefund}, []any{e.Hold, e.Namespace, e.Operation, e.Ref != 0}, "and nothing else")
+	}
 }
 
 func TestCharge_RaisedDenialIsTheSameError(t *testing.T) {

@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -161,6 +162,24 @@ func TestRefund_CostDoesNotGrowWithTheirNumber(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
+// Refunds are summed in blocks of 16 charges, of 256, and so on: one of a charge at the edge
+// of a block is counted once, wherever the window begins.
+func TestRefund_CountsOnceAtTheEdgesOfBlocks(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	for _, seq := range []int64{1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 271, 272, 273} {
+		scope := fmt.Sprint(seq)
+		chargeMany(t, pool, l, scope, int(seq)-1)
+		clock.Advance(time.Minute)
+		require.Equal(t, seq, mustCharge(t, pool, l, scope, 3).Seq)
+		require.NoError(t, refund(t.Context(), pool, l, scope, seq, 2))
+		require.Equal(t, int64(1), usage(t, pool, l, scope, time.Minute).Used, scope)
+		posted := mustCharge(t, pool, l, scope, 1, budget.Limit{Max: 2, Window: time.Minute}, budget.Limit{Max: 1 + seq, Window: time.Hour})
+		require.Equal(t, []int64{2, 1 + seq}, []int64{posted.Standings[0].Used, posted.Standings[1].Used}, scope)
+	}
+	requireVerified(t, pool, l)
+}
+
 // A refusal that rests on an old view of the scope is none: the transaction runs again.
 func TestRefund_OfAChargeThatTheSnapshotDoesNotSeeIsRetryable(t *testing.T) {
 	t.Parallel()
@@ -184,9 +203,13 @@ func TestRefund_OfAChargeThatTheSnapshotDoesNotSeeIsRetryable(t *testing.T) {
 			tx := begin(t, pool, level)
 			_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: first, Amount: 6})
 			require.ErrorIs(t, err, budget.ErrRefundExceeds)
+			before := usage(t, tx, l, "a", 0)
 			_, err = l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: first, Amount: 5}) // tx is usable
 			require.NoError(t, err)
 			require.NoError(t, tx.Commit(ctx))
+			after := usage(t, pool, l, "a", 0)
+			require.Equal(t, []int64{4, 0, 5, 5}, []int64{before.Seq, before.Refunded, after.Seq, after.Refunded}, "what is refused leaves no entry")
+			requireVerified(t, pool, l)
 		})
 	}
 }

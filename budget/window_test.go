@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -128,6 +129,45 @@ func TestWindow_BehindWhatIsRetainedIsAnError(t *testing.T) {
 				require.Equal(t, sqlstate.WindowPurged, code(err))
 				require.NotContains(t, err.Error(), `"a"`)
 			}
+		}
+	}
+}
+
+// For every amount that can be too much, where charges are uneven and most of what was
+// refunded lies in one place: the search for the entry that has to leave is led astray.
+func TestWindow_RetryAfterIsExactWhereverTheRefundsAre(t *testing.T) {
+	t.Parallel()
+	const charges = 40
+	pool, l, clock := open(t)
+	for i, place := range [][2]int64{{1, 10}, {12, 20}, {16, 33}, {30, charges}, {2, charges - 1}} {
+		m := &model{scope: fmt.Sprint(i), kept: 1}
+		now := start.Add(time.Duration(i) * time.Hour)
+		for n := range int64(charges) {
+			clock.Set(now)
+			amount := []int64{1, 2, 9, 25}[n*n%7%4]
+			mustCharge(t, pool, l, m.scope, amount)
+			m.add(now, budget.KindCharge, amount, 0)
+			now = now.Add(time.Second)
+		}
+		clock.Set(now)
+		for seq := place[0]; seq <= place[1]; seq++ {
+			amount := max(1, m.entries[seq-1].amount-seq%3)
+			_, err := m.refund(now, seq, amount)
+			require.NoError(t, err)
+			require.NoError(t, refund(t.Context(), pool, l, m.scope, seq, amount))
+		}
+		used := m.chargedAfter(time.Time{})
+		for most := int64(1); most <= used; most += budget.MaxLimits {
+			c := budget.Charge{Scope: m.scope, Amount: 1}
+			for n := range min(budget.MaxLimits, used-most+1) {
+				c.Limits = append(c.Limits, budget.Limit{Max: most + n, Window: time.Hour})
+			}
+			_, want, err := m.judge(now, c)
+			require.NoError(t, err)
+			_, err = l.Check(t.Context(), pool, c)
+			var exceeded *budget.ExceededError
+			require.ErrorAs(t, err, &exceeded)
+			require.Equal(t, want, exceeded.Refusals)
 		}
 	}
 }

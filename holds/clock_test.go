@@ -7,9 +7,46 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
+
+// From its deadline on a hold is not extended, and until it is due it can still be captured:
+// what it keeps is nobody else's.
+func TestExpiry_GraceIsForCaptures(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	scopes := []string{"captured", "released", "expired"}
+	for _, scope := range scopes {
+		f.mustPlace(holds.Request{ID: scope, Grace: 10 * time.Second, Lines: []holds.Line{capacity(scope, 1, 1)}})
+	}
+	f.clock.Set(noon.Add(time.Minute - time.Microsecond))
+	_, err := f.extend(time.Second, scopes...)
+	require.NoError(t, err)
+	for _, at := range []time.Duration{61 * time.Second, 71*time.Second - time.Microsecond} {
+		f.clock.Set(noon.Add(at))
+		for _, scope := range scopes {
+			_, err = f.extend(time.Second, scope)
+			require.ErrorIs(t, err, holds.ErrExpired, at)
+			require.Equal(t, holds.Held, f.get(scope).State, at)
+			_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+			require.ErrorIs(t, err, budget.ErrExceeded, at)
+		}
+	}
+	_, err = f.capture(holds.Capture{IDs: []string{"captured"}})
+	require.NoError(t, err)
+	_, err = f.release("released")
+	require.NoError(t, err)
+	f.clock.Advance(time.Microsecond)
+	_, err = f.capture(holds.Capture{IDs: []string{"expired"}})
+	require.ErrorIs(t, err, holds.ErrExpired)
+	_, err = f.release("expired")
+	require.ErrorIs(t, err, holds.ErrExpired)
+	_, err = f.charge(budget.Charge{Scope: "expired", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+	require.NoError(t, err)
+	f.verify()
+}
 
 // tick makes the clock of a database move by a microsecond each time it is read.
 func tick(t *testing.T, f *fixture) {

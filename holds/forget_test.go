@@ -59,6 +59,34 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	f.verify()
 }
 
+// Its hold is how a claim that was captured is found, and given back: a purge leaves it
+// until then.
+func TestPurge_KeepsAClaimThatStands(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	name := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann"}
+	claim, err := f.claim(name)
+	require.NoError(t, err)
+	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}})
+	require.NoError(t, err)
+	purge := func() int64 {
+		f.clock.Set(later(f.clock.Now(), time.Now()).Add(time.Hour)) // the claim's id has the machine's time
+		n, err := f.purge()
+		require.NoError(t, err)
+		return n
+	}
+	require.Zero(t, purge())
+	name.Holder = "bob"
+	_, err = f.claim(name)
+	require.ErrorIs(t, err, holds.ErrTaken)
+	_, err = do(f, refund(f, claim.ID))
+	require.NoError(t, err)
+	require.Equal(t, int64(1), purge())
+	_, err = f.claim(name)
+	require.NoError(t, err)
+	f.verify()
+}
+
 // A hold remembers the charge that captured it by its number, which is another's by
 // now: of a hold of the same id, even, in another tenant.
 func TestForget_ACaptureThatWasForgottenIsNotRefundedFromAnother(t *testing.T) {
@@ -84,4 +112,24 @@ func TestForget_ACaptureThatWasForgottenIsNotRefundedFromAnother(t *testing.T) {
 	require.NoError(t, refund("b"))
 	used, _ := f.usage("stock")
 	require.Zero(t, used)
+}
+
+// Nor where the clock was set back since, to the very time of that charge.
+func TestForget_NorFromOneOfTheSameTime(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	for _, id := range []string{"forgotten", "there"} {
+		f.clock.Set(noon)
+		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
+		_, err := f.capture(holds.Capture{IDs: []string{id}})
+		require.NoError(t, err)
+		if id == "forgotten" {
+			f.clock.Advance(time.Hour)
+			require.Equal(t, 1, f.forget())
+		}
+	}
+	f.refused(holds.Refund{IDs: []string{"forgotten"}}, holds.ErrNotReturnable)
+	_, err := do(f, refund(f, "there"))
+	require.NoError(t, err)
+	f.verify()
 }

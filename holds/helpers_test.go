@@ -114,13 +114,15 @@ func (f *fixture) usage(scope string) (used, held int64) {
 }
 
 // verify checks the ledger, that what each scope holds is the sum of its open lines,
-// and that each hold is what its history says.
+// that each hold is what its history says, and that nothing is left of others.
 func (f *fixture) verify() {
 	f.Helper()
 	report, err := f.ledger.Verify(f.Context(), f.pool, budget.VerifyOptions{})
 	require.NoError(f, err)
 	require.Empty(f, report.Differences)
 	f.sums()
+	require.Zero(f, queryRow[int](f, f.pool, `select count(*) from (select hold from metered.hold_lines union all select hold from metered.hold_events) l
+		where not exists (select from metered.holds h where h.no = l.hold)`), "lines and events of holds that there are no more")
 	for page := (holds.Filter{}); ; {
 		list, err := f.book.List(f.Context(), f.pool, page)
 		require.NoError(f, err)

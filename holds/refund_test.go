@@ -97,6 +97,28 @@ func TestRefund_NeverLeavesAClaimsOwnUnitSpent(t *testing.T) {
 	f.verify()
 }
 
+// One that was given back before, among others, is the one that is named.
+func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ids := []string{"first", "second", "third"}
+	for _, id := range ids {
+		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 1, 9)}})
+	}
+	_, err := f.capture(holds.Capture{IDs: ids})
+	require.NoError(t, err)
+	_, err = do(f, refund(f, "second"))
+	require.NoError(t, err)
+	f.refused(holds.Refund{IDs: ids}, holds.ErrReturned)
+	_, err = do(f, refund(f, ids...))
+	var state *holds.StateError
+	require.ErrorAs(t, err, &state)
+	require.Equal(t, []string{"second", "second"}, []string{state.ID, state.Hold.ID})
+	_, err = do(f, refund(f, "third", "first"))
+	require.NoError(t, err)
+	f.verify()
+}
+
 // What somebody gave back by hand is no purged charge.
 func TestRefund_SkipsNothingThatWasRefundedByHand(t *testing.T) {
 	t.Parallel()

@@ -156,3 +156,46 @@ func TestPlace_AnOldSnapshotPlacesNoRetiredIDAgain(t *testing.T) {
 		})
 	}
 }
+
+// Placed before, says the first look, and deleted while this waits for the hold's row.
+func TestPlace_OfAHoldThatIsBeingPurgedIsASerializationFailure(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	r := holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}}
+	f.mustPlace(r)
+	_, err := f.release("h")
+	require.NoError(t, err)
+	f.clock.Advance(time.Minute)
+	purging := begin(t, f.pool, pgx.ReadCommitted)
+	_, err = purging.Exec(t.Context(), `select metered.purge_holds('-infinity', metered.clock(), 10, 1000)`)
+	require.NoError(t, err)
+	late := going(func() error { _, err := f.place(r); return err })
+	waitQueued(t, f.pool, 1)
+	require.NoError(t, purging.Commit(t.Context()))
+	require.Equal(t, sqlstate.SerializationFailure, code(<-late))
+	f.mustPlace(r)
+	f.verify()
+}
+
+// A hold may outlive one whose id is younger: what was retired with that stays retired.
+func TestPurge_OfAnOlderIDTakesNothingBack(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	line := []holds.Line{capacity("a", 1, 5)}
+	older, younger := uuidAt(noon), uuidAt(noon.Add(time.Second))
+	f.clock.Advance(time.Second)
+	for _, id := range []string{older, younger} {
+		f.mustPlace(holds.Request{ID: id, TTL: time.Hour, Lines: line})
+	}
+	for _, id := range []string{younger, older} {
+		_, err := f.release(id)
+		require.NoError(t, err)
+		f.clock.Advance(time.Minute)
+		n, err := f.purge()
+		require.NoError(t, err)
+		require.Equal(t, int64(1), n)
+		_, err = f.place(holds.Request{ID: younger, Lines: line})
+		require.ErrorIs(t, err, holds.ErrRetired)
+	}
+	f.verify()
+}

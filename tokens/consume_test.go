@@ -214,9 +214,9 @@ func TestConsume_WaitsForACompetitorAtMostAsLongAsToldTo(t *testing.T) {
 	requireBusy(t, err)
 
 	// The transaction's own timeout takes precedence, and both are as they were.
-	patient := must(tokens.New(tokens.Config{Prefix: "acme_upload"}))
+	patient := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: time.Hour}))
 	require.ErrorIs(t, inTx(pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "set local lock_timeout = '30ms'")
+		_, err := tx.Exec(ctx, "set local lock_timeout = '30ms'; set local statement_timeout = '20s'")
 		require.NoError(t, err)
 		_, err = patient.Inspect(ctx, tx, "p", "s", minted.Token.Reveal())
 		require.NoError(t, err, "inspecting does not wait")
@@ -231,6 +231,11 @@ func TestConsume_WaitsForACompetitorAtMostAsLongAsToldTo(t *testing.T) {
 		_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
 		require.NoError(t, err)
 		requireSetting(t, tx, "lock_timeout", "0")
+		_, err := tx.Exec(ctx, "set local lock_timeout = '30ms'")
+		require.NoError(t, err)
+		_, err = patient.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+		requireInvalid(t, err, tokens.ReasonUsed)
+		requireSetting(t, tx, "lock_timeout", "30ms")
 		return nil
 	}))
 }

@@ -90,6 +90,31 @@ func TestPurge_AcceptsTheBounds(t *testing.T) {
 	}
 }
 
+// What a revocation ended ended then, and what had expired before it when it expired.
+func TestPurge_CountsFromTheEndThatASubjectsRevocationMakes(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, pool, noon)
+	for _, ttl := range []time.Duration{time.Minute, 24 * time.Hour} {
+		mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", TTL: ttl})
+	}
+	clock.Advance(time.Hour)
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+		revoked, err := store.RevokeSubject(ctx, tx, "p", "s")
+		require.Equal(t, int64(1), revoked)
+		return err
+	}))
+	const retention = 3 * time.Hour
+	for _, ended := range []time.Duration{time.Minute, time.Hour} {
+		for wait, want := range []int64{0, 1} {
+			clock.Set(noon.Add(ended + retention + time.Duration(wait-1)*time.Microsecond))
+			deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: retention})
+			require.NoError(t, err)
+			require.Equal(t, want, deleted, ended)
+		}
+	}
+}
+
 func TestPurge_NeverDeletesALiveTokenWhateverTheFunctionIsTold(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)

@@ -85,6 +85,38 @@ func TestRoles_AnApplicationNeedsNothingButExecute(t *testing.T) {
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 }
 
+// Whoever calls the functions past the library is told why, and nothing of what is in a
+// token that is not for him, or is no longer good.
+func TestRoles_ARefusalShowsNothingOfTheToken(t *testing.T) {
+	t.Parallel()
+	owner, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, owner, noon)
+	app := openAs(t, owner, appRoleSQL)
+	m := tokens.Mint{Purpose: "p", Subject: "s", Payload: "secret", TTL: time.Minute}
+	live, used, revoked := mint(t, app, store, m), mint(t, app, store, m), mint(t, app, store, m)
+	_, err := consume(app, store, "p", "s", used.Token.Reveal())
+	require.NoError(t, err)
+	require.True(t, revoke(t, app, store, revoked.Digest))
+	ask := func(want string, digest tokens.Digest, purpose, subject string) {
+		t.Helper()
+		for _, function := range []string{"inspect_token", "consume_token"} {
+			var status string
+			var known int
+			require.NoError(t, app.QueryRow(ctx, `select status, num_nonnulls(payload, uses_left, minted_at, expires_at, consumed_at)
+				from metered.`+function+`($1, $2, $3)`, digest[:], purpose, subject).Scan(&status, &known))
+			require.Equal(t, want, status, function)
+			require.Zero(t, known, "%s of one that is %s", function, status)
+		}
+	}
+	ask("unknown", tokens.Digest{}, "p", "s")
+	ask("purpose", live.Digest, "another", "s")
+	ask("subject", live.Digest, "p", "another")
+	ask("used", used.Digest, "p", "s")
+	ask("revoked", revoked.Digest, "p", "s")
+	clock.Advance(time.Minute)
+	ask("expired", live.Digest, "p", "s")
+}
+
 func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
 	t.Parallel()
 	owner, store := pgtest.Open(t), newStore(t)
