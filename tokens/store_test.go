@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -243,4 +244,25 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		require.ErrorAs(t, call(), &argument, name)
 		require.Equal(t, "is nil", argument.Reason)
 	}
+}
+
+func TestStore_LeavesTheLockTimeoutAsItWas(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	conn, err := pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	tx, err := conn.Begin(ctx)
+	require.NoError(t, err)
+	_, err = tx.Exec(ctx, "set local lock_timeout = '7s'")
+	require.NoError(t, err)
+	minted, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
+	require.NoError(t, err)
+	_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+	require.NoError(t, err)
+	requireSetting(t, tx, "lock_timeout", "7s")
+	require.NoError(t, tx.Commit(ctx))
+	var session string
+	require.NoError(t, conn.QueryRow(ctx, "show lock_timeout").Scan(&session))
+	require.Equal(t, "0", session)
 }
