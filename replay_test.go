@@ -126,6 +126,36 @@ func TestDo_ReplayHasTheHoldsOfEveryCall(t *testing.T) {
 	}
 }
 
+// Also where subscribers are told in between.
+func TestDoTx_EachCommandOfATransactionRecordsItsOwnHolds(t *testing.T) {
+	t.Parallel()
+	for _, subscribers := range [][]holds.Subscriber{nil, {func(context.Context, pgx.Tx, holds.Transition) error { return nil }}} {
+		pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: subscribers}})
+		ctx := t.Context()
+		ids := []string{"a", "b", "c"}
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			for _, id := range ids {
+				fn := placing(holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})
+				if id == "c" {
+					fn = func(context.Context, *metered.Tx) (string, error) { return "", nil }
+				}
+				if _, err := metered.DoTx(ctx, c, tx, metered.Command{ID: id}, fn); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		for i, id := range ids {
+			op, err := c.Lookup(ctx, pool, "", id)
+			require.NoError(t, err)
+			require.Len(t, op.Holds, []int{1, 1, 0}[i])
+			for _, h := range op.Holds {
+				require.Equal(t, id, h.ID)
+			}
+		}
+	}
+}
+
 func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
