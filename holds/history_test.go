@@ -127,7 +127,7 @@ func (h *history) act(name string) {
 		"advance": h.advance, "run ahead": h.runAhead, "repair": h.repair,
 		"step back": func() { h.set(h.now.Add(-h.duration("step back", 1, 5, 30, 90))) },
 	}[name]()
-	if !h.aborted {
+	if !h.aborted && h.once("usage", 2) { // what it would have shown, the next one does
 		h.compareUsage()
 	}
 }
