@@ -199,3 +199,53 @@ func TestPurge_OfAnOlderIDTakesNothingBack(t *testing.T) {
 	}
 	f.verify()
 }
+
+// Locks are there to wait at: without them, whoever comes second to a scope, or to an id,
+// fails and is to try again.
+func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ctx := t.Context()
+	execute(t, f.pool, `create or replace function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
+		language plpgsql volatile as 'begin return false; end'`)
+	place := func(tx pgx.Tx, id, scope string) error {
+		_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(scope, 2, 9)}})
+		return err
+	}
+	for name, call := range map[string]func(tx pgx.Tx, h holds.Hold) error{
+		"capture": func(tx pgx.Tx, h holds.Hold) error {
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+			return err
+		},
+		"capture nothing": func(tx pgx.Tx, h holds.Hold) error {
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{{Scope: h.ID}}})
+			return err
+		},
+		"release": func(tx pgx.Tx, h holds.Hold) error {
+			_, err := f.book.Release(ctx, tx, holds.Release{IDs: []string{h.ID}})
+			return err
+		},
+		"place": func(tx pgx.Tx, h holds.Hold) error { return place(tx, "another", h.ID) },
+		"id":    func(tx pgx.Tx, h holds.Hold) error { return place(tx, "the same", "elsewhere") },
+	} {
+		h := f.mustPlace(holds.Request{ID: name, Lines: []holds.Line{capacity(name, 2, 9)}})
+		first := begin(t, f.pool, pgx.ReadCommitted)
+		if name == "id" {
+			require.NoError(t, place(first, "the same", "there"))
+		} else {
+			_, err := f.ledger.Credit(ctx, first, budget.Credit{Scope: name, Amount: 1})
+			require.NoError(t, err)
+		}
+		try := func() error { return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return call(tx, h) }) }
+		second := going(try)
+		waitQueued(t, f.pool, 1)
+		require.NoError(t, first.Commit(ctx))
+		require.Equal(t, sqlstate.SerializationFailure, code(<-second), name)
+		if name == "id" {
+			require.ErrorIs(t, try(), holds.ErrConflict)
+		} else {
+			require.NoError(t, try(), name)
+		}
+	}
+	f.verify()
+}
