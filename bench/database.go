@@ -67,6 +67,9 @@ func (b *bench) pick(full, short int) int {
 	return full
 }
 
+// leftOut is why a short run has no value of what takes long.
+const leftOut = "a short run leaves it out, unless it is named"
+
 // slice is how long one contender runs in one round.
 func (b *bench) slice() time.Duration {
 	return time.Duration(b.pick(1200, 200)) * time.Millisecond

@@ -145,7 +145,7 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 
 func spreadCommits(ctx context.Context, b *bench) (samples, error) {
 	if !b.dissects {
-		return samples{notRun: "a short run leaves it out, unless it is named"}, nil
+		return samples{notRun: leftOut}, nil
 	}
 	over := func(scopes int) func(*kit) contender {
 		return func(k *kit) contender {
