@@ -1,12 +1,14 @@
 package holds_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 )
 
@@ -48,4 +50,37 @@ func TestPlace_OfAHoldThatHasEndedSaysHow(t *testing.T) {
 		}
 	}
 	f.verify()
+}
+
+// An entry names its hold, unless it is about several at once.
+func TestEntries_NameTheHoldThatTheyAreAbout(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	place := func(ids ...string) {
+		for _, id := range ids {
+			f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 2, 9)}})
+		}
+	}
+	place("1", "2", "3", "4")
+	_, err := f.capture(holds.Capture{IDs: []string{"1"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
+	require.NoError(t, err)
+	_, err = f.release("2")
+	require.NoError(t, err)
+	_, err = f.release("3", "4")
+	require.NoError(t, err)
+	place("5", "6", "7")
+	f.clock.Advance(time.Minute)
+	_, _, err = f.expire(holds.Expire{ID: "5", Deadline: f.clock.Now()})
+	require.NoError(t, err)
+	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	var got []string
+	for e, err := range f.ledger.Entries(t.Context(), f.pool, "a", budget.EntriesOptions{}) {
+		require.NoError(t, err)
+		got = append(got, fmt.Sprintf("%s %d %s", e.Kind, e.Amount, e.Hold))
+	}
+	require.Equal(t, []string{
+		"hold 2 1", "hold 2 2", "hold 2 3", "hold 2 4", "capture 1 1", "release 1 1", "release 2 2", "release 4 ",
+		"hold 2 5", "hold 2 6", "hold 2 7", "expire 2 5", "expire 4 ",
+	}, got)
 }
