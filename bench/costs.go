@@ -192,7 +192,7 @@ func deadRows(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	defer k.drop()
-	const commands = 500
+	commands := b.pick(500, 100)
 	if err := commandOfTwo(k).withSite(k.site).alone(ctx, commands); err != nil {
 		return samples{}, err
 	}
@@ -206,10 +206,10 @@ func deadRows(ctx context.Context, b *bench) (samples, error) {
 	var notes []string
 	_, err = pgx.ForEachRow(rows, []any{&table, &dead, &updates, &hot}, func() error {
 		total += dead
-		notes = append(notes, fmt.Sprintf("%s %.3g (of its updates %.0f %% are HOT)", table, dead/commands, 100*hot/max(updates, 1)))
+		notes = append(notes, fmt.Sprintf("%s %.3g (of its updates %.0f %% are HOT)", table, dead/float64(commands), 100*hot/max(updates, 1)))
 		return nil
 	})
-	return samples{values: []float64{total / commands}, note: strings.Join(notes, ", ")}, err
+	return samples{values: []float64{total / float64(commands)}, note: strings.Join(notes, ", ")}, err
 }
 
 func (c contender) withSite(s *site) contender {

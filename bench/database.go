@@ -72,7 +72,7 @@ const leftOut = "a short run leaves it out, unless it is named"
 
 // slice is how long one contender runs in one round.
 func (b *bench) slice() time.Duration {
-	return time.Duration(b.pick(1200, 200)) * time.Millisecond
+	return time.Duration(b.pick(1200, 150)) * time.Millisecond
 }
 
 func (b *bench) rounds() int { return b.pick(5, 3) }

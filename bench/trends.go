@@ -93,10 +93,10 @@ func chargeLatencies(ctx context.Context, b *bench) (samples, error) {
 }
 
 func hotByRoundTrip(ctx context.Context, b *bench) (samples, error) {
-	trips := []time.Duration{0, 500 * time.Microsecond, time.Millisecond, 2 * time.Millisecond}
-	if b.short {
-		trips = []time.Duration{0, time.Millisecond, 2 * time.Millisecond}
+	if !b.dissects {
+		return samples{notRun: leftOut}, nil
 	}
+	trips := []time.Duration{0, 500 * time.Microsecond, time.Millisecond, 2 * time.Millisecond}
 	drawn := chart{
 		Title: "One hot scope, whole commands", X: "round trip, ms (set at the proxy)", Y: "commands/s, 32 clients",
 		Text: "locked floor: the same writes with the scope's lock; floor: without it.",
