@@ -34,7 +34,7 @@ func maintain(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error 
 	ended, err4 := c.Holds.Purge(ctx, pool, holds.PurgeOptions{})
 	keys, err5 := c.Jobs.Purge(ctx, pool, jobs.PurgeOptions{OlderThan: 30 * 24 * time.Hour})
 	fmt.Printf("purged: %d entries (%d scopes forgotten), %d operations, %d tokens, %d holds, %d keys\n",
-		entries.Entries, entries.Forgotten, operations, used, ended, keys.Keys)
+		entries.Entries, entries.Forgotten, operations, used, ended, keys)
 	return errors.Join(err1, err2, err3, err4, err5)
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 // Operation is the record of a command that committed.
@@ -64,18 +64,18 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 
 // PurgeOptions says which records of operations to purge.
 type PurgeOptions struct {
-	// OlderThan is how long an operation is remembered at least, from 1s to
-	// budget.MaxWindow, a century. It is how long a client may wait before it repeats a
-	// call, and should be much longer than the clients' clocks may be wrong by. Required.
+	// OlderThan is how long an operation is remembered at least, 1s to a century. It is
+	// how long a client may wait before it repeats a call, and should be much longer than
+	// the clients' clocks may be wrong by. Required.
 	OlderThan time.Duration
-	// Batch is how many records one transaction deletes at most, from 1 to 100,000.
-	// Defaults to 5,000.
+	// Batch is how many records one transaction deletes, 1 to 10,000. Defaults to 1,000.
 	Batch int
-	// Progress is called after each transaction with the records deleted so far.
+	// Progress is called after each batch that deleted anything, once it is committed,
+	// with the number deleted so far. Defaults to none.
 	Progress func(deleted int64)
 }
 
-const purgeSQL = `select deleted, last from metered.purge_operations($1::timestamptz, metered.clock() - $2::interval, $3::int)`
+const purgeSQL = `select deleted, last from metered.purge_operations($1, metered.clock() - $2::interval, $3, $4)`
 
 // PurgeOperations deletes records of operations that were issued and completed longer ago
 // than OlderThan, in small transactions of its own, and moves the horizon to the latest
@@ -88,44 +88,13 @@ const purgeSQL = `select deleted, last from metered.purge_operations($1::timesta
 // the horizon, for at most Config.LockTimeout (ErrBusy). It returns the number of
 // records deleted, also with an error: what is deleted stays deleted.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
-	if pool == nil {
-		return 0, invalid("pool", "is nil")
+	o := purge.Options(opts)
+	if err := o.Check(errArgument, pool); err != nil {
+		return 0, err
 	}
-	if opts.OlderThan < time.Second || opts.OlderThan > budget.MaxWindow {
-		return 0, invalid("PurgeOptions.OlderThan", "%v is not from 1s to %v", opts.OlderThan, budget.MaxWindow)
+	deleted, err := o.Run(ctx, pool, c.sql.purge, c.cfg.LockTimeout.Milliseconds())
+	if err != nil {
+		return deleted, failed("purge operations", err)
 	}
-	if opts.Batch == 0 {
-		opts.Batch = 5000
-	}
-	if opts.Batch < 1 || opts.Batch > 100_000 {
-		return 0, invalid("PurgeOptions.Batch", "%d is not from 1 to 100,000", opts.Batch)
-	}
-	var after *time.Time
-	for total := int64(0); ; {
-		deleted, last, err := c.purgeBatch(ctx, pool, after, opts)
-		if err != nil {
-			return total, failed("purge operations", err)
-		}
-		after = last
-		total += deleted
-		if opts.Progress != nil {
-			opts.Progress(total)
-		}
-		if deleted < int64(opts.Batch) {
-			return total, nil
-		}
-	}
-}
-
-// purgeBatch runs at READ COMMITTED, whatever the default: above it, two purges
-// would fail over the horizon.
-func (c *Client) purgeBatch(ctx context.Context, pool *pgxpool.Pool, after *time.Time, opts PurgeOptions) (deleted int64, last *time.Time, err error) {
-	wait := strconv.FormatInt(c.cfg.LockTimeout.Milliseconds(), 10)
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `select set_config('lock_timeout', $1, true)`, wait); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, c.sql.purge, after, interval(opts.OlderThan), opts.Batch).Scan(&deleted, &last)
-	})
-	return deleted, last, err
+	return deleted, nil
 }

@@ -32,7 +32,7 @@ func TestDoTx_ScansNoTableSequentially(t *testing.T) {
 				_, err = metered.DoTx(ctx, c, tx, cmd, wholeFunc("op", nil))
 				require.NoError(t, err)
 			}
-			queryRow[int](t, tx, `select deleted from metered.purge_operations(null, now() - interval '1 hour', 100)`)
+			queryRow[int](t, tx, `select deleted from metered.purge_operations(null, now() - interval '1 hour', 100, 1000)`)
 			rows, err := tx.Query(ctx, `select relname::text from pg_stat_xact_user_tables where schemaname = 'metered' and seq_scan > 0`)
 			require.NoError(t, err)
 			scanned, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -64,7 +64,7 @@ func TestPurgeOperations_ReadsWhatItDeletes(t *testing.T) {
 						select '', $2 || g, now() - $3::interval + g * interval '1 us', '', '' from generate_series(1, $1::int) g`, n, name, age)
 				}
 				purge := func(after *time.Time) (deleted int64, last *time.Time) {
-					require.NoError(t, conn.QueryRow(ctx, `select deleted, last from metered.purge_operations($1, now() - interval '1 h', 100)`,
+					require.NoError(t, conn.QueryRow(ctx, `select deleted, last from metered.purge_operations($1, now() - interval '1 h', 100, 1000)`,
 						after).Scan(&deleted, &last))
 					return deleted, last
 				}

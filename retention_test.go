@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -203,7 +202,7 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	require.EqualValues(t, 1, queryRow[int](t, tx, "select deleted from metered.purge_operations(null, $1, 10)", clock.Now()))
+	require.EqualValues(t, 1, queryRow[int](t, tx, "select deleted from metered.purge_operations(null, $1, 10, 1000)", clock.Now()))
 	out, err := metered.Do(ctx, c, cmd, mustNotRun(t)) // neither the delete nor the horizon is there yet
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
@@ -214,16 +213,6 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	require.EqualValues(t, 1, purge(t, pool, c, time.Second))
 	_, err = metered.Do(ctx, c, cmd, mustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrRetired)
-}
-
-func TestPurgeOperations_TakesWhatIsJustWithinBounds(t *testing.T) {
-	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
-	for _, opts := range []metered.PurgeOptions{{OlderThan: time.Second, Batch: 100_000}, {OlderThan: budget.MaxWindow, Batch: 1}} {
-		n, err := c.PurgeOperations(t.Context(), pool, opts)
-		require.NoError(t, err, "%+v", opts)
-		require.Zero(t, n)
-	}
 }
 
 func TestPurgeOperations_InBatches(t *testing.T) {

@@ -1935,12 +1935,12 @@ end
 $$;
 
 -- Deletes holds that ended before cutoff, with lines and history, at most max_rows
--- of them, from "after" on, and moves the horizon to the latest time that their ids
+-- of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids
 -- carry, in the same transaction, as purge_operations does.
 --
 -- Purges are without bitmaps and sorts: with these, a batch would read all that there is
 -- to delete, by a plan of when it was little.
-create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted int, out last timestamptz)
+create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1958,7 +1958,7 @@ begin
     select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
         select h.no, h.ended_at, h.issued_at from metered.holds h
         where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
-          and h.ended_at >= after and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
+          and h.ended_at >= coalesce(after, '-infinity') and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
         order by h.ended_at limit max_rows for update skip locked) d;
     delete from metered.hold_events e where e.hold = any (nos);
     delete from metered.hold_lines l where l.hold = any (nos);
@@ -2204,12 +2204,12 @@ begin
 end
 $$;
 
--- Deletes up to batch tokens that ended, or expired, at least keep_us ago, oldest
--- first, and skips what another purge is deleting. after is last_end of the batch
--- before (null: from the beginning), so that no batch reads again through the
--- index entries that the one before it left dead. For a maintenance role.
-create function metered.purge_tokens(after timestamptz, keep_us bigint, batch int,
-    out deleted int, out last_end timestamptz)
+-- Deletes up to max_rows tokens that ended, or expired, at cutoff or before, oldest
+-- first, and skips what another purge is deleting. Never one that lives, whatever cutoff
+-- is. after is the last of the batch before (null: from the beginning), so that no batch
+-- reads again through the index entries that the one before it left dead.
+create function metered.purge_tokens(after timestamptz, cutoff timestamptz, max_rows int,
+    out deleted bigint, out last timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -2218,18 +2218,18 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
-    cutoff timestamptz := metered.clock() - greatest(keep_us, 0) * interval '1 microsecond';
+    ended timestamptz := least(cutoff, metered.clock());
 begin
     with gone as (
         delete from metered.tokens t
         where t.digest = any (array(
             select d.digest from metered.tokens d
             where coalesce(d.ended_at, d.expires_at) >= coalesce(after, '-infinity')
-              and coalesce(d.ended_at, d.expires_at) <= cutoff
+              and coalesce(d.ended_at, d.expires_at) <= ended
             order by coalesce(d.ended_at, d.expires_at)
-            limit batch for update skip locked))
-        returning coalesce(t.ended_at, t.expires_at) as ended)
-    select count(*), max(g.ended) into deleted, last_end from gone g;
+            limit max_rows for update skip locked))
+        returning coalesce(t.ended_at, t.expires_at) as at)
+    select count(*), max(g.at) into deleted, last from gone g;
 end
 $$;
 
@@ -2308,12 +2308,11 @@ begin
 end
 $$;
 
--- Forgets up to max_rows keys claimed from "since" on and before cutoff, oldest
--- first, and passes over those that another purge is at. last_at is where to go
--- on: starting over would step across the index entries of all that was just
--- deleted. For a maintenance role: an application must not make an old key new.
-create function metered.purge_job_keys(since timestamptz, cutoff timestamptz, max_rows int,
-    out purged bigint, out last_at timestamptz)
+-- Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over
+-- those that another purge is at. after is the last of the batch before, as in
+-- purge_tokens. Not for an application, which must not make an old key new.
+create function metered.purge_job_keys(after timestamptz, cutoff timestamptz, max_rows int,
+    out deleted bigint, out last timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -2328,12 +2327,12 @@ begin
         delete from metered.job_keys d
         where d.ctid = any (array(
             select k.ctid from metered.job_keys k
-            where k.created_at >= since and k.created_at < cutoff
+            where k.created_at >= coalesce(after, '-infinity') and k.created_at < cutoff
             order by k.created_at limit max_rows
             for update skip locked))
         returning d.created_at
     )
-    select count(*), max(g.created_at) into purged, last_at from gone g;
+    select count(*), max(g.created_at) into deleted, last from gone g;
 end
 $$;
 
@@ -2556,9 +2555,9 @@ $$;
 -- Deletes records of operations completed and issued before cutoff, at most
 -- max_rows, oldest first, and moves the horizon to the latest time that their ids
 -- carry, in the same transaction. No further: a clock that was ahead for a while would
--- refuse new ids for as long. after is the last of the batch before (null: from the
--- beginning), so that none reads again through what the one before it left dead.
-create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int,
+-- refuse new ids for as long. after is the last of the batch before, as in purge_tokens.
+-- It waits for another purge's move, as long as wait_ms.
+create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
     out deleted bigint, out last timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -2569,6 +2568,7 @@ set enable_sort = off
 as $$
 declare
     latest timestamptz;
+    before text;
 begin
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never
@@ -2581,7 +2581,9 @@ begin
         returning o.at, o.issued_at)
     select count(*), max(g.at), max(g.issued_at) into deleted, last, latest from gone g;
     if latest is not null then
+        before := metered.bound_lock_wait(wait_ms);
         update metered.operations_horizon h set at = latest where h.one and h.at < latest;
+        before := metered.unbound_lock_wait(before);
     end if;
 end
 $$;

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/purge"
 )
 
 func limited(limits ...budget.Limit) []holds.Line {
@@ -111,8 +112,8 @@ func wrongCalls() []call {
 		}
 	}
 	for field, opts := range map[string][]holds.PurgeOptions{
-		"PurgeOptions.OlderThan": {{OlderThan: -1}, {OlderThan: time.Second - 1}, {OlderThan: holds.MaxMaxLifetime + 1}},
-		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: holds.MaxPurgeBatch + 1}},
+		"PurgeOptions.OlderThan": {{OlderThan: -1}, {OlderThan: purge.MinOlderThan - 1}, {OlderThan: purge.MaxOlderThan + 1}},
+		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: purge.MaxBatch + 1}},
 	} {
 		for _, o := range opts {
 			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error { _, err := b.Purge(ctx, nil, o); return err }})

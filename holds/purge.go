@@ -4,33 +4,28 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/purge"
 )
 
-// Bounds of Purge.
-const (
-	DefaultOlderThan  = 30 * 24 * time.Hour
-	MinOlderThan      = time.Second
-	DefaultPurgeBatch = 1000
-	MaxPurgeBatch     = 10_000
-)
+// DefaultOlderThan is how long Purge keeps holds that have ended.
+const DefaultOlderThan = 30 * 24 * time.Hour
 
 // PurgeOptions says what Purge deletes, and how. The zero value deletes what ended more
-// than 30 days ago, 1000 holds at a time.
+// than 30 days ago, 1,000 holds at a time.
 type PurgeOptions struct {
-	// OlderThan is how long a hold is kept after it has ended, from MinOlderThan to
-	// MaxMaxLifetime. Defaults to DefaultOlderThan.
+	// OlderThan is how long a hold is kept after it has ended, 1s to a century.
+	// Defaults to DefaultOlderThan.
 	OlderThan time.Duration
-	// Batch is how many holds one transaction deletes, 1 to MaxPurgeBatch. Defaults to
-	// DefaultPurgeBatch.
+	// Batch is how many holds one transaction deletes, 1 to 10,000. Defaults to 1,000.
 	Batch int
-	// Progress is called after each batch, once it is committed, with the number
-	// deleted so far. Defaults to none.
+	// Progress is called after each batch that deleted anything, once it is
+	// committed, with the number deleted so far. Defaults to none.
 	Progress func(deleted int64)
 }
 
-const purgeSQL = `select deleted, last from metered.purge_holds($1::timestamptz, $2::timestamptz, $3::int, $4::int)`
+const purgeSQL = `select deleted, last from metered.purge_holds($1, metered.clock() - $2::interval, $3, $4)`
 
 // Purge deletes holds that ended longer ago than OlderThan, with their lines and
 // history, oldest first, and returns how many. What they spent stays spent: the ledger
@@ -51,40 +46,10 @@ func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions)
 	if opts.OlderThan == 0 {
 		opts.OlderThan = DefaultOlderThan
 	}
-	if opts.Batch == 0 {
-		opts.Batch = DefaultPurgeBatch
+	o := purge.Options(opts)
+	if err := o.Check(errArgument, pool); err != nil {
+		return 0, err
 	}
-	switch {
-	case opts.OlderThan < MinOlderThan || opts.OlderThan > MaxMaxLifetime:
-		return 0, invalid("PurgeOptions.OlderThan", "%v is not from %v to %v", opts.OlderThan, MinOlderThan, MaxMaxLifetime)
-	case opts.Batch < 1 || opts.Batch > MaxPurgeBatch:
-		return 0, invalid("PurgeOptions.Batch", "%d is not from 1 to %d", opts.Batch, MaxPurgeBatch)
-	case pool == nil:
-		return 0, invalid("pool", "is nil")
-	}
-	var cutoff time.Time
-	err := pool.QueryRow(ctx, b.schema.SQL(`select metered.clock() - $1::interval`), interval(opts.OlderThan)).Scan(&cutoff)
-	if err != nil {
-		return 0, failed("purge", err)
-	}
-	var total int64
-	after := any("-infinity")
-	for {
-		var deleted int
-		var last *time.Time
-		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, b.sql.purge, after, cutoff, opts.Batch, b.waitMS()).Scan(&deleted, &last)
-		})
-		if err != nil {
-			return total, failed("purge", err)
-		}
-		total += int64(deleted)
-		if deleted > 0 && opts.Progress != nil {
-			opts.Progress(total)
-		}
-		if deleted < opts.Batch {
-			return total, nil
-		}
-		after = *last
-	}
+	deleted, err := o.Run(ctx, pool, b.sql.purge, b.waitMS())
+	return deleted, failed("purge", err)
 }

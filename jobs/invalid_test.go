@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -164,7 +165,7 @@ func TestNewFindPurge_BadInputIsRefusedBeforeAnySQL(t *testing.T) {
 			return err
 		},
 		"PurgeOptions.Batch": func() error {
-			_, err := e.Purge(ctx, new(pgxpool.Pool), jobs.PurgeOptions{OlderThan: time.Hour, Batch: 100_001})
+			_, err := e.Purge(ctx, new(pgxpool.Pool), jobs.PurgeOptions{OlderThan: time.Hour, Batch: purge.MaxBatch + 1})
 			return err
 		},
 	} {

@@ -41,7 +41,7 @@ type Enqueuer struct {
 	sequence string // River's, as text for regclass
 	wait     time.Duration
 
-	claimSQL, claimManySQL, findSQL, cutoffSQL, purgeSQL string
+	claimSQL, claimManySQL, findSQL, purgeSQL string
 }
 
 // New returns an Enqueuer on client, which may be insert-only. Keys need Plugin in
@@ -76,7 +76,6 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 		claimSQL:     name.SQL(claimSQL),
 		claimManySQL: name.SQL(claimManySQL),
 		findSQL:      name.SQL(findSQL),
-		cutoffSQL:    name.SQL(cutoffSQL),
 		purgeSQL:     name.SQL(purgeSQL),
 	}, nil
 }

@@ -75,7 +75,7 @@ func TestPlans_AreRightFromTheFirstTokenOn(t *testing.T) {
 						})
 					},
 					"purge": func() {
-						_, err := conn.Exec(ctx, `select metered.purge_tokens(null, $1, 5)`, time.Hour.Microseconds())
+						_, err := conn.Exec(ctx, `select metered.purge_tokens(null, metered.clock() - interval '1 h', 5)`)
 						require.NoError(t, err)
 					},
 				}

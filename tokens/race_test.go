@@ -187,7 +187,7 @@ func TestConsume_AnOldSnapshotIsRetryable(t *testing.T) {
 				if _, err := consume(pool, store, "p", "s", m.Token.Reveal()); err != nil {
 					return err
 				}
-				_, err := pool.Exec(ctx, "select metered.purge_tokens(null, 0, 100)")
+				_, err := pool.Exec(ctx, "select metered.purge_tokens(null, 'infinity', 100)")
 				return err
 			},
 		} {

@@ -75,7 +75,7 @@ func TestRoles_AnApplicationNeedsNothingButExecute(t *testing.T) {
 		"update metered.tokens set used = 0",
 		"delete from metered.tokens",
 		"truncate metered.tokens",
-		"select metered.purge_tokens(null, 0, 1000)",
+		"select metered.purge_tokens(null, now(), 1000)",
 		"create or replace function metered.clock() returns timestamptz language sql as 'select now()'",
 	} {
 		_, err := app.Exec(ctx, forbidden)
@@ -128,7 +128,7 @@ func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%v", err)
 
 	janitor := openAs(t, owner, `grant usage on schema metered to %[1]s;
-		grant execute on function metered.purge_tokens(timestamptz, bigint, int) to %[1]s`)
+		grant execute on function metered.purge_tokens(timestamptz, timestamptz, int), metered.clock() to %[1]s`)
 	deleted, err := store.Purge(ctx, janitor, tokens.PurgeOptions{OlderThan: time.Minute})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, deleted)

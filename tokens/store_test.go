@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -200,8 +201,8 @@ func TestPurge_RefusesBadOptionsBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
 	for field, options := range map[string][]tokens.PurgeOptions{
-		"PurgeOptions.OlderThan": {{OlderThan: -1}, {OlderThan: tokens.MinOlderThan - 1}, {OlderThan: tokens.MaxOlderThan + 1}},
-		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: tokens.MaxPurgeBatch + 1}},
+		"PurgeOptions.OlderThan": {{OlderThan: -1}, {OlderThan: purge.MinOlderThan - 1}, {OlderThan: purge.MaxOlderThan + 1}},
+		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: purge.MaxBatch + 1}},
 	} {
 		for _, opts := range options {
 			_, err := store.Purge(ctx, nil, opts) // a nil pool would panic

@@ -1,0 +1,75 @@
+// Package purge deletes what is old, batch after batch.
+package purge
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/fault"
+)
+
+// Bounds of Options, and the default of Batch.
+const (
+	MinOlderThan = time.Second
+	MaxOlderThan = 36525 * 24 * time.Hour // a century, as budget.MaxWindow
+	DefaultBatch = 1000
+	MaxBatch     = 10_000
+)
+
+// Options are what every PurgeOptions of rows that end is converted to.
+type Options struct {
+	OlderThan time.Duration
+	Batch     int
+	Progress  func(deleted int64)
+}
+
+// Check refuses what is out of bounds with an error of that kind, and fills in the
+// default of Batch.
+func (o *Options) Check(kind *fault.Sentinel, pool *pgxpool.Pool) error {
+	if o.Batch == 0 {
+		o.Batch = DefaultBatch
+	}
+	switch {
+	case o.OlderThan < MinOlderThan || o.OlderThan > MaxOlderThan:
+		return fault.Invalid(kind, "PurgeOptions.OlderThan", "%v is not from %v to %v", o.OlderThan, MinOlderThan, MaxOlderThan)
+	case o.Batch < 1 || o.Batch > MaxBatch:
+		return fault.Invalid(kind, "PurgeOptions.Batch", "%d is not from 1 to %d", o.Batch, MaxBatch)
+	case pool == nil:
+		return fault.Invalid(kind, "pool", "is nil")
+	}
+	return nil
+}
+
+// Run calls sql, each time in a transaction of its own, until it deletes less than a
+// batch, and returns how many rows were deleted: also with an error, as what is deleted
+// stays deleted. sql takes the time from which to go on (null: from the beginning), the
+// age, how many rows at most, and args; it returns how many it deleted and where to go
+// on. To start over instead would be to read through what was just left dead.
+//
+// At READ COMMITTED, whatever the session's default: above it, two purges would fail each
+// other instead of passing over rows.
+func (o *Options) Run(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) (int64, error) {
+	var total int64
+	var from *time.Time
+	age := pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
+	for {
+		var deleted int64
+		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, sql, append([]any{from, age, o.Batch}, args...)...).Scan(&deleted, &from)
+		})
+		if err != nil {
+			return total, err
+		}
+		total += deleted
+		if deleted > 0 && o.Progress != nil {
+			o.Progress(total)
+		}
+		if deleted < int64(o.Batch) {
+			return total, nil
+		}
+	}
+}
