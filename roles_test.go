@@ -78,8 +78,8 @@ func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 	}
 	// The functions themselves let no spending be taken back, and make no empty entry.
 	for _, sql := range []string{
-		`select metered.charge('{s}', '{1}', '{-1000}', '{}', '{}', '{}', '1 minute', 1000, '{NULL}', null, null, false)`,
-		`select metered.charge('{s}', '{1}', '{0}', '{}', '{}', '{}', '1 minute', 1000, '{NULL}', null, null, false)`,
+		`select metered.charge('{s}', '{1}', '{-1000}', '{}', '{}', '{}', '1 minute', 1000, '{NULL}')`,
+		`select metered.charge('{s}', '{1}', '{0}', '{}', '{}', '{}', '1 minute', 1000, '{NULL}')`,
 		`select metered.credit('s', 1, -7, 1000, '', null, null)`,
 		`select metered.credit('s', 1, 0, 1000, '', null, null)`,
 		`select metered.refund('s', 1, 1, -3, 1000, '', null, null, false)`,

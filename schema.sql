@@ -671,17 +671,18 @@ $$;
 -- What charge answers, as post has it.
 create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
 
--- post, for applications. It returns the whole: that costs less than to assign each part.
+-- post, for applications: a charge that is no command's, and is answered when denied. It
+-- returns the whole: that costs less than to assign each part.
 create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean) returns metered.posted
+    wait_ms int, notes text[]) returns metered.posted
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    return metered.post(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes, of_namespace, of_operation, raising);
+    return metered.post(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes, null, null, false);
 end
 $$;
 

@@ -80,7 +80,7 @@ type Standing struct {
 const chargeSQL = `
 select seqs, ats, used, held, denied
 from metered.charge($1::text[], $2::bigint[], $3::bigint[], $4::int[], $5::bigint[], $6::interval[],
-    $7::interval, $8::int, $9::text[], null, null, false)`
+    $7::interval, $8::int, $9::text[])`
 
 // Charge charges every scope named, or none: it is denied, with *ExceededError,
 // if any limit of any charge refuses, and has then written nothing. Charges of
