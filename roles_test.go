@@ -2,7 +2,6 @@ package metered_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
@@ -27,35 +26,16 @@ type noteArgs struct {
 
 func (noteArgs) Kind() string { return "note" }
 
-// asRole returns a pool on the same database whose sessions have the rights of a
-// new role and nothing else.
-func asRole(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
-	t.Helper()
-	ctx := t.Context()
-	role := pgx.Identifier{fmt.Sprintf("metered_role_%d", time.Now().UnixNano())}.Sanitize()
-	_, err := pool.Exec(ctx, "create role "+role)
-	require.NoError(t, err)
-	cfg := pool.Config()
-	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "set role "+role)
-		return err
-	}
-	limited, err := pgxpool.NewWithConfig(ctx, cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		limited.Close()
-		_, err := pool.Exec(context.Background(), "drop owned by "+role+"; drop role "+role, pgx.QueryExecModeSimpleProtocol)
-		require.NoError(t, err)
-	})
-	return limited
-}
+// What River's insert needs, and no more.
+const riverGrantSQL = `
+grant select, insert, update on river_job, river_queue to $role;
+grant usage on sequence river_job_id_seq to $role`
 
 func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	owner := pgtest.Open(t)
-	app := asRole(t, owner)
-	grant(t, owner, app, metered.GrantSQL)
+	app := pgtest.AsRole(t, owner, metered.GrantSQL, riverGrantSQL)
 	client, err := river.NewClient(riverpgxv5.New(app), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
 	require.NoError(t, err)
 	c, err := metered.New(app, metered.Config{River: client})
@@ -96,8 +76,7 @@ func TestGrantMaintenanceSQL_AllowsThePurgesAndNoCharge(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	owner := pgtest.Open(t)
-	keeper := asRole(t, owner)
-	grant(t, owner, keeper, metered.GrantMaintenanceSQL)
+	keeper := pgtest.AsRole(t, owner, metered.GrantMaintenanceSQL, "")
 	c, err := metered.New(keeper, metered.Config{})
 	require.NoError(t, err)
 	_, err = c.PurgeOperations(ctx, keeper, metered.PurgeOptions{OlderThan: time.Second})
@@ -112,19 +91,6 @@ func TestGrantMaintenanceSQL_AllowsThePurgesAndNoCharge(t *testing.T) {
 	}))
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op"}, nil)
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
-}
-
-// grant runs the grants that render makes for limited's role, and those of River.
-func grant(t *testing.T, owner, limited *pgxpool.Pool, render func(schema, role string) (string, error)) {
-	t.Helper()
-	var role string
-	require.NoError(t, limited.QueryRow(t.Context(), "select current_user").Scan(&role))
-	text, err := render("metered", role)
-	require.NoError(t, err)
-	text += fmt.Sprintf(`grant select, insert, update on river_job, river_queue to %[1]s; grant usage on sequence river_job_id_seq to %[1]s;`,
-		pgx.Identifier{role}.Sanitize())
-	_, err = owner.Exec(t.Context(), text, pgx.QueryExecModeSimpleProtocol)
-	require.NoError(t, err)
 }
 
 // everyCall makes each call that an application makes.
@@ -182,8 +148,8 @@ func everyCall(t *testing.T, app *pgxpool.Pool, c *metered.Client) {
 func TestGrantSQL_IsNamedWhereItIsMissing(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	c := newClient(t, asRole(t, pgtest.Open(t)), metered.Config{})
-	app := asRole(t, pgtest.Open(t))
+	c := newClient(t, pgtest.AsRole(t, pgtest.Open(t), nil, ""), metered.Config{})
+	app := pgtest.AsRole(t, pgtest.Open(t), nil, "")
 	for what, call := range map[string]func(tx pgx.Tx) error{
 		"command": func(pgx.Tx) error { _, err := metered.Do[any](ctx, c, metered.Command{ID: "op"}, nil); return err },
 		"lookup":  func(tx pgx.Tx) error { _, err := c.Lookup(ctx, tx, "", "op"); return err },

@@ -1,46 +1,23 @@
 package budget_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
-
-// asRole returns a pool whose sessions act as a new role that has nothing but
-// these grants.
-func asRole(t *testing.T, owner *pgxpool.Pool, name string, grants func(schema, role string) (string, error)) *pgxpool.Pool {
-	t.Helper()
-	name += "_" + owner.Config().ConnConfig.Database
-	quoted := pgx.Identifier{name}.Sanitize()
-	execute(t, owner, "create role "+quoted)
-	sql, err := grants("metered", name)
-	require.NoError(t, err)
-	execute(t, owner, sql, pgx.QueryExecModeSimpleProtocol)
-	config := owner.Config().Copy()
-	config.ConnConfig.RuntimeParams["role"] = name
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		pool.Close()
-		_, err := owner.Exec(context.Background(), "drop owned by "+quoted+"; drop role "+quoted)
-		require.NoError(t, err)
-	})
-	return pool
-}
 
 func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	owner, l, clock := open(t)
-	app := asRole(t, owner, "app", metered.GrantSQL)
+	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
 	limits := []budget.Limit{{Max: 20, Window: time.Hour}, {Max: 20}}
 	for range 20 {
 		mustCharge(t, app, l, "a", 1, limits...)
@@ -88,7 +65,7 @@ func TestRole_MaintenancePurgesAndRepairsOnly(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	owner, l, clock := open(t)
-	maintenance := asRole(t, owner, "maintenance", metered.GrantMaintenanceSQL)
+	maintenance := pgtest.AsRole(t, owner, metered.GrantMaintenanceSQL, "")
 	chargeMany(t, owner, l, "a", 40)
 	clock.Advance(-time.Hour)
 	r, err := repairClock(ctx, maintenance, l, "a")
@@ -127,7 +104,7 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 		create function evil.pg_try_advisory_xact_lock(bigint) returns boolean language sql as 'select true';
 		create function evil.clock_timestamp() returns timestamptz language sql as $$select timestamptz '1999-01-01'$$;
 		grant usage on schema evil to public`)
-	app := asRole(t, owner, "app", metered.GrantSQL)
+	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
 	config := app.Config().Copy()
 	config.ConnConfig.RuntimeParams["search_path"] = "evil, pg_catalog"
 	hostile, err := pgxpool.NewWithConfig(ctx, config)

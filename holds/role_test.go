@@ -1,46 +1,23 @@
 package holds_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
-
-// asRole returns a pool whose sessions act as a new role that has nothing but
-// these grants.
-func asRole(t *testing.T, owner *pgxpool.Pool, name string, grants func(schema, role string) (string, error)) *pgxpool.Pool {
-	t.Helper()
-	name += "_" + owner.Config().ConnConfig.Database
-	quoted := pgx.Identifier{name}.Sanitize()
-	execute(t, owner, "create role "+quoted)
-	sql, err := grants("metered", name)
-	require.NoError(t, err)
-	execute(t, owner, sql, pgx.QueryExecModeSimpleProtocol)
-	config := owner.Config().Copy()
-	config.ConnConfig.RuntimeParams["role"] = name
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		pool.Close()
-		_, err := owner.Exec(context.Background(), "drop owned by "+quoted+"; drop role "+quoted)
-		require.NoError(t, err)
-	})
-	return pool
-}
 
 func TestRole_ApplicationCanMakeEveryCallButPurge(t *testing.T) {
 	t.Parallel()
 	owner := setUp(t, holds.Config{Notify: true})
-	app := on(t, asRole(t, owner.pool, "app", metered.GrantSQL), holds.Config{Notify: true}, owner.clock)
+	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{Notify: true}, owner.clock)
 	app.everyFunction(0)
 	app.everyFunction(1)
 	_, err := app.purge()
@@ -89,7 +66,7 @@ func TestRole_MaintenancePurgesAndNothingElse(t *testing.T) {
 	t.Parallel()
 	owner := setUp(t, holds.Config{})
 	owner.everyFunction(0)
-	maintenance := on(t, asRole(t, owner.pool, "maintenance", metered.GrantMaintenanceSQL), holds.Config{}, owner.clock)
+	maintenance := on(t, pgtest.AsRole(t, owner.pool, metered.GrantMaintenanceSQL, ""), holds.Config{}, owner.clock)
 	n, err := maintenance.purge()
 	require.NoError(t, err)
 	require.Positive(t, n)
@@ -122,7 +99,7 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 		create function evil.pg_notify(text, text) returns void language sql as '';
 		create function evil.clock_timestamp() returns timestamptz language sql as $$select timestamptz '1999-01-01'$$;
 		grant usage on schema evil to public`)
-	app := asRole(t, owner.pool, "app", metered.GrantSQL)
+	app := pgtest.AsRole(t, owner.pool, metered.GrantSQL, "")
 	config := app.Config().Copy()
 	config.ConnConfig.RuntimeParams["search_path"] = "evil, pg_catalog"
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)

@@ -1,13 +1,9 @@
 package jobs_test
 
 import (
-	"context"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
@@ -23,34 +19,11 @@ const riverGrantSQL = `
 grant select, insert, update on river_job to $role;
 grant usage on sequence river_job_id_seq to $role`
 
-// as returns a fixture whose connections have a new role with these grants.
-func (f *fixture) as(grants func(schema, role string) (string, error), more string) *fixture {
-	t := f.t
-	t.Helper()
-	var role string
-	require.NoError(t, f.pool.QueryRow(f.ctx, "select 'job_role_' || md5(random()::text)").Scan(&role))
-	_, err := f.pool.Exec(f.ctx, "create role "+role)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		_, err := f.pool.Exec(context.Background(), "drop owned by "+role)
-		require.NoError(t, err)
-		_, err = f.pool.Exec(context.Background(), "drop role "+role)
-		require.NoError(t, err)
-	})
-	granted, err := grants("metered", role)
-	require.NoError(t, err)
-	_, err = f.pool.Exec(f.ctx, granted+strings.ReplaceAll(more, "$role", role))
-	require.NoError(t, err)
-
-	config := f.pool.Config().Copy()
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "set role "+role)
-		return err
-	}
-	pool, err := pgxpool.NewWithConfig(f.ctx, config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return on(t, pool, jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+// as returns a fixture whose connections have a new role with these grants, and River's.
+func (f *fixture) as(grants func(schema, role string) (string, error)) *fixture {
+	f.t.Helper()
+	pool := pgtest.AsRole(f.t, f.pool, grants, riverGrantSQL)
+	return on(f.t, pool, jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
 }
 
 func requireForbidden(t *testing.T, err error, what string) {
@@ -61,7 +34,7 @@ func requireForbidden(t *testing.T, err error, what string) {
 func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
 	t.Parallel()
 	f := open(t)
-	app := f.as(metered.GrantSQL, riverGrantSQL)
+	app := f.as(metered.GrantSQL)
 
 	first := app.mustEnqueue(process{"a"}, key("k"))
 	require.Equal(t, jobs.Result{JobID: first.JobID}, app.mustEnqueue(process{"a"}, key("k")))
@@ -89,7 +62,7 @@ func TestRoles_MaintenanceMayPurgeButNotClaim(t *testing.T) {
 	clock := pgtest.SetClock(t, f.pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	f.mustEnqueue(process{"a"}, key("k"))
 	clock.Advance(2 * time.Hour)
-	maintenance := f.as(metered.GrantMaintenanceSQL, riverGrantSQL)
+	maintenance := f.as(metered.GrantMaintenanceSQL)
 	_, err := maintenance.enqueue(process{"b"}, key("other"))
 	requireForbidden(t, err, "claim")
 	deleted, err := maintenance.Purge(f.ctx, maintenance.pool, jobs.PurgeOptions{OlderThan: time.Hour})

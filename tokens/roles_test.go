@@ -1,12 +1,10 @@
 package tokens_test
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -18,7 +16,7 @@ import (
 // the cluster, is nothing to drop afterwards but the role.
 const appRoleSQL = `
 revoke execute on all functions in schema metered from public;
-grant usage on schema metered to %[1]s;
+grant usage on schema metered to $role;
 grant execute on function
     metered.mint_tokens(bytea[], text[], text[], text[], int[], bigint[], int),
     metered.replace_token(bigint, bytea, text, text, text, int, bigint, int),
@@ -26,34 +24,12 @@ grant execute on function
     metered.inspect_token(bytea, text, text),
     metered.revoke_token(bytea, int),
     metered.revoke_tokens(text, text, int)
-    to %[1]s`
-
-// openAs returns a pool whose sessions run as a new role that was given grants.
-func openAs(t *testing.T, pool *pgxpool.Pool, grants string) *pgxpool.Pool {
-	t.Helper()
-	var role string
-	require.NoError(t, pool.QueryRow(ctx, `select 'tokens_' || substr(md5(random()::text), 1, 12)`).Scan(&role))
-	quoted := pgx.Identifier{role}.Sanitize()
-	_, err := pool.Exec(ctx, "create role "+quoted)
-	require.NoError(t, err)
-	_, err = pool.Exec(ctx, fmt.Sprintf(grants, quoted))
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		_, err := pool.Exec(ctx, "drop owned by "+quoted+"; drop role "+quoted)
-		require.NoError(t, err)
-	})
-	config := pool.Config().Copy()
-	config.ConnConfig.RuntimeParams["role"] = role
-	as, err := pgxpool.NewWithConfig(ctx, config)
-	require.NoError(t, err)
-	t.Cleanup(as.Close)
-	return as
-}
+    to $role`
 
 func TestRoles_AnApplicationNeedsNothingButExecute(t *testing.T) {
 	t.Parallel()
 	owner, store := pgtest.Open(t), newStore(t)
-	app := openAs(t, owner, appRoleSQL)
+	app := pgtest.AsRole(t, owner, nil, appRoleSQL)
 	m := tokens.Mint{Purpose: "p", Subject: "s", Payload: 1, Uses: 2}
 
 	minted := mint(t, app, store, m)
@@ -91,7 +67,7 @@ func TestRoles_ARefusalShowsNothingOfTheToken(t *testing.T) {
 	t.Parallel()
 	owner, store := pgtest.Open(t), newStore(t)
 	clock := pgtest.SetClock(t, owner, noon)
-	app := openAs(t, owner, appRoleSQL)
+	app := pgtest.AsRole(t, owner, nil, appRoleSQL)
 	m := tokens.Mint{Purpose: "p", Subject: "s", Payload: "secret", TTL: time.Minute}
 	live, used, revoked := mint(t, app, store, m), mint(t, app, store, m), mint(t, app, store, m)
 	_, err := consume(app, store, "p", "s", used.Token.Reveal())
@@ -123,12 +99,12 @@ func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
 	clock := pgtest.SetClock(t, owner, noon)
 	mintOf(t, owner, store, 5, time.Second)
 	clock.Advance(time.Hour)
-	stranger := openAs(t, owner, `grant usage on schema metered to %[1]s`)
+	stranger := pgtest.AsRole(t, owner, nil, `grant usage on schema metered to $role`)
 	_, err := store.Purge(ctx, stranger, tokens.PurgeOptions{})
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%v", err)
 
-	janitor := openAs(t, owner, `grant usage on schema metered to %[1]s;
-		grant execute on function metered.purge_tokens(timestamptz, timestamptz, int), metered.clock() to %[1]s`)
+	janitor := pgtest.AsRole(t, owner, nil, `grant usage on schema metered to $role;
+		grant execute on function metered.purge_tokens(timestamptz, timestamptz, int), metered.clock() to $role`)
 	deleted, err := store.Purge(ctx, janitor, tokens.PurgeOptions{OlderThan: time.Minute})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, deleted)
