@@ -41,19 +41,6 @@ func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx)
 	return fmt.Errorf("gave up after %d attempts: %w", attempts, err)
 }
 
-// inParallel runs workers and returns their first error.
-func inParallel(workers int, f func(worker int) error) error {
-	done := make([]<-chan error, workers)
-	for w := range workers {
-		done[w] = going(func() error { return f(w) })
-	}
-	var err error
-	for _, d := range done {
-		err = errors.Join(err, <-d)
-	}
-	return err
-}
-
 func TestCharge_ConcurrentCallersNeverExceedTheLimit(t *testing.T) {
 	t.Parallel()
 	for _, locks := range []bool{true, false} {
@@ -85,7 +72,7 @@ func race(t *testing.T, pool *pgxpool.Pool, isolation func(n int) pgx.TxIsoLevel
 	retry := &retrier{pool: pool}
 	for _, scope := range []string{"units", "mixed"} {
 		var admitted, units, denied atomic.Int64
-		require.NoError(t, inParallel(workers, func(worker int) error {
+		require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 			for n := range attempts {
 				amount := int64(1)
 				if scope == "mixed" && n < attempts/2 {
@@ -158,11 +145,11 @@ func TestCharge_CollisionIsASerializationFailure(t *testing.T) {
 			require.NoError(t, err)
 			_, err = l.Charge(ctx, first, one(scope))
 			require.NoError(t, err)
-			late := going(func() error {
+			late := pgtest.Going(func() error {
 				_, err := l.Charge(ctx, second, one(scope))
 				return err
 			})
-			waitQueued(t, pool, 1)
+			pgtest.WaitQueued(t, pool, 1)
 			require.NoError(t, first.Commit(ctx))
 			require.Equal(t, sqlstate.SerializationFailure, code(<-late))
 			require.Equal(t, int64(before+1), usage(t, pool, l, scope, 0).Used)
@@ -178,7 +165,7 @@ func TestCharge_ManyScopesInOppositeOrdersDoNotDeadlock(t *testing.T) {
 	l := newLedger(t, budget.Config{})
 	const workers, attempts = 12, 15
 	scopes := []string{"a", "b", "c", "d", "e"}
-	require.NoError(t, inParallel(workers, func(worker int) error {
+	require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 		for range attempts {
 			var charges []budget.Charge
 			for _, i := range rand.Perm(len(scopes)) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -128,7 +129,7 @@ func TestForget_NoWindowEverHoldsMore(t *testing.T) {
 			purging, stop := context.WithCancel(ctx)
 			defer stop()
 			forgotten := 0
-			done := going(func() error {
+			done := pgtest.Going(func() error {
 				for purging.Err() == nil {
 					r, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: limit.Window, Batch: 16, Forget: anyScope})
 					if c := code(err); err != nil && c != sqlstate.SerializationFailure && c != sqlstate.DeadlockDetected {
@@ -140,7 +141,7 @@ func TestForget_NoWindowEverHoldsMore(t *testing.T) {
 			})
 			var mu sync.Mutex
 			var times []time.Time
-			err := inParallel(workers, func(worker int) error {
+			err := pgtest.InParallel(workers, func(worker int) error {
 				for n := range attempts {
 					var posted budget.Posted
 					err := retry.run(ctx, isolations[(worker+n)%3], func(tx pgx.Tx) error {

@@ -3,7 +3,6 @@ package budget_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -135,25 +134,6 @@ func code(err error) string {
 	return ""
 }
 
-// waitQueued returns when n sessions of the database wait for a lock, of tables'
-// rows or advisory.
-func waitQueued(t testing.TB, pool *pgxpool.Pool, n int) {
-	t.Helper()
-	const sql = `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-	waitFor(t, fmt.Sprintf("%d sessions to wait for a lock", n), func() bool {
-		var waiting int
-		require.NoError(t, pool.QueryRow(t.Context(), sql).Scan(&waiting))
-		return waiting == n
-	})
-}
-
-func waitFor(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), "waited too long for "+what)
-	}
-}
-
 // begin opens a transaction that is rolled back at the end of the test.
 func begin(t testing.TB, pool *pgxpool.Pool, iso pgx.TxIsoLevel) pgx.Tx {
 	t.Helper()
@@ -161,13 +141,6 @@ func begin(t testing.TB, pool *pgxpool.Pool, iso pgx.TxIsoLevel) pgx.Tx {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	return tx
-}
-
-// going runs f in a goroutine and returns a channel with its error.
-func going(f func() error) <-chan error {
-	done := make(chan error, 1)
-	go func() { done <- f() }()
-	return done
 }
 
 // isA reports whether err's chain holds a T.

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 func one(scope string) budget.Charge {
@@ -114,8 +115,8 @@ func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 		charges = append(charges, one(scope))
 	}
 	tx := begin(t, pool, pgx.ReadCommitted)
-	busy := going(func() error { _, err := l.Charge(ctx, tx, charges...); return err })
-	waitQueued(t, pool, 1)
+	busy := pgtest.Going(func() error { _, err := l.Charge(ctx, tx, charges...); return err })
+	pgtest.WaitQueued(t, pool, 1)
 	began := time.Now()
 	// Each is given free before a time limit of its own would be up.
 	call, err := l.Prepare(charges...)
@@ -149,8 +150,8 @@ func TestLock_SessionsOwnTimeoutIsUnchangedAfterwards(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tx.Exec(ctx, "set local lock_timeout = '8s'")
 	require.NoError(t, err)
-	late := going(func() error { _, err := l.Charge(ctx, tx, one("a")); return err })
-	waitQueued(t, pool, 1)
+	late := pgtest.Going(func() error { _, err := l.Charge(ctx, tx, one("a")); return err })
+	pgtest.WaitQueued(t, pool, 1)
 	require.NoError(t, holder.Commit(ctx))
 	require.NoError(t, <-late)
 	require.Equal(t, "8s", lockTimeout(t, tx))
@@ -174,15 +175,15 @@ func TestLock_CancelledWhileQueuedWritesNothing(t *testing.T) {
 	pool, l, _ := open(t)
 	holder := occupy(t, pool, l, "a")
 	ctx, cancel := context.WithCancel(t.Context())
-	late := going(func() error {
+	late := pgtest.Going(func() error {
 		_, err := charge(ctx, pool, l, "a", 1)
 		return err
 	})
-	waitQueued(t, pool, 1)
+	pgtest.WaitQueued(t, pool, 1)
 	cancel()
 	require.ErrorIs(t, <-late, context.Canceled)
 	require.NoError(t, holder.Commit(t.Context()))
-	waitQueued(t, pool, 0)
+	pgtest.WaitQueued(t, pool, 0)
 	require.Equal(t, int64(1), usage(t, pool, l, "a", 0).Seq)
 	mustCharge(t, pool, l, "a", 1)
 }
@@ -192,11 +193,11 @@ func TestLock_BackendKilledWhileQueuedLeavesNothing(t *testing.T) {
 	ctx := t.Context()
 	pool, l, _ := open(t)
 	holder := occupy(t, pool, l, "a")
-	late := going(func() error {
+	late := pgtest.Going(func() error {
 		_, err := charge(ctx, pool, l, "a", 1)
 		return err
 	})
-	waitQueued(t, pool, 1)
+	pgtest.WaitQueued(t, pool, 1)
 	execute(t, pool, `select pg_terminate_backend(pid) from pg_stat_activity
 		where datname = current_database() and wait_event_type = 'Lock'`)
 	require.Error(t, <-late)
@@ -226,8 +227,8 @@ func TestLock_RolledBackSavepointTakesTheChargeAndTheLockBack(t *testing.T) {
 	r, err := l.Charge(ctx, tx, c)
 	require.NoError(t, err)
 	require.Equal(t, int64(2), r.Entries[0].Seq)
-	late := going(func() error { _, err := charge(ctx, pool, l, "a", 1, limit); return err })
-	waitQueued(t, pool, 1)
+	late := pgtest.Going(func() error { _, err := charge(ctx, pool, l, "a", 1, limit); return err })
+	pgtest.WaitQueued(t, pool, 1)
 	require.NoError(t, tx.Commit(ctx))
 	require.ErrorIs(t, <-late, budget.ErrExceeded)
 	require.Equal(t, int64(2), usage(t, pool, l, "a", 0).Used)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 func TestPurge_KeepsWindowsExactAndIsIdempotent(t *testing.T) {
@@ -75,7 +76,7 @@ func TestPurge_ManyAtOnceWhileChargesGoOn(t *testing.T) {
 	}
 	clock.Advance(time.Hour)
 	var purged atomic.Int64
-	require.NoError(t, inParallel(6, func(worker int) error {
+	require.NoError(t, pgtest.InParallel(6, func(worker int) error {
 		if worker < 3 {
 			for range 4 {
 				r, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Minute, Batch: 16})
@@ -153,14 +154,14 @@ func TestPurge_WorksWhateverTheDefaultIsolation(t *testing.T) {
 	pool.Reset()
 	holder := occupy(t, pool, l, "a")
 	var deleted atomic.Int64
-	purging := going(func() error {
-		return inParallel(4, func(int) error {
+	purging := pgtest.Going(func() error {
+		return pgtest.InParallel(4, func(int) error {
 			r, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Minute, Batch: 16})
 			deleted.Add(r.Entries)
 			return err
 		})
 	})
-	waitQueued(t, pool, 4)
+	pgtest.WaitQueued(t, pool, 4)
 	require.NoError(t, holder.Commit(ctx))
 	require.NoError(t, <-purging)
 	require.Equal(t, int64(191), deleted.Load())

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -95,7 +96,7 @@ func TestRefund_RacingRefundsNeverSumPastTheCharge(t *testing.T) {
 		}
 		posted := mustCharge(t, pool, l, "a", 10)
 		retry := &retrier{pool: pool}
-		require.NoError(t, inParallel(8, func(worker int) error {
+		require.NoError(t, pgtest.InParallel(8, func(worker int) error {
 			for n := range 6 {
 				err := retry.run(ctx, isolations[(worker+n)%3], func(tx pgx.Tx) error {
 					_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: posted.Seq, Amount: 1})

@@ -81,17 +81,17 @@ func TestCharge_WaitingForAPurgedEntryIsASerializationFailure(t *testing.T) {
 			_, err := first.Exec(ctx, `select metered.purge_scope($1, 0, metered.clock(), 0, 5000, 0, false)`, scope)
 			require.NoError(t, err)
 			late := []<-chan error{
-				going(func() error {
+				pgtest.Going(func() error {
 					_, err := charge(ctx, pool, l, scope, 1, budget.Limit{Max: 50})
 					return err
 				}),
-				going(func() error { return refund(ctx, pool, l, scope, before+1, 1) }),
+				pgtest.Going(func() error { return refund(ctx, pool, l, scope, before+1, 1) }),
 			}
 			if before == 0 {
 				require.ErrorIs(t, <-late[1], budget.ErrUnknownEntry)
 				late = late[:1]
 			}
-			waitQueued(t, pool, len(late))
+			pgtest.WaitQueued(t, pool, len(late))
 			require.NoError(t, first.Commit(ctx))
 			for _, err := range late {
 				require.Equal(t, sqlstate.SerializationFailure, code(<-err), scope)
@@ -119,7 +119,7 @@ func TestCharge_NeverExceedsWhilePurgesRun(t *testing.T) {
 			retry := &retrier{pool: pool}
 			stop := make(chan struct{})
 			var purged int64
-			purging := going(func() error {
+			purging := pgtest.Going(func() error {
 				for {
 					select {
 					case <-stop:
@@ -134,7 +134,7 @@ func TestCharge_NeverExceedsWhilePurgesRun(t *testing.T) {
 				}
 			})
 			var units atomic.Int64
-			err := inParallel(workers, func(worker int) error {
+			err := pgtest.InParallel(workers, func(worker int) error {
 				for n := range attempts {
 					err := retry.run(ctx, isolations[(worker+n)%3], func(tx pgx.Tx) error {
 						if _, err := l.Usage(ctx, tx, budget.Query{Scope: "a"}); err != nil {

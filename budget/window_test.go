@@ -67,11 +67,11 @@ func TestWindow_WaitingLongerThanTheWindowDatesTheEntryAfterTheWait(t *testing.T
 	require.NoError(t, err)
 
 	var got budget.Receipt
-	late := going(func() (err error) {
+	late := pgtest.Going(func() (err error) {
 		got, err = l.Charge(ctx, second, c)
 		return err
 	})
-	waitQueued(t, pool, 1)
+	pgtest.WaitQueued(t, pool, 1)
 	clock.Advance(time.Minute)
 	require.NoError(t, first.Commit(ctx))
 	require.NoError(t, <-late)
@@ -91,7 +91,7 @@ func TestWindow_SlowTransactionDatesItsEntryWhenItCharges(t *testing.T) {
 	var began time.Time
 	require.NoError(t, tx.QueryRow(ctx, "select now()").Scan(&began))
 	const window = 5 * time.Millisecond
-	waitFor(t, "the transaction to be older than the window", func() bool {
+	pgtest.WaitFor(t, "the transaction to be older than the window", func() bool {
 		var age time.Duration
 		require.NoError(t, tx.QueryRow(ctx, "select clock_timestamp() - now()").Scan(&age))
 		return age > 2*window

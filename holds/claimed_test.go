@@ -183,12 +183,12 @@ func TestPlace_TwoInOneTransactionCanDeadlockAndSaySo(t *testing.T) {
 			one, two := begin(t, f.pool, pgx.ReadCommitted), begin(t, f.pool, pgx.ReadCommitted)
 			require.NoError(t, call(f, one, "a"))
 			require.NoError(t, call(f, two, "b"))
-			first := going(func() error {
+			first := pgtest.Going(func() error {
 				err := call(f, one, "b")
 				_ = one.Rollback(context.Background())
 				return err
 			})
-			waitQueued(t, f.pool, 1)
+			pgtest.WaitQueued(t, f.pool, 1)
 			errTwo := call(f, two, "a")
 			_ = two.Rollback(context.Background())
 			err := <-first

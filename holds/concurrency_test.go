@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // level is the isolation of the n-th transaction of a test: one, or each in turn.
@@ -42,7 +43,7 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 				ctx := t.Context()
 				retry := &retrier{pool: f.pool, deadlocks: !locks}
 				var placed, denied, released, captured atomic.Int64
-				require.NoError(t, inParallel(workers, func(worker int) error {
+				require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 					for n := range each {
 						iso := level(name, worker+n)
 						var h holds.Hold
@@ -160,7 +161,7 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 						return did(holds.EventPlaced, err)
 					},
 				}
-				require.NoError(t, inParallel(len(calls), func(i int) error { return calls[(i+round)%len(calls)]() }))
+				require.NoError(t, pgtest.InParallel(len(calls), func(i int) error { return calls[(i+round)%len(calls)]() }))
 				var ends []holds.EventKind
 				history, err := f.book.History(ctx, f.pool, "", h.ID, "")
 				require.NoError(t, err)
@@ -209,7 +210,7 @@ func TestPlace_AFloodOfDueHoldsLetsInExactlyTheCapacity(t *testing.T) {
 	retry := &retrier{pool: f.pool}
 	var units atomic.Int64
 	var swept atomic.Int64
-	require.NoError(t, inParallel(workers+2, func(worker int) error {
+	require.NoError(t, pgtest.InParallel(workers+2, func(worker int) error {
 		if worker >= workers {
 			report, err := f.book.Sweep(ctx, f.pool, holds.SweepOptions{Batch: 100})
 			swept.Add(int64(report.Expired))

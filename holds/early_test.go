@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // One unit of each scope is handed on among holds of one or several, by a clock that
@@ -111,7 +112,7 @@ func TestExpiry_HandsNoUnitOutTwiceWhateverTheClockDoes(t *testing.T) {
 			var mu sync.Mutex
 			captured := map[string]bool{}
 			var stop atomic.Bool
-			moving := going(func() error {
+			moving := pgtest.Going(func() error {
 				for !stop.Load() { // 10 ms on average forward, and back half as often
 					d := time.Duration(rand.IntN(40)-13) * time.Millisecond
 					f.clock.Advance(d)
@@ -120,7 +121,7 @@ func TestExpiry_HandsNoUnitOutTwiceWhateverTheClockDoes(t *testing.T) {
 				return nil
 			})
 			seats := []string{"seat/1", "seat/2"}
-			require.NoError(t, inParallel(workers, func(worker int) error {
+			require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 				for n := range rounds {
 					r := holds.Request{ID: fmt.Sprintf("%d/%d", worker, n), TTL: time.Duration(1+rand.IntN(60)) * time.Millisecond}
 					for _, seat := range seats[rand.IntN(2) : 1+rand.IntN(2)] {

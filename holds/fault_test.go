@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // step is a transition of holds that are there by then.
@@ -198,8 +199,8 @@ func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 	for _, end := range []string{"pg_terminate_backend", "pg_cancel_backend"} {
 		busy := begin(t, f.pool, pgx.ReadCommitted)
 		require.NoError(t, f.ledger.Lock(t.Context(), busy, "a", "b"))
-		late := going(func() error { _, err := f.capture(holds.Capture{IDs: []string{"h"}}); return err })
-		waitQueued(t, f.pool, 1)
+		late := pgtest.Going(func() error { _, err := f.capture(holds.Capture{IDs: []string{"h"}}); return err })
+		pgtest.WaitQueued(t, f.pool, 1)
 		execute(t, f.pool, `select `+end+`(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
 		err := <-late
 		require.Error(t, err)
@@ -216,7 +217,7 @@ func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 // settled waits until no other backend of the database is in a transaction.
 func (f *fixture) settled() {
 	f.Helper()
-	waitFor(f, "all transactions to end", func() bool {
+	pgtest.WaitFor(f, "all transactions to end", func() bool {
 		return queryRow[int](f, f.pool, `select count(*) from pg_stat_activity where datname = current_database()
 			and pid <> pg_backend_pid() and xact_start is not null and backend_type = 'client backend'`) == 0
 	})

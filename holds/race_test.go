@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // A call on two holds waits for the scope of the first. The second was released, is purged
@@ -34,8 +35,8 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 			require.ErrorIs(t, call(f, "first", "third"), holds.ErrUnknown)
 			busy := begin(t, f.pool, pgx.ReadCommitted)
 			require.NoError(t, f.ledger.Lock(t.Context(), busy, "a"))
-			late := going(func() error { return call(f, "first", "second") })
-			waitQueued(t, f.pool, 1)
+			late := pgtest.Going(func() error { return call(f, "first", "second") })
+			pgtest.WaitQueued(t, f.pool, 1)
 			n, err := f.purge()
 			require.NoError(t, err)
 			require.Equal(t, int64(1), n)
@@ -84,11 +85,11 @@ func TestPlace_OfAnIDThatIsBeingPlacedElsewhereWaitsForTheOutcome(t *testing.T) 
 		first := begin(t, f.pool, pgx.ReadCommitted)
 		_, err := f.book.Place(t.Context(), first, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 1)}})
 		require.NoError(t, err)
-		second := going(func() error {
+		second := pgtest.Going(func() error {
 			_, err := f.place(holds.Request{ID: "h", Lines: []holds.Line{capacity("b", 1, 1)}})
 			return err
 		})
-		waitQueued(t, f.pool, 1)
+		pgtest.WaitQueued(t, f.pool, 1)
 		if stays {
 			require.NoError(t, first.Commit(t.Context()))
 			require.ErrorIs(t, <-second, holds.ErrConflict)
@@ -173,13 +174,13 @@ func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
 	f.clock.Advance(time.Hour)
 	busy := begin(t, f.pool, pgx.ReadCommitted)
 	require.NoError(t, f.ledger.Lock(t.Context(), busy, "a"))
-	late := going(func() error {
+	late := pgtest.Going(func() error {
 		return pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 			_, _, err := f.book.Expire(t.Context(), tx, holds.Expire{ID: "h", Deadline: h.Deadline})
 			return err
 		})
 	})
-	waitQueued(t, f.pool, 1)
+	pgtest.WaitQueued(t, f.pool, 1)
 	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
 	require.NoError(t, err)
 	require.Equal(t, int64(1), n)
@@ -207,15 +208,15 @@ func TestPlace_EndingManyHoldsInStepsDoesNotDeadlock(t *testing.T) {
 	_, err := f.book.Place(t.Context(), wait, holds.Request{ID: "ends gate", TTL: time.Minute, Lines: []holds.Line{line("u", 1)}})
 	require.NoError(t, err)
 	place := func(id, scope string, amount, limit int64) <-chan error {
-		return going(func() error {
+		return pgtest.Going(func() error {
 			_, err := f.place(holds.Request{ID: id, Lines: []holds.Line{capacity(scope, amount, limit)}})
 			return err
 		})
 	}
 	all := place("all of s", "s", more, more)
-	waitQueued(t, f.pool, 1)
+	pgtest.WaitQueued(t, f.pool, 1)
 	other := place("all of t", "t", both, both)
-	waitFor(t, "the other to wait or to be done", func() bool { return len(other) > 0 || queued(t, f.pool) == 2 })
+	pgtest.WaitFor(t, "the other to wait or to be done", func() bool { return len(other) > 0 || pgtest.Queued(t, f.pool) == 2 })
 	require.NoError(t, wait.Commit(t.Context()))
 	require.NoError(t, <-all)
 	require.NoError(t, <-other)

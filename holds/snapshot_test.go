@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -169,8 +170,8 @@ func TestPlace_OfAHoldThatIsBeingPurgedIsASerializationFailure(t *testing.T) {
 	purging := begin(t, f.pool, pgx.ReadCommitted)
 	_, err = purging.Exec(t.Context(), `select metered.purge_holds('-infinity', metered.clock(), 10, 1000)`)
 	require.NoError(t, err)
-	late := going(func() error { _, err := f.place(r); return err })
-	waitQueued(t, f.pool, 1)
+	late := pgtest.Going(func() error { _, err := f.place(r); return err })
+	pgtest.WaitQueued(t, f.pool, 1)
 	require.NoError(t, purging.Commit(t.Context()))
 	require.Equal(t, sqlstate.SerializationFailure, code(<-late))
 	f.mustPlace(r)
@@ -237,8 +238,8 @@ func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 			require.NoError(t, err)
 		}
 		try := func() error { return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return call(tx, h) }) }
-		second := going(try)
-		waitQueued(t, f.pool, 1)
+		second := pgtest.Going(try)
+		pgtest.WaitQueued(t, f.pool, 1)
 		require.NoError(t, first.Commit(ctx))
 		require.Equal(t, sqlstate.SerializationFailure, code(<-second), name)
 		if name == "id" {

@@ -53,7 +53,7 @@ func TestHolds_UnderStressThereIsNoDeadlockAndAllSumsAreExact(t *testing.T) {
 	workers := []func(ctx context.Context, iso pgx.TxIsoLevel) error{
 		s.place, s.place, s.place, s.place, s.capture, s.capture, s.release, s.extend, s.expire, s.charge, s.sweep, s.sweep, s.watch,
 	}
-	require.NoError(t, inParallel(len(workers), func(w int) error {
+	require.NoError(t, pgtest.InParallel(len(workers), func(w int) error {
 		for n := 0; ctx.Err() == nil; n++ {
 			// Mostly as nearly everybody does, and sometimes with a snapshot.
 			iso := pgx.ReadCommitted

@@ -48,45 +48,6 @@ func begin(t testing.TB, pool *pgxpool.Pool, iso pgx.TxIsoLevel) pgx.Tx {
 	return tx
 }
 
-// going runs f in a goroutine and returns a channel with its error.
-func going(f func() error) <-chan error {
-	done := make(chan error, 1)
-	go func() { done <- f() }()
-	return done
-}
-
-// waitQueued returns when n sessions of the database wait for a lock.
-func waitQueued(t testing.TB, pool *pgxpool.Pool, n int) {
-	t.Helper()
-	waitFor(t, fmt.Sprintf("%d sessions to wait for a lock", n), func() bool { return queued(t, pool) == n })
-}
-
-func queued(t testing.TB, pool *pgxpool.Pool) int {
-	t.Helper()
-	return queryRow[int](t, pool, `select count(*) from pg_stat_activity
-		where datname = current_database() and wait_event_type = 'Lock'`)
-}
-
-func waitFor(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), "waited too long for "+what)
-	}
-}
-
-// inParallel runs workers and returns their errors.
-func inParallel(workers int, f func(worker int) error) error {
-	done := make([]<-chan error, workers)
-	for w := range workers {
-		done[w] = going(func() error { return f(w) })
-	}
-	var err error
-	for _, d := range done {
-		err = errors.Join(err, <-d)
-	}
-	return err
-}
-
 // retrier runs transactions of one call each, and tries them again after 40001. A
 // deadlock is an error, unless it is asked for: no two calls lock in different orders.
 type retrier struct {

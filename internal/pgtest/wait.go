@@ -1,0 +1,58 @@
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// WaitFor returns when ok does, and fails the test if that takes 20 seconds.
+func WaitFor(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("pgtest: waited too long for %s", what)
+		}
+	}
+}
+
+// WaitQueued returns when n sessions of the database wait for a lock, advisory or of a row.
+func WaitQueued(t testing.TB, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	WaitFor(t, fmt.Sprintf("%d sessions to wait for a lock", n), func() bool { return Queued(t, pool) == n })
+}
+
+// Queued is how many sessions of the database wait for a lock.
+func Queued(t testing.TB, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	err := pool.QueryRow(context.Background(), `select count(*) from pg_stat_activity
+		where datname = current_database() and wait_event_type = 'Lock'`).Scan(&n)
+	if err != nil {
+		t.Fatalf("pgtest: counting who waits: %v", err)
+	}
+	return n
+}
+
+// Going runs f in a goroutine and returns a channel with its error.
+func Going(f func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return done
+}
+
+// InParallel runs workers and returns their errors.
+func InParallel(workers int, f func(worker int) error) error {
+	done := make([]<-chan error, workers)
+	for w := range workers {
+		done[w] = Going(func() error { return f(w) })
+	}
+	var err error
+	for _, d := range done {
+		err = errors.Join(err, <-d)
+	}
+	return err
+}
