@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"net"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
 	"github.com/pgmetered/metered/httplimit"
 )
 
@@ -123,25 +123,7 @@ func (a *app) serve(ctx context.Context, address string) (base string, closed <-
 	if err != nil {
 		return "", nil, err
 	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return "", nil, err
-	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
-	done := make(chan error, 2)
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			done <- err
-		}
-	}()
-	context.AfterFunc(ctx, func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err := server.Shutdown(stopping)
-		if err != nil { // some requests go on
-			err = errors.Join(err, server.Close())
-		}
-		done <- err
-	})
-	return "http://" + listener.Addr().String(), done, nil
+	return examplehttp.Serve(ctx, address, &http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	}, nil)
 }

@@ -18,7 +18,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -27,6 +26,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
 
 // usual limits. A sliding window has no beginning: no second hour's attempts can be put right behind those of a first.
@@ -79,25 +79,7 @@ func run(ctx context.Context, listen string, shadow bool) (err error) {
 
 // serve serves until ctx is done, and then finishes what it has begun.
 func serve(ctx context.Context, address string, s *service) (base string, closed <-chan error, err error) {
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return "", nil, err
-	}
-	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
-	done := make(chan error, 2)
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			done <- err
-		}
-	}()
-	context.AfterFunc(ctx, func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err := server.Shutdown(stopping)
-		if err != nil { // some requests go on
-			err = errors.Join(err, server.Close())
-		}
-		done <- err
-	})
-	return "http://" + listener.Addr().String(), done, nil
+	return examplehttp.Serve(ctx, address, &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	}, nil)
 }

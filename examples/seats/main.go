@@ -17,7 +17,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -27,6 +26,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
@@ -87,29 +87,10 @@ func run(ctx context.Context, listen string, seats int, cfg config) (err error) 
 
 // serve serves until ctx is done, and then finishes what it has begun.
 func serve(ctx context.Context, address string, a *app) (base string, closed <-chan error, err error) {
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return "", nil, err
-	}
 	server := &http.Server{
 		Handler: a.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	server.RegisterOnShutdown(a.live.close) // the streams would never end by themselves
-	done := make(chan error, 2)
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			done <- err
-		}
-	}()
-	context.AfterFunc(ctx, func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err := server.Shutdown(stopping)
-		if err != nil { // some requests go on
-			err = errors.Join(err, server.Close())
-		}
-		done <- err
-	})
-	return "http://" + listener.Addr().String(), done, nil
+	return examplehttp.Serve(ctx, address, server, nil)
 }

@@ -16,7 +16,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -27,6 +26,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
 
 func main() {
@@ -69,31 +69,16 @@ func newSignup(pool *pgxpool.Pool, ttl time.Duration) (*signup, error) {
 
 // serve serves until ctx is done, and then finishes what it has begun.
 func serve(ctx context.Context, address string, s *signup) (base string, closed <-chan error, err error) {
-	listener, err := net.Listen("tcp", address)
+	swept := make(chan struct{})
+	base, closed, err = examplehttp.Serve(ctx, address, &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	}, swept)
 	if err != nil {
 		return "", nil, err
 	}
-	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
-	done := make(chan error, 2)
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			done <- err
-		}
-	}()
-	swept := make(chan struct{})
 	go func() {
 		defer close(swept)
 		s.sweep(ctx, 10*time.Second)
 	}()
-	context.AfterFunc(ctx, func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err := server.Shutdown(stopping)
-		if err != nil { // some requests go on
-			err = errors.Join(err, server.Close())
-		}
-		<-swept
-		done <- err
-	})
-	return "http://" + listener.Addr().String(), done, nil
+	return base, closed, nil
 }
