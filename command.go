@@ -113,6 +113,12 @@ type Command struct {
 	// where that is off; what the function sets for its transaction has no effect.
 	// Sticky charges are not released early. Not part of the fingerprint. Not in DoTx.
 	EarlyRelease bool
+
+	// Position asks for Outcome.Position, so that a read of a replica can wait for this
+	// command (ReadAt). It takes no further round trip, but in a replay. Not part of the
+	// fingerprint. Not in DoTx, where CommitPosition after the caller's commit says it.
+	// Defaults to false.
+	Position bool
 }
 
 // Redeem is a token as it was presented, for tokens.Store.Consume. It prints without the

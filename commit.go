@@ -73,7 +73,8 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	}
 	var done completion
 	var tag pgconn.CommandTag
-	early := tx.op.command.EarlyRelease
+	var position Position
+	early, asked := tx.op.command.EarlyRelease, tx.op.command.Position
 	batch := &pgx.Batch{}
 	if early {
 		batch.Queue(releaseSQL)
@@ -82,7 +83,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	telling := tx.subscribed()
 	batch.Queue(c.sql.complete, c.completeArgs(ctx, tx, marker, raw, !telling)...)
 	if !telling {
-		queueCommit(batch, early)
+		queueCommit(batch, early, asked)
 	}
 	results := conn.SendBatch(ctx, batch)
 	var err error
@@ -111,18 +112,19 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		}
 		batch = &pgx.Batch{}
 		batch.Queue(c.sql.finish, marker)
-		queueCommit(batch, early)
+		queueCommit(batch, early, asked)
 		results = conn.SendBatch(ctx, batch)
 		_, err = results.Exec()
 	}
 	if err == nil {
 		own = false
-		tag, err = committed(results, early)
+		tag, position, err = committed(results, early, asked)
 	}
 	closeErr := results.Close() // the server's error, also where err was made of it
 	switch {
 	case err == nil && tag.String() == "COMMIT":
 		rec, err := done.record(tx, raw)
+		rec.position = position
 		return rec, false, err
 	case err == nil && tag.String() == "ROLLBACK":
 		return record{}, false, fmt.Errorf("%w: COMMIT was answered by ROLLBACK", ErrTxFailed)
@@ -140,8 +142,11 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	return record{}, !definite, foreign("commit", err)
 }
 
-func queueCommit(batch *pgx.Batch, early bool) {
+func queueCommit(batch *pgx.Batch, early, asked bool) {
 	batch.Queue("commit")
+	if asked {
+		batch.Queue(positionSQL)
+	}
 	if early {
 		batch.Queue(barrierSQL)
 	}

@@ -67,6 +67,11 @@ type Outcome[R any] struct {
 
 	// At is when the command was completed, by the database's clock.
 	At time.Time
+
+	// Position is a place of the log behind the command's commit, if Command.Position asked
+	// for it. It is 0 if the connection was lost when COMMIT had been answered, and the
+	// server could not be asked otherwise: ReadAt refuses that.
+	Position Position
 }
 
 // Do runs a command as one unit: claims its operation id, spends its token, calls
@@ -134,7 +139,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // with another transaction (40P01). Nothing is retried and no timeout is set, since
 // the transaction is not Do's: after SQLSTATE 40001 or 40P01 the caller retries the
 // whole of it. If the answer to its COMMIT is lost, the caller finds out by the same command
-// again. Command.Sticky, Command.Isolation and Command.EarlyRelease are refused. After a
+// again. Command.Sticky, Isolation, EarlyRelease and Position are refused. After a
 // replay or ErrConflict the caller's commit waits until the record they rest on is durable,
 // even if tx wrote nothing. Otherwise as Do, with one round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
@@ -149,6 +154,8 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 		return Outcome[R]{}, invalid("Command.Isolation", "is the caller's, who began the transaction")
 	case cmd.EarlyRelease:
 		return Outcome[R]{}, invalid("Command.EarlyRelease", "is about a COMMIT, which is the caller's: use Do")
+	case cmd.Position:
+		return Outcome[R]{}, invalid("Command.Position", "is that of a COMMIT, which is the caller's: use CommitPosition after it")
 	}
 	op, err := c.prepare(cmd)
 	if err != nil {
@@ -202,6 +209,7 @@ func outcome[R any](rec record, result R, sticky budget.Receipt, err error) (Out
 	}
 	return Outcome[R]{
 		Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, Sticky: sticky, Holds: rec.holds, At: rec.at,
+		Position: rec.position,
 	}, nil
 }
 
@@ -212,6 +220,7 @@ type record struct {
 	receipt  budget.Receipt
 	holds    []holds.Hold
 	at       time.Time
+	position Position
 }
 
 // run attempts op until there is an answer.
@@ -221,6 +230,9 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 	for n := 1; ; n++ {
 		a := c.attempt(resolve, op, do)
 		if a.err == nil {
+			if op.command.Position && a.rec.position == 0 {
+				a.rec.position = c.position(ctx)
+			}
 			return a.rec, nil
 		}
 		if a.claimed {
@@ -248,6 +260,15 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 			return record{}, timedOut(resolve, fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
 		}
 	}
+}
+
+// position is asked for on another connection, or 0: the command has committed, whatever
+// becomes of this.
+func (c *Client) position(ctx context.Context) Position {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.ResolveTimeout)
+	defer cancel()
+	p, _ := CommitPosition(ctx, c.pool)
+	return p
 }
 
 // pause waits before attempt n+1: a random time up to 2^n ms, 200 ms at most.

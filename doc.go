@@ -52,7 +52,7 @@
 //   - A job whose cost is known when it is done: HeldWorker.
 //   - An audit record, or a counter, of what was refused: Config.OnDenial.
 //   - RateLimit fields and the 429: package httplimit.
-//   - Reads of a replica after a write: CommitPosition and ReadAt.
+//   - Reads of a replica after a write: Command.Position or CommitPosition, and ReadAt.
 //   - Set-up: Migrate or SchemaSQL, GrantSQL; what deletes: Client.PurgeOperations and the
 //     Purge of each package.
 package metered

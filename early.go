@@ -26,22 +26,32 @@ const writeSQL = `pg_catalog.pg_logical_emit_message(true, 'metered', ''::pg_cat
 const barrierSQL = `select ` + writeSQL + `, case pg_catalog.current_setting('synchronous_commit')
 	when 'off' then pg_catalog.set_config('synchronous_commit', 'on', true) end`
 
-// committed reads the end of the last flush, COMMIT's tag and then that of the
-// barrier, if there is one. With a nil error the tag says what happened. An error with
-// COMMIT's tag means that it is committed and seen by others, but not known to be in
-// the log on disk: a crash may take it back.
-func committed(results pgx.BatchResults, early bool) (tag pgconn.CommandTag, err error) {
+// committed reads the end of the last flush: COMMIT's tag, the position, if it was asked
+// for, and the barrier's tag, if there is one. With a nil error the tag says what happened.
+// An error with COMMIT's tag means that it is committed and seen by others, but not known
+// to be in the log on disk: a crash may take it back. Without early release what comes after
+// COMMIT's tag does not matter.
+func committed(results pgx.BatchResults, early, asked bool) (tag pgconn.CommandTag, position Position, err error) {
 	tag, err = results.Exec()
-	if err != nil || !early || tag.String() != "COMMIT" {
-		return tag, err
+	if err != nil || tag.String() != "COMMIT" {
+		return tag, 0, err
 	}
-	if _, err = results.Exec(); err == nil {
+	if asked {
+		position, err = scanPosition(results.QueryRow())
+	}
+	if !early {
+		return tag, position, nil
+	}
+	if err == nil {
+		_, err = results.Exec()
+	}
+	if err == nil {
 		err = results.Close() // the barrier's own COMMIT is before ReadyForQuery
 	}
 	if err != nil {
 		err = fmt.Errorf("committed, but not known to be durable: %w", err)
 	}
-	return tag, err
+	return tag, position, err
 }
 
 // endReplay ends a transaction that found the record of its operation, and returns when

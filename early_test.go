@@ -182,14 +182,18 @@ func TestDo_EarlyReleaseSeenButNotKnownToBeDurableIsIndefinite(t *testing.T) {
 	require.True(t, out.Replayed)
 }
 
-func TestDoTx_RefusesEarlyRelease(t *testing.T) {
+func TestDoTx_RefusesWhatIsAboutACommit(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		_, err := metered.DoTx(t.Context(), c, tx, early("a"), mustNotRun(t))
-		var argument *metered.ArgumentError
-		require.ErrorAs(t, err, &argument)
-		require.Equal(t, "Command.EarlyRelease", argument.Field)
+		for field, cmd := range map[string]metered.Command{
+			"Command.EarlyRelease": {ID: "a", EarlyRelease: true}, "Command.Position": {ID: "a", Position: true},
+		} {
+			_, err := metered.DoTx(t.Context(), c, tx, cmd, mustNotRun(t))
+			var argument *metered.ArgumentError
+			require.ErrorAs(t, err, &argument)
+			require.Equal(t, field, argument.Field)
+		}
 		return nil
 	}))
 }

@@ -136,3 +136,32 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 		})
 	}
 }
+
+// The position is lost behind COMMIT's tag, with which the command has committed: it is asked
+// for again. With early release it is not known whether the command stays, and the answer is
+// its replay's.
+func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	for _, early := range []bool{false, true} {
+		owner, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: time.Second}, nil)
+		cmd.Position, cmd.EarlyRelease = true, early
+		lose := func(f *flush) { stopBehind(f, commitTag, "", false) }
+		w.once((*flush).last, lose)
+		var runs atomic.Int64
+		out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
+		require.NoError(t, err)
+		require.Equal(t, early, out.Replayed)
+		require.Positive(t, out.Position)
+		require.Equal(t, int64(1), runs.Load())
+		require.Equal(t, everything, footprintOf(t, owner, cmd))
+		if early {
+			continue
+		}
+		other := whole(t, owner, c, "other")
+		other.Position = true
+		w.once((*flush).last, func(f *flush) { w.refuse(true); lose(f) })
+		out, err = metered.Do(t.Context(), c, other, wholeFunc("other", nil))
+		require.NoError(t, err, "it has committed")
+		require.Zero(t, out.Position)
+	}
+}

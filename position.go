@@ -58,7 +58,7 @@ from pg_current_wal_insert_lsn() l(lsn)`
 
 // CommitPosition returns a position behind everything that has been committed on the
 // primary: call it after a commit, on the same server, and ReadAt with it reads what was
-// committed from a replica. It costs a round trip.
+// committed from a replica. It costs a round trip, which Command.Position saves.
 //
 // The position is the end of the log, and COMMIT is answered when its record is in the
 // log. So it is never too early, also with synchronous_commit off, where the record may
@@ -70,8 +70,12 @@ func CommitPosition(ctx context.Context, db budget.Querier) (Position, error) {
 	if _, ok := db.(pgx.Tx); ok {
 		return 0, invalid("db", "is a transaction, whose commit is yet to come")
 	}
+	return scanPosition(db.QueryRow(ctx, positionSQL))
+}
+
+func scanPosition(row pgx.Row) (Position, error) {
 	var text string
-	if err := db.QueryRow(ctx, positionSQL).Scan(&text); err != nil {
+	if err := row.Scan(&text); err != nil {
 		return 0, failed("ask for the position", err)
 	}
 	return ParsePosition(text)
@@ -129,7 +133,7 @@ const (
 // of this library (budget.Ledger.Usage and Check, holds.Book.Get and List, Client.Lookup),
 // until it returns; its error is returned as it is.
 //
-//	pos, err := metered.CommitPosition(ctx, primary) // after the write
+//	pos, err := metered.CommitPosition(ctx, primary) // after the write, or Outcome.Position
 //	err = metered.ReadAt(ctx, replica, pos, metered.ReadOptions{}, func(ctx context.Context, conn *pgx.Conn) error {
 //		hold, err = book.Get(ctx, conn, "", id, "")
 //		return err
@@ -156,6 +160,8 @@ func ReadAt(ctx context.Context, replica *pgxpool.Pool, pos Position, opts ReadO
 		return invalid("replica", "is nil")
 	case fn == nil:
 		return invalid("fn", "is nil")
+	case pos == 0:
+		return invalid("position", "is 0, which is behind no write")
 	case opts.Timeout < time.Millisecond || opts.Timeout > time.Hour:
 		return invalid("ReadOptions.Timeout", "%v is not from 1ms to 1h", opts.Timeout)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"syscall"
@@ -49,6 +50,7 @@ func TestPosition_HasTheTextFormOfPostgres(t *testing.T) {
 type replication struct {
 	*testing.T
 	primary, replica *pgxpool.Pool
+	client           *metered.Client
 	book             *holds.Book
 }
 
@@ -67,10 +69,9 @@ func replicate(t *testing.T, opts pgserver.Options) *replication {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
 	r.replica = connect(t, standby)
-	ledger, err := budget.New(budget.Config{})
+	r.client, err = metered.New(r.primary, metered.Config{})
 	require.NoError(t, err)
-	r.book, err = holds.New(ledger, holds.Config{})
-	require.NoError(t, err)
+	r.book = r.client.Holds
 	return r
 }
 
@@ -80,6 +81,16 @@ func connect(t *testing.T, server *pgserver.Server) *pgxpool.Pool {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// do does a command that is new, and returns its position.
+func (r *replication) do(id string, change func(*metered.Command)) metered.Position {
+	r.Helper()
+	cmd := metered.Command{ID: id, Charges: []budget.Charge{{Scope: "user/ann", Amount: 1}}, Position: true}
+	change(&cmd)
+	out, err := metered.Do[any](r.Context(), r.client, cmd, nil)
+	require.NoError(r, err)
+	return out.Position
 }
 
 // place places a hold and returns the position after that.
@@ -105,6 +116,61 @@ func (r *replication) replay(function string) {
 
 func (r *replication) readAt(pos metered.Position, timeout time.Duration, fn func(context.Context, *pgx.Conn) error) error {
 	return metered.ReadAt(r.Context(), r.replica, pos, metered.ReadOptions{Timeout: timeout}, fn)
+}
+
+// With replay paused, the replica has what was before and not what the command wrote,
+// whatever its position was asked for with.
+func TestDo_PositionIsBehindItsCommit(t *testing.T) {
+	t.Parallel()
+	r := replicate(t, pgserver.Options{})
+	as := func(*metered.Command) {}
+	early := func(cmd *metered.Command) { cmd.EarlyRelease = true }
+	require.Zero(t, r.do("not asked for", func(cmd *metered.Command) { cmd.Position = false }))
+	for i, change := range []func(*metered.Command){as, early, as, early} { // again, when all is prepared
+		id := fmt.Sprint("op", i)
+		before, err := metered.CommitPosition(t.Context(), r.primary)
+		require.NoError(t, err)
+		require.NoError(t, r.readAt(before, time.Minute, noRead))
+		r.replay("pg_wal_replay_pause")
+		pos := r.do(id, change)
+		after, err := metered.CommitPosition(t.Context(), r.primary)
+		require.NoError(t, err)
+		require.Greater(t, pos, before)
+		require.LessOrEqual(t, pos, after)
+		require.ErrorIs(t, r.readAt(pos, 100*time.Millisecond, noRead), metered.ErrStale)
+		replayed := r.do(id, change)
+		require.GreaterOrEqual(t, replayed, pos)
+		r.replay("pg_wal_replay_resume")
+		for _, p := range []metered.Position{pos, replayed} {
+			require.NoError(t, r.readAt(p, time.Minute, func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := r.client.Lookup(ctx, conn, "", id)
+				return err
+			}))
+		}
+	}
+}
+
+// Nothing of a command is behind its position: where nobody else writes, that is the end of
+// the log. What the server writes by itself now and then is not in the way three times.
+func TestDo_PositionIsTheEndOfItsLog(t *testing.T) {
+	t.Parallel()
+	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, server.Stop()) })
+	r := &replication{T: t, primary: connect(t, server)}
+	require.NoError(t, metered.Migrate(t.Context(), r.primary, metered.MigrateOptions{}))
+	r.client, err = metered.New(r.primary, metered.Config{})
+	require.NoError(t, err)
+	var pos, end metered.Position
+	for n := range 3 {
+		pos = r.do(fmt.Sprint("op", n), func(*metered.Command) {})
+		end, err = metered.CommitPosition(t.Context(), r.primary)
+		require.NoError(t, err)
+		if pos == end {
+			return
+		}
+	}
+	require.Equal(t, end, pos)
 }
 
 func noRead(context.Context, *pgx.Conn) error { return nil }
@@ -289,10 +355,11 @@ func TestReadAt_RefusesBadArguments(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ctx := t.Context()
-	require.ErrorIs(t, metered.ReadAt(ctx, nil, 0, metered.ReadOptions{}, noRead), metered.ErrArgument)
-	require.ErrorIs(t, metered.ReadAt(ctx, pool, 0, metered.ReadOptions{}, nil), metered.ErrArgument)
+	require.ErrorIs(t, metered.ReadAt(ctx, pool, 0, metered.ReadOptions{}, noRead), metered.ErrArgument, "behind no write")
+	require.ErrorIs(t, metered.ReadAt(ctx, nil, 1, metered.ReadOptions{}, noRead), metered.ErrArgument)
+	require.ErrorIs(t, metered.ReadAt(ctx, pool, 1, metered.ReadOptions{}, nil), metered.ErrArgument)
 	for _, timeout := range []time.Duration{-1, time.Microsecond, time.Hour + 1} {
-		require.ErrorIs(t, metered.ReadAt(ctx, pool, 0, metered.ReadOptions{Timeout: timeout}, noRead), metered.ErrArgument)
+		require.ErrorIs(t, metered.ReadAt(ctx, pool, 1, metered.ReadOptions{Timeout: timeout}, noRead), metered.ErrArgument)
 	}
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := metered.CommitPosition(ctx, tx)

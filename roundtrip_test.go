@@ -47,6 +47,7 @@ func TestDo_RoundTrips(t *testing.T) {
 		"token and charges":                {as, nil, 2},
 		"token, a keyless job and charges": {as, keyless, 3},
 		"the same with early release":      {func(cmd *metered.Command) { cmd.EarlyRelease = true }, keyless, 3},
+		"and with its position":            {func(cmd *metered.Command) { cmd.EarlyRelease, cmd.Position = true, true }, keyless, 3},
 		"and a statement of the function": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			_, _ = tx.Exec(ctx, "select 1")
 			return keyless(ctx, tx)
@@ -80,12 +81,13 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 			for i, level := range isolationLevels {
 				cmd := whole(t, owner, c, fmt.Sprint("op ", i, " é'\\"))
 				cmd.Isolation, cmd.Sticky, cmd.Input = level, tries, map[string]any{"a": []byte{0, 1, 255}}
-				cmd.EarlyRelease = i == 0
+				cmd.EarlyRelease, cmd.Position = i == 0, i < 2
 				cmd.Charges[0].Note = budget.Note{Reason: `it's "quoted" \`}
 				for range 2 {
 					out, err := metered.Do(ctx, c, cmd, wholeFunc(cmd.ID, nil))
 					require.NoError(t, err)
 					require.Equal(t, cmd.ID, out.Result.Name)
+					require.Equal(t, cmd.Position, out.Position > 0)
 					require.Equal(t, int64(2), out.Receipt.Entries[0].Amount)
 					require.Equal(t, everything, footprintOf(t, owner, cmd))
 				}
