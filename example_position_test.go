@@ -1,0 +1,46 @@
+package metered_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// A balance is read from a replica, and never from before the user's own last write. The
+// position travels with the user, in a cookie for example.
+func ExampleReadAt() {
+	ctx, primary, done := pgtest.Example()
+	defer done()
+	replica := primary // of an application: a pool on a standby
+	client, err := metered.New(primary, metered.Config{})
+	check(err)
+
+	out, err := metered.Do(ctx, client, metered.Command{ID: "top-up 1", Position: true}, func(_ context.Context, tx *metered.Tx) (any, error) {
+		return nil, tx.Credit(budget.Credit{Scope: "wallet/ann", Amount: 100})
+	})
+	check(err)
+	cookie := out.Position.String()
+
+	seen, err := metered.ParsePosition(cookie)
+	check(err)
+	var usage []budget.Usage
+	read := func(ctx context.Context, conn *pgx.Conn) (err error) {
+		usage, err = client.Budget.Usage(ctx, conn, budget.Query{Scope: "wallet/ann"})
+		return err
+	}
+	err = metered.ReadAt(ctx, replica, seen, metered.ReadOptions{Timeout: time.Second}, read)
+	if errors.Is(err, metered.ErrStale) { // the replica is far behind
+		err = metered.ReadAt(ctx, primary, seen, metered.ReadOptions{}, read)
+	}
+	check(err)
+	fmt.Println("left:", usage[0].Available(0))
+	// Output:
+	// left: 100
+}
