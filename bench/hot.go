@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/pgmetered/metered"
@@ -78,56 +77,27 @@ func (h hotOutcome) seen() string {
 	return fmt.Sprintf("; a bare statement takes %.2f ms", float64(h.roundTrip.Microseconds())/1000)
 }
 
-// hot measures them at that round trip. Several figures and a chart are read from it.
+// hot measures them behind a proxy of that round trip. Several figures and a chart
+// are read from it.
 func (b *bench) hot(ctx context.Context, roundTrip time.Duration) (hotOutcome, error) {
-	return share(b, "hot "+roundTrip.String(), func() (h hotOutcome, err error) {
-		far, err := b.farKits(ctx)
+	return share(b, "hot "+roundTrip.String(), func() (hotOutcome, error) {
+		p, err := startProxy(b.connString, roundTrip)
 		if err != nil {
+			return hotOutcome{}, err
+		}
+		defer p.close()
+		var h hotOutcome
+		if h.roundTrip, err = p.bareStatement(ctx, b.connString); err != nil {
 			return h, err
 		}
-		if err := far.proxy.set(roundTrip); err != nil {
-			return h, err
-		}
-		if h.roundTrip, err = far.proxy.bareStatement(ctx, b.connString); err != nil {
-			return h, err
-		}
-		c := comparison{contenders: slices.Clone(far.contenders), clients: farClients, slice: b.slice(), rounds: b.rounds()}
+		c := comparison{clients: 32, slice: b.slice(), rounds: b.rounds()}
 		if roundTrip != time.Millisecond { // for the chart only
 			c.rounds = b.pick(2, 1)
-			for i := range c.contenders {
-				c.contenders[i].dissect = false
-			}
 		}
-		h.outcome, err = c.run(ctx, b)
-		return h, err
-	})
-}
-
-// far are contenders on one scope whose connections go through a proxy.
-type far struct {
-	proxy      *proxy
-	contenders []contender
-}
-
-const farClients = 32
-
-// farKits stay until the end: connecting so many sessions anew for each round trip, and
-// warming them up, would take longer than what is measured.
-func (b *bench) farKits(ctx context.Context) (far, error) {
-	return share(b, "far", func() (far, error) {
-		p, err := startProxy(b.connString, 0)
-		if err != nil {
-			return far{}, err
-		}
-		cons, drop, err := b.contenders(ctx, options{dial: p.dial, conns: farClients}, hotScope,
+		h.outcome, err = b.compare(ctx, c, options{dial: p.dial}, hotScope,
 			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor},
 			entry{"early", commandEarly}, entry{"seed", commandSeed})
-		if err != nil {
-			p.close()
-			return far{}, err
-		}
-		b.closers = append(b.closers, drop, p.close)
-		return far{p, cons}, nil
+		return h, err
 	})
 }
 

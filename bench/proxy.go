@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,12 +20,12 @@ const (
 // round trip after it was sent, in both directions.
 //
 // One goroutine delivers everything: the delay is the same for all, so what came first
-// is due first. It may be set anew while nothing is under way.
+// is due first.
 type proxy struct {
 	listener net.Listener
 	network  string
 	address  string
-	oneWay   atomic.Int64 // nanoseconds
+	oneWay   time.Duration
 	pending  chan chunk
 	done     chan struct{}
 
@@ -55,12 +54,12 @@ func startProxy(connString string, roundTrip time.Duration) (*proxy, error) {
 }
 
 func proxyTo(network, address string, roundTrip time.Duration) (p *proxy, err error) {
-	p = &proxy{
-		network: network, address: address,
-		pending: make(chan chunk, maxPending), done: make(chan struct{}), conns: map[net.Conn]struct{}{},
+	if roundTrip < 0 || roundTrip > maxDelay {
+		return nil, fmt.Errorf("a round trip of %v is not from 0 to %v", roundTrip, maxDelay)
 	}
-	if err := p.set(roundTrip); err != nil {
-		return nil, err
+	p = &proxy{
+		network: network, address: address, oneWay: roundTrip / 2,
+		pending: make(chan chunk, maxPending), done: make(chan struct{}), conns: map[net.Conn]struct{}{},
 	}
 	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		return nil, err
@@ -68,14 +67,6 @@ func proxyTo(network, address string, roundTrip time.Duration) (p *proxy, err er
 	go p.accept()
 	go p.deliver()
 	return p, nil
-}
-
-func (p *proxy) set(roundTrip time.Duration) error {
-	if roundTrip < 0 || roundTrip > maxDelay {
-		return fmt.Errorf("a round trip of %v is not from 0 to %v", roundTrip, maxDelay)
-	}
-	p.oneWay.Store(int64(roundTrip / 2))
-	return nil
 }
 
 // dial is a DialFunc that goes through the proxy, whatever the address.
@@ -136,7 +127,7 @@ func (p *proxy) read(from, to net.Conn) {
 	for {
 		buf := make([]byte, 16<<10)
 		n, err := from.Read(buf)
-		due := time.Now().Add(time.Duration(p.oneWay.Load()))
+		due := time.Now().Add(p.oneWay)
 		if n > 0 && !p.queue(chunk{to, buf[:n], due}) {
 			return
 		}
