@@ -61,6 +61,9 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 			return a
 		}
 		a.rec, a.err = b.replay(op)
+		if a.err == nil && op.command.Position {
+			a.rec.position, _ = CommitPosition(ctx, conn)
+		}
 		return a
 	}
 	if op.sticky != nil && !op.stickyTaken {

@@ -115,7 +115,7 @@ type Command struct {
 	EarlyRelease bool
 
 	// Position asks for Outcome.Position, so that a read of a replica can wait for this
-	// command (ReadAt). It takes no further round trip, but in a replay. Not part of the
+	// command (ReadAt). It takes no further round trip, but one in a replay. Not part of the
 	// fingerprint. Not in DoTx, where CommitPosition after the caller's commit says it.
 	// Defaults to false.
 	Position bool

@@ -69,8 +69,9 @@ type Outcome[R any] struct {
 	At time.Time
 
 	// Position is a place of the log behind the command's commit, if Command.Position asked
-	// for it. It is 0 if the connection was lost when COMMIT had been answered, and the
-	// server could not be asked otherwise: ReadAt refuses that.
+	// for it. It is 0, which ReadAt refuses, if the server did not say: if the connection was
+	// lost just behind COMMIT, and no other one was to be had within a second, or if the role
+	// may not ask.
 	Position Position
 }
 
@@ -263,9 +264,9 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 }
 
 // position is asked for on another connection, or 0: the command has committed, whatever
-// becomes of this.
+// becomes of this, and has waited long enough.
 func (c *Client) position(ctx context.Context) Position {
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.ResolveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	p, _ := CommitPosition(ctx, c.pool)
 	return p

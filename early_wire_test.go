@@ -2,6 +2,8 @@ package metered_test
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 const (
@@ -163,5 +166,26 @@ func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 		out, err = metered.Do(t.Context(), c, other, wholeFunc("other", nil))
 		require.NoError(t, err, "it has committed")
 		require.Zero(t, out.Position)
+	}
+}
+
+// A role that may not ask for a position has its command all the same. With early release it
+// is the barrier behind the position that is skipped, and the answer is the replay's.
+func TestDo_APositionThatIsRefusedLeavesTheCommand(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	_, err := owner.Exec(t.Context(), "revoke execute on function pg_current_wal_insert_lsn() from public")
+	require.NoError(t, err)
+	c := newClient(t, pgtest.AsRole(t, owner, metered.GrantSQL, riverGrantSQL), metered.Config{})
+	for _, early := range []bool{false, true} {
+		cmd := whole(t, owner, c, fmt.Sprint("op ", early))
+		cmd.Position, cmd.EarlyRelease = true, early
+		var runs atomic.Int64
+		out, err := metered.Do(t.Context(), c, cmd, func(context.Context, *metered.Tx) (int64, error) { return runs.Add(1), nil })
+		require.NoError(t, err)
+		require.Equal(t, early, out.Replayed)
+		require.Zero(t, out.Position)
+		require.Equal(t, int64(1), runs.Load())
+		require.Len(t, out.Receipt.Entries, 2)
 	}
 }

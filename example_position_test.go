@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -36,8 +37,8 @@ func ExampleReadAt() {
 		return err
 	}
 	err = metered.ReadAt(ctx, replica, seen, metered.ReadOptions{Timeout: time.Second}, read)
-	if errors.Is(err, metered.ErrStale) { // the replica is far behind
-		err = metered.ReadAt(ctx, primary, seen, metered.ReadOptions{}, read)
+	if seen == 0 || errors.Is(err, metered.ErrStale) { // not known, or the replica is far behind
+		err = primary.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return read(ctx, conn.Conn()) })
 	}
 	check(err)
 	fmt.Println("left:", usage[0].Available(0))

@@ -51,10 +51,10 @@ func (p *Position) UnmarshalText(text []byte) (err error) {
 // no standby would come to it before something else is written. So it is put back to
 // the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
 const positionSQL = `
-select case when (l.lsn - '0/0') % pg_size_bytes(current_setting('wal_segment_size')) = 40 then l.lsn - 40::numeric
-            when (l.lsn - '0/0') % current_setting('wal_block_size')::int = 24 then l.lsn - 24::numeric
+select case when (l.lsn - '0/0') % pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size')) = 40 then l.lsn - 40::numeric
+            when (l.lsn - '0/0') % pg_catalog.current_setting('wal_block_size')::int = 24 then l.lsn - 24::numeric
             else l.lsn end::text
-from pg_current_wal_insert_lsn() l(lsn)`
+from pg_catalog.pg_current_wal_insert_lsn() l(lsn)`
 
 // CommitPosition returns a position behind everything that has been committed on the
 // primary: call it after a commit, on the same server, and ReadAt with it reads what was
@@ -124,7 +124,7 @@ const DefaultReadTimeout = 5 * time.Second
 
 const (
 	minPoll, maxPoll = time.Millisecond, 100 * time.Millisecond
-	answerTimeout    = time.Second // of a replica, beyond the timeout
+	answerTimeout    = time.Second // of a replica, beyond the timeout; of a primary that is asked for a position
 )
 
 // ReadAt calls fn with a connection of the replica, once everything is visible there that
@@ -144,6 +144,9 @@ const (
 // statement has a snapshot from after the wait. The replica must be one of physical
 // replication, and not behind a pooler that hands statements to several servers. It may
 // also be the primary, which is not waited for.
+//
+// Position 0 is refused, since it is behind no write: who has no position, or only the 0 of an
+// Outcome, reads from the primary.
 //
 // The log may hold records of open transactions before the position. An otherwise idle
 // primary sends those when the next transaction commits, or after some 15 seconds, and until

@@ -215,6 +215,30 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	require.ErrorIs(t, err, metered.ErrRetired)
 }
 
+func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T) {
+	t.Parallel()
+	pool, _ := setUp(t, metered.Config{})
+	c := newClient(t, pool, metered.Config{LockTimeout: 50 * time.Millisecond})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not for ever
+	defer cancel()
+	clock := pgtest.SetClock(t, pool, monday)
+	_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", IssuedAt: monday}, nil)
+	require.NoError(t, err)
+	clock.Advance(time.Hour)
+	other, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer other.Rollback(context.Background())
+	_, err = other.Exec(ctx, `select from metered.operations_horizon for update`)
+	require.NoError(t, err)
+	n, err := c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute})
+	require.ErrorIs(t, err, metered.ErrBusy)
+	require.Zero(t, n)
+	require.NoError(t, other.Rollback(ctx))
+	n, err = c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Minute})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+}
+
 func TestPurgeOperations_InBatches(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})

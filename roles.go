@@ -11,7 +11,7 @@ import (
 // calls and SELECT on what it reads, but no INSERT, UPDATE or DELETE. The functions run
 // with their owner's rights, and none of them changes or deletes a ledger entry, or makes
 // one that takes spending back or breaks its scope's chain. The application is trusted with
-// what it passes to a charge: its limits, notes and operation ids.
+// what it passes: limits, notes and operation ids.
 //
 // Run it as the schema's owner, after Migrate, and again after each later version
 // of the schema. role must exist. What River's tables need is said in River's

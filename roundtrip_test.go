@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -47,7 +49,8 @@ func TestDo_RoundTrips(t *testing.T) {
 		"token and charges":                {as, nil, 2},
 		"token, a keyless job and charges": {as, keyless, 3},
 		"the same with early release":      {func(cmd *metered.Command) { cmd.EarlyRelease = true }, keyless, 3},
-		"and with its position":            {func(cmd *metered.Command) { cmd.EarlyRelease, cmd.Position = true, true }, keyless, 3},
+		"early, and with its position":     {func(cmd *metered.Command) { cmd.EarlyRelease, cmd.Position = true, true }, keyless, 3},
+		"not early, with its position":     {func(cmd *metered.Command) { cmd.Position = true }, keyless, 3},
 		"and a statement of the function": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			_, _ = tx.Exec(ctx, "select 1")
 			return keyless(ctx, tx)
@@ -56,6 +59,7 @@ func TestDo_RoundTrips(t *testing.T) {
 			return tx.Enqueue(ctx, process{"x"}, &jobs.Options{Key: fmt.Sprint(n)})
 		}, 4},
 		"a replay, and the rollback":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed"} }, nil, 2},
+		"a replay with its position":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed", Position: true} }, nil, 3},
 		"a refusal, and the rollback": {full, nil, 2},
 		"a refusal by the last flush": {as, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(charge("full", 9, 5)) }, 5}, // pgx prepares a failed batch again: 2 more
 		"with sticky charges":         {func(cmd *metered.Command) { cmd.Sticky = tries }, nil, 6},
@@ -64,6 +68,29 @@ func TestDo_RoundTrips(t *testing.T) {
 		t.Logf("%s: %d round trips, and NOTIFY: %v", what, got, notified)
 		require.Equal(t, test.want, got, what)
 	}
+}
+
+// Subscribers take a flush more, the position does not.
+func TestDo_PositionTakesNoRoundTripBehindSubscribersEither(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool, w := tap(t, owner, nil)
+	c := newClient(t, pool, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
+		func(context.Context, pgx.Tx, holds.Transition) error { return nil },
+	}}})
+	trips := func(id string, early, asked bool) (n int) {
+		for i := range 3 { // warm
+			w.each(nil)
+			out, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(id, i), EarlyRelease: early, Position: asked},
+				placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 99)}}))
+			require.NoError(t, err)
+			require.Equal(t, asked, out.Position > 0)
+			n = len(w.sent())
+		}
+		return n
+	}
+	require.Equal(t, trips("a", false, false), trips("b", false, true))
+	require.Equal(t, trips("c", true, false), trips("d", true, true))
 }
 
 func TestDo_WorksInEachExecMode(t *testing.T) {

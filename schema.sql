@@ -1936,8 +1936,8 @@ end
 $$;
 
 -- Deletes holds that ended before cutoff, with lines and history, at most max_rows
--- of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids
--- carry, in the same transaction, as purge_operations does.
+-- of them, from "after" on (null: from the beginning), and moves the horizon to the latest
+-- time that their ids carry, in the same transaction, as purge_operations does.
 --
 -- Purges are without bitmaps and sorts: with these, a batch would read all that there is
 -- to delete, by a plan of when it was little.
@@ -2219,7 +2219,7 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
-    ended timestamptz := least(cutoff, metered.clock());
+    ended timestamptz := least(coalesce(cutoff, '-infinity'), metered.clock());
 begin
     with gone as (
         delete from metered.tokens t
@@ -2569,7 +2569,7 @@ set enable_sort = off
 as $$
 declare
     latest timestamptz;
-    before text;
+    before text := metered.bound_lock_wait(wait_ms);
 begin
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never
@@ -2582,10 +2582,9 @@ begin
         returning o.at, o.issued_at)
     select count(*), max(g.at), max(g.issued_at) into deleted, last, latest from gone g;
     if latest is not null then
-        before := metered.bound_lock_wait(wait_ms);
         update metered.operations_horizon h set at = latest where h.one and h.at < latest;
-        before := metered.unbound_lock_wait(before);
     end if;
+    before := metered.unbound_lock_wait(before);
 end
 $$;
 

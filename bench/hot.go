@@ -91,12 +91,21 @@ func (b *bench) hot(ctx context.Context, roundTrip time.Duration) (hotOutcome, e
 			return h, err
 		}
 		c := comparison{clients: 32, slice: b.slice(), rounds: b.rounds()}
-		if roundTrip != time.Millisecond { // for the chart only
-			c.rounds = b.pick(2, 1)
-		}
-		h.outcome, err = b.compare(ctx, c, options{dial: p.dial}, hotScope,
+		cons, drop, err := b.contenders(ctx, options{dial: p.dial, conns: c.clients}, hotScope,
 			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor},
 			entry{"early", commandEarly}, entry{"seed", commandSeed})
+		if err != nil {
+			return h, err
+		}
+		defer drop()
+		c.contenders = cons
+		if roundTrip != time.Millisecond { // for the chart only
+			c.rounds = b.pick(2, 1)
+			for i := range cons {
+				cons[i].dissect = false
+			}
+		}
+		h.outcome, err = c.run(ctx, b)
 		return h, err
 	})
 }

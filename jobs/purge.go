@@ -27,8 +27,8 @@ type PurgeOptions struct {
 const purgeSQL = `select deleted, last from metered.purge_job_keys($1, metered.clock() - $2::interval, $3)`
 
 // Purge forgets the keys that are older than opts.OlderThan, oldest first, and returns
-// how many. A forgotten key looks new: the next Enqueue of it makes another job. Jobs are left alone; deleting those
-// is River's.
+// how many. A forgotten key looks new: the next Enqueue of it makes another job. Jobs are
+// left alone; deleting those is River's.
 //
 // It owns its transactions, one per batch, so what is done stays done when ctx ends
 // or an error stops it, and the number says how far it came. Any number may run at
