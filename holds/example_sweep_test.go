@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"sync"
@@ -52,6 +53,7 @@ func ExampleBook_Sweep_river() {
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}},
 		Workers: workers,
+		Logger:  slog.New(slog.DiscardHandler), // for this example, which ends while the enqueuer may be at work
 		PeriodicJobs: []*river.PeriodicJob{river.NewPeriodicJob(
 			river.PeriodicInterval(10*time.Second),
 			func() (river.JobArgs, *river.InsertOpts) { return SweepHolds{}, &river.InsertOpts{MaxAttempts: 1} }, // the next one is soon
