@@ -217,7 +217,7 @@ func (f *flush) pass() error {
 
 // answers reads what the server says to a flush, up to ReadyForQuery.
 func (f *flush) answers() []byte {
-	_ = f.conn.Conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = f.conn.Conn.SetReadDeadline(time.Now().Add(time.Minute)) // the machine may be busy
 	var all []byte
 	for {
 		head := make([]byte, 5)
