@@ -631,8 +631,8 @@ begin
     end if;
     for i in 1..cardinality(scopes) loop
         tip := tips[i];
-        if tip.next_due <= at then
-            tip.next_due := metered.later_due(scopes[i], tip.held, tip.next_due, at);
+        if tip.held > 0 then
+            tip.next_due := metered.due_after(scopes[i], tip.seq, tip.held, tip.next_due, at);
         end if;
         tip.at := greatest(at, tip.at);
         units := amounts[i] - coalesce(hold_amounts[i], 0);
@@ -1087,21 +1087,32 @@ begin
 end
 $$;
 
--- A new next_due for a scope of which so many units are held. If nothing falls due
--- within 10 seconds, it is the end of these: looking further could mean wading through
--- all that was placed and ended meanwhile.
-create function metered.later_due(of_scope text, held bigint, since timestamptz, clk timestamptz) returns timestamptz
+-- The bound from which next_due is looked for anew: the first line that falls due within
+-- 10 seconds of the old one or of now, whichever is later, or else the end of these. To
+-- look further at once could mean wading through all that was placed and ended meanwhile.
+create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
+declare
+    horizon timestamptz := greatest(since, clk) + interval '10 s';
 begin
-    if held = 0 then
-        return null;
-    end if;
     return coalesce((
         select l.due from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk + interval '10 s'
-        order by l.due limit 1), clk + interval '10 s');
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= horizon
+        order by l.due limit 1), horizon);
 end
+$$;
+
+-- The next_due of the entry that follows a scope's last one, that of seq, if so many units
+-- are held then and no line is new: moved on where it has passed, and at every 16th entry,
+-- so that whoever asks what falls due first need not wade through what has ended since.
+-- Inlined wherever it stands.
+create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz) returns timestamptz
+language sql stable
+as $$
+    select case when held > 0 then
+        case when next_due <= clk or seq & 15 = 0 then metered.later_due(of_scope, next_due, clk) else next_due end
+    end
 $$;
 
 -- Frees what the holds still keep of the scopes whose keys are given, which are
@@ -1127,7 +1138,7 @@ begin
     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
-        t.epoch, as_kind, f.scope, metered.later_due(f.scope, t.held - f.units, t.next_due, clk),
+        t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, of_namespace, of_operation, nullif(free_lines.note, '')::jsonb
     from unnest(scopes, sums) f(scope, units),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
@@ -1604,7 +1615,7 @@ begin
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
                     values (seq, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered,
-                        l.epoch, 'u', l.scope, case when l.held > covered then l.next_due end, ids[i], of_namespace, of_operation,
+                        l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), ids[i], of_namespace, of_operation,
                         nullif(capture_holds.note, '')::jsonb)
                     on conflict do nothing;
                     if not found then
@@ -1616,7 +1627,7 @@ begin
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
                     values (seq + 1, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open,
-                        l.epoch, 'l', l.scope, case when l.held > l.open then l.next_due end, ids[i], of_namespace, of_operation,
+                        l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), ids[i], of_namespace, of_operation,
                         nullif(capture_holds.note, '')::jsonb)
                     on conflict do nothing;
                     if not found then

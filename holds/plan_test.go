@@ -125,6 +125,51 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	}
 }
 
+// Usage and refusals name when the first hold falls due, and look for it no further back
+// than the last writes did, whatever came and went while a long transaction keeps it all.
+func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events"} {
+		execute(t, f.pool, `alter table metered.`+table+` set (autovacuum_enabled = off)`)
+	}
+	old := begin(t, f.pool, pgx.RepeatableRead)
+	_, err := f.book.List(t.Context(), old, holds.Filter{})
+	require.NoError(t, err)
+	first := f.clock.Now()
+	var open []string
+	for i := range 2000 {
+		h := f.mustPlace(holds.Request{TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1_000_000)}})
+		if open = append(open, h.ID); len(open) > 5 {
+			if i%2 == 0 {
+				_, err = f.release(open[0])
+			} else {
+				_, err = f.capture(holds.Capture{IDs: open[:1]})
+			}
+			require.NoError(t, err)
+			open = open[1:]
+		}
+		f.clock.Advance(100 * time.Millisecond)
+	}
+	conn, err := f.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	denied, err := f.book.PreparePlace(holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
+	require.NoError(t, err)
+	for round := range 7 { // until plans are made
+		all := buffers(t, conn, `select metered.first_due('room', $1, metered.clock())`, first)
+		usage := buffers(t, conn, `select * from metered.usage('{room}', '{0}')`)
+		refusal := buffers(t, conn, strings.TrimSpace(denied.SQL()), denied.Args("", "", false)...)
+		if round == 6 {
+			t.Logf("looking at all that ended: %d pages; usage: %d, a refusal: %d", all, usage, refusal)
+			require.Greater(t, all, 40)
+			require.Less(t, usage, 20)
+			require.Less(t, refusal, 30)
+		}
+	}
+	f.verify()
+}
+
 // A batch of a sweep, and one of a purge, cost the same however many are due, or to be
 // deleted, with plans of when there were few.
 func TestPlans_ABatchReadsNoMoreTheMoreThereAre(t *testing.T) {
