@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 )
 
@@ -33,12 +34,17 @@ var holdFigures = []figure{
 	{
 		name: "hold_place_100k_open_vs_10", unit: "times the cost", goal: atMost(1.2),
 		meaning: "placing on a scope with 100,000 open holds, none of them due, against one with 10 to 30",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return placeAmong(ctx, b, false) },
+		measure: func(ctx context.Context, b *bench) (samples, error) { return amongHolds(ctx, b, false, (*kit).placeOn) },
 	},
 	{
 		name: "hold_place_200k_ended_vs_10", unit: "times the cost", goal: atMost(1.2),
 		meaning: "placing on a scope with 10 open holds and 200,000 ended ones that an old snapshot keeps alive, against one with 10 to 30 open",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return placeAmong(ctx, b, true) },
+		measure: func(ctx context.Context, b *bench) (samples, error) { return amongHolds(ctx, b, true, (*kit).placeOn) },
+	},
+	{
+		name: "hold_due_200k_ended_vs_10", unit: "times the cost", goal: atMost(1.2),
+		meaning: "the same for a usage and a placement that is refused, which both say when the first hold falls due",
+		measure: func(ctx context.Context, b *bench) (samples, error) { return amongHolds(ctx, b, true, (*kit).askOn) },
 	},
 	{
 		name: "hold_sweep_vs_release", unit: "times the rate", goal: atLeast(10),
@@ -104,15 +110,15 @@ events as (
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
 select g, 1, clock_timestamp(), 0, 0, 0, g, 0, 'h', $1, $4::timestamptz + interval '1 ms' from generate_series(1, $2::int) g`
 
-// endHoldsSQL releases all that is open of a scope but the ten that fall due last: with
-// next_due as it stays then, behind which are the ended ones.
+// endHoldsSQL releases all that is open of a scope but the $2 that fall due last: with
+// next_due as it was, behind which are the ended ones.
 const endHoldsSQL = `
-with gone as (select l.hold from metered.hold_lines l where l.scope = $1 order by l.due desc offset 10),
+with gone as (select l.hold from metered.hold_lines l where l.scope = $1 order by l.due desc offset $2),
 ended as (update metered.holds h set state = 'r', ended_at = clock_timestamp(), version = 2, pending = false
     where h.no in (select o.hold from gone o)),
 freed as (update metered.hold_lines l set open = 0 where l.hold in (select o.hold from gone o))
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
-select l.seq + 1, l.held - 10, clock_timestamp(), 0, 0, 0, 10, 0, 'l', $1, l.next_due
+select l.seq + 1, l.held - $2, clock_timestamp(), 0, 0, 0, $2, 0, 'l', $1, l.next_due
 from metered.ledger l where l.scope = $1 order by l.seq desc limit 1`
 
 func (k *kit) loadHolds(ctx context.Context, scope string, n int, due time.Time) error {
@@ -120,10 +126,36 @@ func (k *kit) loadHolds(ctx context.Context, scope string, n int, due time.Time)
 	return err
 }
 
-// placeAmong compares placing on a scope with many holds with placing on one with
-// ten, a fresh one in each turn. With ended, all of the many but ten were released after a
-// snapshot was taken that is still open, so that nothing can clean up after them.
-func placeAmong(ctx context.Context, b *bench, ended bool) (samples, error) {
+// placeOn places a hold on that scope.
+func (k *kit) placeOn(ctx context.Context, scope string) error {
+	_, err := k.place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: roomy}}, TTL: time.Hour})
+	return err
+}
+
+// askOn asks for that scope's usage and tries to place more than there is: both must say
+// when the first hold falls due.
+func (k *kit) askOn(ctx context.Context, scope string) error {
+	usage, err := k.client.Budget.Usage(ctx, k.Pool, budget.Query{Scope: scope})
+	if err != nil {
+		return err
+	}
+	none := budget.Limit{Max: 1}
+	_, err = k.place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{none}}}, TTL: time.Hour})
+	var exceeded *budget.ExceededError
+	if !errors.As(err, &exceeded) {
+		return fmt.Errorf("not refused: %w", err)
+	}
+	if min(usage[0].HoldDue, exceeded.Refusals[0].HoldDue) <= 0 {
+		return errors.New("no hold falls due")
+	}
+	return nil
+}
+
+// amongHolds compares a call on a scope with many holds with one on one with ten, a fresh
+// one in each turn. With ended, all of the many but ten were released after a snapshot was
+// taken that is still open, so that nothing can clean up after them: the last 500 one by
+// one, as they would all have been.
+func amongHolds(ctx context.Context, b *bench, ended bool, call func(k *kit, ctx context.Context, scope string) error) (samples, error) {
 	many := b.pick(100_000, 10_000)
 	if ended {
 		many *= 2
@@ -158,17 +190,23 @@ func placeAmong(ctx context.Context, b *bench, ended bool) (samples, error) {
 				return samples{}, err
 			}
 		}
-		if _, err := k.Exec(ctx, endHoldsSQL, "many"); err != nil {
+		const few, rest = 10, 500
+		if _, err := k.Exec(ctx, endHoldsSQL, "many", few+rest); err != nil {
+			return samples{}, err
+		}
+		ids := make([]string, 0, rest)
+		for i := many - few - rest; i < many-few; i++ {
+			ids = append(ids, fmt.Sprint("load-many-", i+1))
+		}
+		if err := k.releaseAll(ctx, ids); err != nil {
 			return samples{}, err
 		}
 	}
 	on := func(name string, scope func(call int) string) contender {
 		calls := 0
 		return contender{name: name, site: k.site, op: func(ctx context.Context, _ int) error {
-			line := holds.Line{Scope: scope(calls), Amount: 1, Limits: roomy}
 			calls++
-			_, err := k.place(ctx, holds.Request{Lines: []holds.Line{line}, TTL: time.Hour})
-			return err
+			return call(k, ctx, scope(calls-1))
 		}}
 	}
 	a := on(fmt.Sprintf("among %d", many), func(int) string { return "many" })
