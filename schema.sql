@@ -1087,9 +1087,9 @@ begin
 end
 $$;
 
--- The bound from which next_due is looked for anew: the first line that falls due within
--- 10 seconds of the old one or of now, whichever is later, or else the end of these. To
--- look further at once could mean wading through all that was placed and ended meanwhile.
+-- A new next_due of a scope whose old one is since: when the first line falls due that
+-- does within 10 seconds of that or of now, whichever is later, or else the end of these.
+-- To look further at once could mean wading through all that was placed and ended meanwhile.
 create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
