@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 )
@@ -25,6 +26,7 @@ type wire struct {
 	on      func(f *flush)
 	refused bool // new connections fail
 	flushes []*flush
+	slow    atomic.Int64 // nanoseconds that each write takes longer
 }
 
 // flush is what was sent, and what is to become of it.
@@ -112,9 +114,12 @@ type tapped struct {
 	answering sync.Mutex   // held while a flush is being dealt with
 	answer    []byte       // to be read before what the server sends
 	cut       bool
+	reading   sync.Mutex   // held while Conn is read
+	taken     atomic.Int64 // grows when what the client waits for changes
 }
 
 func (c *tapped) Write(b []byte) (int, error) {
+	defer func() { time.Sleep(time.Duration(c.wire.slow.Load())) }()
 	c.answering.Lock()
 	defer c.answering.Unlock()
 	c.pending = append(c.pending, b...)
@@ -141,23 +146,47 @@ func (c *tapped) Write(b []byte) (int, error) {
 }
 
 func (c *tapped) Read(b []byte) (int, error) {
-	c.answering.Lock()
-	if len(c.answer) > 0 {
-		n := copy(b, c.answer)
-		c.answer = c.answer[n:]
+	for {
+		c.answering.Lock()
+		if len(c.answer) > 0 {
+			n := copy(b, c.answer)
+			c.answer = c.answer[n:]
+			c.answering.Unlock()
+			return n, nil
+		}
+		cut, taken := c.cut, c.taken.Load()
 		c.answering.Unlock()
-		return n, nil
+		if cut {
+			return 0, io.EOF
+		}
+		c.reading.Lock()
+		if c.taken.Load() != taken {
+			c.reading.Unlock()
+			continue
+		}
+		n, err := c.Conn.Read(b)
+		c.reading.Unlock()
+		if n == 0 && err != nil && c.taken.Load() != taken {
+			continue
+		}
+		if i := bytes.Index(b[:n], []byte("K\x00\x00\x00\x0c")); i >= 0 && i+9 <= n && c.pid.Load() == 0 { // BackendKeyData
+			c.pid.Store(int32(binary.BigEndian.Uint32(b[i+5:])))
+		}
+		return n, err
 	}
-	cut := c.cut
-	c.answering.Unlock()
-	if cut {
-		return 0, io.EOF
+}
+
+// take keeps the client from reading until give is called. When a write takes long pgx reads
+// in the background, and may still be waiting for more than the last answer.
+func (c *tapped) take() (give func()) {
+	c.taken.Add(1)
+	_ = c.Conn.SetReadDeadline(time.Unix(1, 0))
+	c.reading.Lock()
+	_ = c.Conn.SetReadDeadline(time.Now().Add(time.Minute)) // the machine may be busy
+	return func() {
+		_ = c.Conn.SetReadDeadline(time.Time{})
+		c.reading.Unlock()
 	}
-	n, err := c.Conn.Read(b)
-	if i := bytes.Index(b[:n], []byte("K\x00\x00\x00\x0c")); i >= 0 && i+9 <= n && c.pid.Load() == 0 { // BackendKeyData
-		c.pid.Store(int32(binary.BigEndian.Uint32(b[i+5:])))
-	}
-	return n, err
 }
 
 // next takes a flush from what is pending.
@@ -217,7 +246,7 @@ func (f *flush) pass() error {
 
 // answers reads what the server says to a flush, up to ReadyForQuery.
 func (f *flush) answers() []byte {
-	_ = f.conn.Conn.SetReadDeadline(time.Now().Add(time.Minute)) // the machine may be busy
+	defer f.conn.take()()
 	var all []byte
 	for {
 		head := make([]byte, 5)
@@ -237,6 +266,7 @@ func (f *flush) answers() []byte {
 
 func (f *flush) close() {
 	f.conn.cut = true
+	f.conn.taken.Add(1)
 	_ = f.conn.Conn.Close()
 }
 
@@ -275,4 +305,24 @@ func TestWire_ReadsWhatIsExecuted(t *testing.T) {
 	sent := w.sent()
 	require.Len(t, sent, 1)
 	require.Equal(t, []string{"insert into uploads values ($1) on conflict do nothing"}, sent[0].SQL)
+}
+
+// With slow writes pgx reads in the background, and is at it when the next flush is sent.
+func TestWire_HasTheAnswerAlsoWhilePgxReads(t *testing.T) {
+	t.Parallel()
+	pool, w := tap(t, setUpPool(t), nil)
+	w.slow.Store(int64(30 * time.Millisecond))
+	_, err := pool.Exec(t.Context(), "select 1")
+	require.NoError(t, err)
+	var answers []byte
+	w.once(func(f *flush) bool { return f.has("select 2") }, func(f *flush) {
+		f.deliver = func() {
+			_ = f.pass()
+			answers = f.answers()
+			f.conn.answer = answers
+		}
+	})
+	_, err = pool.Exec(t.Context(), "select 2", pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	require.Contains(t, string(answers), "SELECT 1\x00")
 }
