@@ -45,6 +45,13 @@ export class Cart {
     }
   }
 
+  // leaves says whether what one has is about to be given back.
+  leaves(id, yes) {
+    const item = this.items.get(id);
+    if (item) item.leaving = yes;
+    this.draw();
+  }
+
   remove(id) {
     this.items.delete(id);
     this.draw();
@@ -97,7 +104,7 @@ export class Cart {
   }
 
   live() {
-    return [...this.items.values()].filter((item) => !item.bought && !item.over);
+    return [...this.items.values()].filter((item) => !item.bought && !item.over && !item.leaving);
   }
 
   clocks() {
@@ -132,7 +139,7 @@ export class Cart {
   }
 
   element(item) {
-    const kind = item.bought ? "item ticket" : item.over ? "item over" : item.late ? "item late" : "item";
+    const kind = item.bought ? "item ticket" : item.over ? "item over" : item.leaving ? "item leaving" : item.late ? "item late" : "item";
     if (item.element && item.kind === kind) return item.element;
     const make = (name, className, text) => Object.assign(document.createElement(name), { className, textContent: text });
     const li = make("li", kind, "");
@@ -144,6 +151,7 @@ export class Cart {
       li.append(make("span", "clock", item.over ? "run out" : ""));
       const button = make("button", "", item.over ? "Again" : "Remove");
       button.type = "button";
+      button.disabled = kind === "item leaving";
       button.ariaLabel = item.over ? `Hold ${item.seat.where} again` : `Give back ${item.seat.where}`;
       button.addEventListener("click", () => (item.over ? this.hall.rehold(item.seat) : this.hall.release(item.seat, item.id)));
       li.append(button);

@@ -101,7 +101,13 @@ function hold(seat) {
 
 function release(seat, id) {
   return busy(seat, async () => {
-    await ask("DELETE", `/api/holds/${id}`);
+    cart.leaves(id, true); // and is not paid for, whenever the answer comes
+    try {
+      await ask("DELETE", `/api/holds/${id}`);
+    } catch (refusal) {
+      cart.leaves(id, false);
+      throw refusal;
+    }
     cart.remove(id);
     paint();
   });
