@@ -610,10 +610,9 @@ begin
                     used[n] := tip.spent - base_spent;
                 elsif base_seq > 1 then
                     used[n] := tip.spent - base_spent - metered.refunds_after(scopes[i], tip.seq, base_seq);
-                elsif base_seq is null and tip.epoch = 0
-                      and (tip.seq <= 16 or exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2)) then
-                    base_seq := 0;
-                    base_spent := 0;
+                elsif base_seq is null and tip.epoch = 0 and tip.seq <= 16 then
+                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
+                elsif base_seq is null and tip.epoch = 0 and exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2) then
                     used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
                 else
                     w := metered.spent_since(tip, since);
@@ -626,14 +625,13 @@ begin
             n := n + 1;
         end loop;
     end loop;
-    plain := plain and n > cardinality(limit_scopes);
-    if keys is null then
-        if not plain then
-            denied := (metered.check_charge(scopes, amounts, limit_scopes, maxima, windows, max_ahead)).denied;
+    if keys is null or not plain or n <= cardinality(limit_scopes) then
+        if keys is null then
+            if not plain or n <= cardinality(limit_scopes) then
+                denied := (metered.check_charge(scopes, amounts, limit_scopes, maxima, windows, max_ahead)).denied;
+            end if;
+            return;
         end if;
-        return;
-    end if;
-    if not plain then
         if due then
             a := metered.admit(tips, keys, amounts, at, limit_scopes, maxima, windows, max_ahead, wait_ms);
             tips := a.stand;
@@ -641,7 +639,7 @@ begin
         else
             -- The last limit of which something is known is the first that may refuse.
             a := metered.judge(tips, held, amounts, at, limit_scopes, maxima, windows, max_ahead, used,
-                greatest(1, cardinality(used)), base_seq, base_spent);
+                greatest(1, cardinality(used)), coalesce(base_seq, 0), coalesce(base_spent, 0));
         end if;
         used := a.used;
         denied := a.denied;
@@ -1460,7 +1458,7 @@ language plpgsql volatile
 as $$
 declare
     h       record;
-    seen    bigint[] := '{}';
+    seen    bigint[];
     waited  boolean;
     before  text;
 begin
@@ -1552,14 +1550,13 @@ declare
     own     text;
     l       record;
     c       record;
-    seq     bigint;
     take    bigint;
     covered bigint;
     excess_scopes text[];
     excess_units bigint[];
-    excess_limits int[] := '{}';
-    excess_maxima bigint[] := '{}';
-    excess_windows interval[] := '{}';
+    excess_limits int[];
+    excess_maxima bigint[];
+    excess_windows interval[];
     detail  jsonb;
     lines   json[];
     n       int;
@@ -1584,35 +1581,35 @@ begin
                 'id', ids[1], 'scope', own));
             return;
         end if;
-    end if;
-    for i in 1..coalesce(cardinality(line_scopes), 0) loop
-        select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];
-        if l.open is null then
-            refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', ids[1], 'scope', line_scopes[i]));
-            return;
-        end if;
-        if line_units[i] > l.open then
-            if policy = 'n' then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', ids[1],
-                    'scope', line_scopes[i], 'requested', line_units[i], 'open', l.open));
+        for i in 1..cardinality(line_scopes) loop
+            select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];
+            if l.open is null then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', ids[1], 'scope', line_scopes[i]));
                 return;
             end if;
-            excess_scopes := excess_scopes || line_scopes[i];
-            excess_units := excess_units || (line_units[i] - l.open);
-            if policy = 'f' then
-                for j in 1..cardinality(limit_scopes) loop
-                    continue when limit_scopes[j] <> i;
-                    excess_limits := excess_limits || cardinality(excess_scopes);
-                    excess_maxima := excess_maxima || maxima[j];
-                    excess_windows := excess_windows || windows[j];
-                end loop;
+            if line_units[i] > l.open then
+                if policy = 'n' then
+                    refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', ids[1],
+                        'scope', line_scopes[i], 'requested', line_units[i], 'open', l.open));
+                    return;
+                end if;
+                excess_scopes := excess_scopes || line_scopes[i];
+                excess_units := excess_units || (line_units[i] - l.open);
+                if policy = 'f' then
+                    for j in 1..cardinality(limit_scopes) loop
+                        continue when limit_scopes[j] <> i;
+                        excess_limits := excess_limits || cardinality(excess_scopes);
+                        excess_maxima := excess_maxima || maxima[j];
+                        excess_windows := excess_windows || windows[j];
+                    end loop;
+                end if;
             end if;
-        end if;
-    end loop;
+        end loop;
+    end if;
     -- The excess first: what is kept and what is spent of it count the same.
     if excess_scopes is not null then
-        c := metered.post(excess_scopes, k.keys, excess_units, excess_limits, excess_maxima, excess_windows,
-            max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
+        c := metered.post(excess_scopes, k.keys, excess_units,
+            coalesce(excess_limits, '{}'), coalesce(excess_maxima, '{}'), coalesce(excess_windows, '{}'), max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
         if c.denied is not null then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', excess_scopes, 'units', excess_units));
@@ -1635,24 +1632,22 @@ begin
                 if l.seq is null then
                     perform metered.collided();
                 end if;
-                seq := l.seq;
                 if covered > 0 then
-                    seq := seq + 1;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
-                    values (seq, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered,
+                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered,
                         l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), ids[i], of_namespace, of_operation,
                         nullif(capture_holds.note, '')::jsonb)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
                     end if;
-                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered, 'seq', seq, 'at', greatest(k.clk, l.at));
+                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered, 'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
                 end if;
                 if closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
-                    values (seq + 1, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open,
+                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open,
                         l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), ids[i], of_namespace, of_operation,
                         nullif(capture_holds.note, '')::jsonb)
                     on conflict do nothing;
