@@ -45,6 +45,15 @@ create function metered.clock() returns timestamptz
 language sql volatile
 as 'select pg_catalog.clock_timestamp()';
 
+-- True. The planner works that out when it first plans a statement of a session in which
+-- this stands, and nothing is left of it then. That takes and frees a block of a megabyte
+-- once, and has glibc's malloc keep up to 2 MB of free memory: as it starts out it gives
+-- back what is beyond 128 kB, which a transaction of ours is, and asks for it again at the
+-- next statement, up to four times a call. See ADR 20.
+create function metered.memory_kept() returns boolean
+language sql immutable
+as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
+
 -- Takes transaction-scoped advisory locks in the order given (callers sort),
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
@@ -561,7 +570,7 @@ declare
     base_spent    bigint;
     base_refunded bigint;
     w     record;
-    plain boolean := true;
+    plain boolean := metered.memory_kept();
     due   boolean := false;
     a     record;
     units bigint;
@@ -1464,7 +1473,7 @@ declare
 begin
     -- Nearly always there is one, and nobody is in its way. Then nothing waits, and the order
     -- of what is locked does not matter.
-    if cardinality(ids) = 1 then
+    if cardinality(ids) = 1 and metered.memory_kept() then
         select y.no, y.keys, y.state, y.due into h from metered.holds y
         where y.tenant = of_tenant and y.id = ids[1]
           and case when of_holder = '' or y.holder = of_holder then metered.try_keys(y.keys) end
@@ -1609,7 +1618,8 @@ begin
     -- The excess first: what is kept and what is spent of it count the same.
     if excess_scopes is not null then
         c := metered.post(excess_scopes, k.keys, excess_units,
-            coalesce(excess_limits, '{}'), coalesce(excess_maxima, '{}'), coalesce(excess_windows, '{}'), max_ahead, wait_ms, array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
+            coalesce(excess_limits, '{}'), coalesce(excess_maxima, '{}'), coalesce(excess_windows, '{}'), max_ahead, wait_ms,
+            array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
         if c.denied is not null then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', excess_scopes, 'units', excess_units));
