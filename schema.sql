@@ -1423,23 +1423,19 @@ begin
         return;
     end if;
     deadline := placed_at + ttl;
-    with made as (
-        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, keys, metadata)
-        values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
-            of_tenant, hold_id, of_holder, of_claim, print, line_keys, of_metadata::json)
-        on conflict do nothing
-        returning no),
-    lines as (
-        insert into metered.hold_lines (hold, key, amount, open, due, scope)
-        select m.no, l.key, l.units, l.units, place.deadline + grace, l.scope
-        from made m, unnest(scopes, hold_keys, hold_amounts) l(scope, key, units) where l.units > 0)
-    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
-    select m.no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation
-    from made m
-    returning hold_events.hold into new_no;
+    insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, keys, metadata)
+    values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
+        of_tenant, hold_id, of_holder, of_claim, print, line_keys, of_metadata::json)
+    on conflict do nothing
+    returning no into new_no;
     if new_no is null then
         perform metered.collided();     -- this view is older than one that was placed
     end if;
+    insert into metered.hold_lines (hold, key, amount, open, due, scope)
+    select new_no, l.key, l.units, l.units, place.deadline + grace, l.scope
+    from unnest(scopes, hold_keys, hold_amounts) l(scope, key, units) where l.units > 0;
+    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
+    values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation);
     if channel is not null then
         perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
     end if;
