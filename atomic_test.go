@@ -74,12 +74,12 @@ func TestDo_WhateverHappensAtAnyFlushItIsAllOrNothing(t *testing.T) {
 		resolve bool // the last flush can be resolved
 	}{
 		"kill before":   {func(f *flush, _ func()) { kill(f) }, true},
-		"kill after":    {func(f *flush, _ func()) { f.deliver = func() { _ = f.pass(); f.conn.answer = f.answers(); kill(f) } }, true},
+		"kill after":    {func(f *flush, _ func()) { f.deliver = func() { f.conn.answer = f.ask(); kill(f) } }, true},
 		"cut before":    {func(f *flush, _ func()) { f.lose() }, true},
 		"cut after":     {func(f *flush, _ func()) { f.loseAnswer() }, true},
 		"cancel before": {func(_ *flush, cancel func()) { cancel() }, false},
 		"cancel after": {func(f *flush, cancel func()) {
-			f.deliver = func() { _ = f.pass(); f.conn.answer = f.answers(); cancel() }
+			f.deliver = func() { f.conn.answer = f.ask(); cancel() }
 		}, false},
 	} {
 		for n := 0; ; n++ {

@@ -27,8 +27,7 @@ const (
 // and including that, then more, and then the end of the connection or not.
 func stopBehind(f *flush, that, more string, keep bool) {
 	f.deliver = func() {
-		_ = f.pass()
-		all := f.answers()
+		all := f.ask()
 		f.conn.answer = append(all[:bytes.Index(all, []byte(that))+len(that):len(all)], more...)
 		if !keep {
 			f.close()
@@ -54,8 +53,7 @@ func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
 		"an ERROR behind COMMIT's, and no more": {func(f *flush) { stopBehind(f, commitTag, failed, false) }, 1, true},
 		"it stops just before it is ready": {func(f *flush) {
 			f.deliver = func() {
-				_ = f.pass()
-				all := f.answers()
+				all := f.ask()
 				f.conn.answer = all[:bytes.LastIndex(all, []byte(readyForQuery))]
 				f.close()
 			}

@@ -58,7 +58,7 @@ func TestHeldWorker_ALostConnectionWhileCapturingIsMadeUpFor(t *testing.T) {
 		for what, fault := range map[string]func(w *wire, owner *pgxpool.Pool, f *flush){
 			"kill before": func(_ *wire, owner *pgxpool.Pool, f *flush) { terminate(t, owner, f) },
 			"kill after": func(_ *wire, owner *pgxpool.Pool, f *flush) {
-				f.deliver = func() { _ = f.pass(); f.conn.answer = f.answers(); terminate(t, owner, f) }
+				f.deliver = func() { f.conn.answer = f.ask(); terminate(t, owner, f) }
 			},
 			"cut after": func(_ *wire, _ *pgxpool.Pool, f *flush) { f.loseAnswer() },
 		} {

@@ -46,16 +46,14 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 	}
 	partly := func(f *flush, upTo string) {
 		f.deliver = func() {
-			_ = f.pass()
-			all := f.answers()
+			all := f.ask()
 			f.conn.answer = all[:bytes.Index(all, []byte(upTo))]
 			f.close()
 		}
 	}
 	tagged := func(f *flush, tag string) {
 		f.deliver = func() {
-			_ = f.pass()
-			f.conn.answer = bytes.Replace(f.answers(), []byte("COMMIT\x00"), []byte(tag+"\x00"), 1)
+			f.conn.answer = bytes.Replace(f.ask(), []byte("COMMIT\x00"), []byte(tag+"\x00"), 1)
 			f.close()
 		}
 	}

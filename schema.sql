@@ -45,11 +45,11 @@ create function metered.clock() returns timestamptz
 language sql volatile
 as 'select pg_catalog.clock_timestamp()';
 
--- True. The planner works that out when it first plans a statement of a session in which
--- this stands, and nothing is left of it then. That takes and frees a block of a megabyte
--- once, and has glibc's malloc keep up to 2 MB of free memory: as it starts out it gives
--- back what is beyond 128 kB, which a transaction of ours is, and asks for it again at the
--- next statement, up to four times a call. See ADR 20.
+-- True. The planner works that out when a session first plans an expression in which this
+-- stands, and nothing is left of it then. That takes and frees a block of a megabyte, and
+-- so has glibc's malloc keep up to 2 MB of free memory: as it starts out it gives back to
+-- the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a
+-- capture or a release. See ADR 20.
 create function metered.memory_kept() returns boolean
 language sql immutable
 as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
@@ -570,7 +570,7 @@ declare
     base_spent    bigint;
     base_refunded bigint;
     w     record;
-    plain boolean := metered.memory_kept();
+    plain boolean := metered.memory_kept();     -- true; what for, is said there
     due   boolean := false;
     a     record;
     units bigint;
@@ -621,7 +621,8 @@ begin
                     used[n] := tip.spent - base_spent - metered.refunds_after(scopes[i], tip.seq, base_seq);
                 elsif base_seq is null and tip.epoch = 0 and tip.seq <= 16 then
                     used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
-                elsif base_seq is null and tip.epoch = 0 and exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2) then
+                elsif base_seq is null and tip.epoch = 0
+                      and exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2) then
                     used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
                 else
                     w := metered.spent_since(tip, since);
@@ -1119,7 +1120,8 @@ $$;
 
 -- A new next_due of a scope whose old one is since: when the first line falls due that
 -- does within 10 seconds of that or of now, whichever is later, or else the end of these.
--- To look further at once could mean wading through all that was placed and ended meanwhile.
+-- What ended and would have fallen due until now is read past in any case; to look further
+-- than that could mean wading through all that was placed and ended meanwhile.
 create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -1133,15 +1135,17 @@ begin
 end
 $$;
 
--- The next_due of the entry that follows a scope's last one, that of seq, if so many units
--- are held then and no line is new: moved on where it has passed, and at every 16th entry,
--- so that whoever asks what falls due first need not wade through what has ended since.
--- Inlined wherever it stands.
-create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz) returns timestamptz
+-- What next_due becomes with the entry behind that of seq. held is what is held then; a
+-- line that is new is not looked at. It moves on where it has passed, and about once in 16
+-- entries (twice where the next one is odd: a call may write two), so that whoever asks
+-- what falls due first need not wade through what has ended since. Inlined wherever it
+-- stands.
+create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
+returns timestamptz
 language sql stable
 as $$
     select case when held > 0 then
-        case when next_due <= clk or seq & 15 = 0 then metered.later_due(of_scope, next_due, clk) else next_due end
+        case when next_due <= clk or seq & 15 < 2 then metered.later_due(of_scope, next_due, clk) else next_due end
     end
 $$;
 
@@ -1423,7 +1427,8 @@ begin
         return;
     end if;
     deadline := placed_at + ttl;
-    insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state, tenant, id, holder, claim, fingerprint, keys, metadata)
+    insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
+        tenant, id, holder, claim, fingerprint, keys, metadata)
     values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
         of_tenant, hold_id, of_holder, of_claim, print, line_keys, of_metadata::json)
     on conflict do nothing
@@ -1435,7 +1440,8 @@ begin
     select new_no, l.key, l.units, l.units, place.deadline + grace, l.scope
     from unnest(scopes, hold_keys, hold_amounts) l(scope, key, units) where l.units > 0;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
-    values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb, of_namespace, of_operation);
+    values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb,
+        of_namespace, of_operation);
     if channel is not null then
         perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
     end if;
@@ -1468,7 +1474,9 @@ declare
     before  text;
 begin
     -- Nearly always there is one, and nobody is in its way. Then nothing waits, and the order
-    -- of what is locked does not matter.
+    -- in which it is all locked does not matter. Otherwise the locks that it got are the
+    -- first of its scopes' by key, or all of them and perhaps its row: in order, for what
+    -- comes below. The row that is locked is read as it is by then, whatever the snapshot.
     if cardinality(ids) = 1 and metered.memory_kept() then
         select y.no, y.keys, y.state, y.due into h from metered.holds y
         where y.tenant = of_tenant and y.id = ids[1]
@@ -1589,7 +1597,8 @@ begin
         for i in 1..cardinality(line_scopes) loop
             select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];
             if l.open is null then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', ids[1], 'scope', line_scopes[i]));
+                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', ids[1],
+                    'scope', line_scopes[i]));
                 return;
             end if;
             if line_units[i] > l.open then
@@ -1641,21 +1650,24 @@ begin
                 if covered > 0 then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
-                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered,
-                        l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), ids[i], of_namespace, of_operation,
-                        nullif(capture_holds.note, '')::jsonb)
+                    values (l.seq + 1, covered, greatest(k.clk, l.at),
+                        l.spent + covered, l.refunded, l.credited, l.held - covered,
+                        l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
+                        ids[i], of_namespace, of_operation, nullif(capture_holds.note, '')::jsonb)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
                     end if;
-                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered, 'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
+                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
+                        'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
                 end if;
                 if closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
-                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open,
-                        l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), ids[i], of_namespace, of_operation,
-                        nullif(capture_holds.note, '')::jsonb)
+                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
+                        l.spent + covered, l.refunded, l.credited, l.held - l.open,
+                        l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
+                        ids[i], of_namespace, of_operation, nullif(capture_holds.note, '')::jsonb)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();

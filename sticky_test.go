@@ -229,8 +229,7 @@ func TestSticky_ARetryLeavesTheLastConnection(t *testing.T) {
 		switch claims.Add(1) {
 		case 2: // of the repetition: it hears of it when the retry has a connection, if it gets one
 			f.deliver = func() {
-				_ = f.pass()
-				f.conn.answer = f.answers()
+				f.conn.answer = f.ask()
 				select {
 				case <-retry:
 				case <-time.After(500 * time.Millisecond):

@@ -244,9 +244,10 @@ func (f *flush) pass() error {
 	return err
 }
 
-// answers reads what the server says to a flush, up to ReadyForQuery.
-func (f *flush) answers() []byte {
+// ask sends the flush and reads what the server says to it, up to ReadyForQuery.
+func (f *flush) ask() []byte {
 	defer f.conn.take()()
+	_ = f.pass() // of a connection that is broken there is no answer
 	var all []byte
 	for {
 		head := make([]byte, 5)
@@ -280,9 +281,7 @@ func (f *flush) loseAnswer() { f.answerWith(nil) }
 // answerWith is loseAnswer with another answer in front.
 func (f *flush) answerWith(answer []byte) {
 	f.deliver = func() {
-		if f.pass() == nil {
-			f.answers()
-		}
+		f.ask()
 		f.conn.answer = answer
 		f.close()
 	}
@@ -317,8 +316,7 @@ func TestWire_HasTheAnswerAlsoWhilePgxReads(t *testing.T) {
 	var answers []byte
 	w.once(func(f *flush) bool { return f.has("select 2") }, func(f *flush) {
 		f.deliver = func() {
-			_ = f.pass()
-			answers = f.answers()
+			answers = f.ask()
 			f.conn.answer = answers
 		}
 	})

@@ -43,7 +43,7 @@ var holdFigures = []figure{
 	},
 	{
 		name: "hold_due_200k_ended_vs_10", unit: "times the cost", goal: atMost(1.2),
-		meaning: "the same for a usage and a placement that is refused, which both say when the first hold falls due",
+		meaning: "among 200,000 ended holds under an old snapshot, a usage and a refusal, which say when the first falls due, against among 10",
 		measure: func(ctx context.Context, b *bench) (samples, error) { return amongHolds(ctx, b, true, (*kit).askOn) },
 	},
 	{

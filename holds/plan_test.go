@@ -214,8 +214,10 @@ func TestPlans_ABatchReadsNoMoreTheMoreThereAre(t *testing.T) {
 	}
 }
 
-// measure is what each call touches once its plans are those that are kept.
+// measure is what each call touches once its plans are those that are kept: the least of
+// three, since one call in about 16 moves next_due past what has ended.
 func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
+	least := map[string]int{}
 	pages := map[string]int{}
 	// The clock moves on so that each round finds next_due passed, by what it asks for.
 	run := func(name string, p *holds.Prepared, err error) {
@@ -223,7 +225,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		require.NoError(f, err)
 		pages[name] = buffers(f.T, conn, strings.TrimSpace(p.SQL()), p.Args("", "", false)...)
 	}
-	for range 7 {
+	for round := range 9 {
 		f.clock.Advance(11 * time.Second)
 		pages["locks of a command"] = buffers(f.T, conn, `select metered.lock_all('{1}', '{2}', '{room,none}', '{""}', '{""}', '{stays}', 1000)`)
 		lines := []holds.Line{capacity("room", 1, 1_000_000)}
@@ -243,8 +245,13 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		p, err = f.book.PreparePlace(holds.Request{ID: "denied", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 		run("denied", p, err)
 		pages["usage"] = buffers(f.T, conn, `select * from metered.usage('{room}', '{0}')`)
+		for name, n := range pages {
+			if round == 6 || round > 6 && n < least[name] {
+				least[name] = n
+			}
+		}
 	}
-	return pages
+	return least
 }
 
 // Every function of holds, on tables that nobody analysed, with all its statements'
@@ -365,7 +372,7 @@ func (f *fixture) expire(e holds.Expire) (h holds.Hold, status holds.ExpireStatu
 }
 
 // With glibc's malloc as it starts out, a place or transition gives memory back to the
-// kernel and asks for it again up to four times, which each time has to clear it: 15
+// kernel and asks for it again up to four times, which each time has to clear it: 15 to 19
 // percent of its time. See memory_kept in schema.sql.
 func TestPlans_CallsTakeNoMemoryFromTheKernel(t *testing.T) {
 	t.Parallel()
@@ -376,8 +383,9 @@ func TestPlans_CallsTakeNoMemoryFromTheKernel(t *testing.T) {
 	cycle := func(i int) {
 		var h [2]holds.Hold
 		for n := range h {
+			r := holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity(fmt.Sprint("a", i%100), 1, 1_000_000)}}
 			require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) (err error) {
-				h[n], err = f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity(fmt.Sprint("a", i%100), 1, 1_000_000)}})
+				h[n], err = f.book.Place(t.Context(), tx, r)
 				return err
 			}))
 		}
@@ -412,6 +420,10 @@ func pageFaults(t *testing.T, conn *pgxpool.Conn) int {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if !local || err != nil || !strings.Contains(string(stat), "postgres") {
 		t.Skip("the backend is not a process that can be looked at here")
+	}
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil || strings.Contains(string(maps), "musl") {
+		t.Skip("the server's malloc is not glibc's")
 	}
 	n, err := strconv.Atoi(strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))[7])
 	require.NoError(t, err)

@@ -66,7 +66,7 @@ export class Cart {
     }
     for (const [id, item] of this.items) {
       // What was added by an answer may not be in a map that was on its way already.
-      if (told.has(id) || item.over || performance.now() - item.fresh < 2000) continue;
+      if (told.has(id) || item.over || item.leaving || performance.now() - item.fresh < 2000) continue;
       if (item.ends - performance.now() < 1000) this.end(item);
       else if (!this.paying) this.items.delete(id); // given back in another tab, or taken by the box office
     }
@@ -87,7 +87,7 @@ export class Cart {
         this.items.delete(item.id); // it has been seen
         drawn = true;
       }
-      if (item.bought || item.over) continue;
+      if (item.bought || item.over || item.leaving) continue;
       const left = Math.ceil((item.ends - performance.now()) / 1000);
       if (left <= warnAt && !item.late) {
         item.late = drawn = true;
@@ -139,19 +139,19 @@ export class Cart {
   }
 
   element(item) {
-    const kind = item.bought ? "item ticket" : item.over ? "item over" : item.leaving ? "item leaving" : item.late ? "item late" : "item";
+    const state = item.bought ? "ticket" : item.leaving ? "leaving" : item.over ? "over" : item.late ? "late" : "";
+    const kind = `item ${state}`;
     if (item.element && item.kind === kind) return item.element;
     const make = (name, className, text) => Object.assign(document.createElement(name), { className, textContent: text });
     const li = make("li", kind, "");
     li.dataset.hold = item.id;
     li.append(make("span", "where", item.seat.where), make("span", "price", item.seat.price));
-    if (item.bought) {
-      li.append(make("span", "clock", "✓"));
+    if (item.bought || item.leaving) {
+      li.append(make("span", "clock", item.bought ? "✓" : "giving back…"));
     } else {
       li.append(make("span", "clock", item.over ? "run out" : ""));
       const button = make("button", "", item.over ? "Again" : "Remove");
       button.type = "button";
-      button.disabled = kind === "item leaving";
       button.ariaLabel = item.over ? `Hold ${item.seat.where} again` : `Give back ${item.seat.where}`;
       button.addEventListener("click", () => (item.over ? this.hall.rehold(item.seat) : this.hall.release(item.seat, item.id)));
       li.append(button);
