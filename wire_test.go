@@ -180,8 +180,10 @@ func (c *tapped) Read(b []byte) (int, error) {
 // in the background, and may still be waiting for more than the last answer.
 func (c *tapped) take() (give func()) {
 	c.taken.Add(1)
-	_ = c.Conn.SetReadDeadline(time.Unix(1, 0))
-	c.reading.Lock()
+	for !c.reading.TryLock() { // pgx sets deadlines, too, and takes them back
+		_ = c.Conn.SetReadDeadline(time.Unix(1, 0))
+		time.Sleep(100 * time.Microsecond)
+	}
 	_ = c.Conn.SetReadDeadline(time.Now().Add(time.Minute)) // the machine may be busy
 	return func() {
 		_ = c.Conn.SetReadDeadline(time.Time{})
@@ -247,8 +249,10 @@ func (f *flush) pass() error {
 // ask sends the flush and reads what the server says to it, up to ReadyForQuery.
 func (f *flush) ask() []byte {
 	defer f.conn.take()()
-	_ = f.pass() // of a connection that is broken there is no answer
 	var all []byte
+	if f.pass() != nil {
+		return all
+	}
 	for {
 		head := make([]byte, 5)
 		if _, err := io.ReadFull(f.conn.Conn, head); err != nil {

@@ -151,6 +151,8 @@ func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 			require.NoError(t, err)
 			open = open[1:]
 		}
+		require.False(t, queryRow[bool](t, f.pool, `select exists (select from metered.hold_lines l where l.scope = 'room' and l.open > 0
+			and l.due < (select next_due from metered.ledger where scope = 'room' order by seq desc limit 1))`), "next_due is too late")
 		f.clock.Advance(100 * time.Millisecond)
 	}
 	conn, err := f.pool.Acquire(t.Context())
