@@ -621,6 +621,7 @@ begin
                     used[n] := tip.spent - base_spent - metered.refunds_after(scopes[i], tip.seq, base_seq);
                 elsif base_seq is null and tip.epoch = 0 and tip.seq <= 16 then
                     used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
+                -- Apart from that: a condition with a query in it is a statement.
                 elsif base_seq is null and tip.epoch = 0
                       and exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2) then
                     used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
@@ -635,9 +636,10 @@ begin
             n := n + 1;
         end loop;
     end loop;
-    if keys is null or not plain or n <= cardinality(limit_scopes) then
+    plain := plain and n > cardinality(limit_scopes);
+    if keys is null or not plain then
         if keys is null then
-            if not plain or n <= cardinality(limit_scopes) then
+            if not plain then
                 denied := (metered.check_charge(scopes, amounts, limit_scopes, maxima, windows, max_ahead)).denied;
             end if;
             return;
