@@ -2,7 +2,6 @@ package metered
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -14,8 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-//go:embed schema.sql
-var schemaSQL string
+//go:generate go run ./internal/schema/render schema.sql
 
 // SchemaVersion is the version of the schema that this release creates and
 // needs.
@@ -33,7 +31,7 @@ func SchemaSQL(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return n.SQL(schemaSQL), nil
+	return n.SQL(schema.Source()), nil
 }
 
 // MigrateOptions says what Migrate creates. The zero value creates the schema
@@ -127,7 +125,7 @@ func migrateSchema(ctx context.Context, tx pgx.Tx, name schema.Name) error {
 		return nil
 	}
 	// Without arguments Exec uses the simple protocol, which takes the whole file.
-	_, err := tx.Exec(ctx, name.SQL(schemaSQL), pgx.QueryExecModeSimpleProtocol)
+	_, err := tx.Exec(ctx, name.SQL(schema.Source()), pgx.QueryExecModeSimpleProtocol)
 	return err
 }
 

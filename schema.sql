@@ -32,13 +32,6 @@ begin
 end
 $$;
 
-create table metered.schema_version (
-    version    int primary key,
-    applied_at timestamptz not null default clock_timestamp()
-);
-
-insert into metered.schema_version (version) values (1);
-
 -- The only clock. clock_timestamp(), because now() is the start of the
 -- transaction, and a slow one would write entries already outside their window.
 create function metered.clock() returns timestamptz
@@ -53,6 +46,224 @@ as 'select pg_catalog.clock_timestamp()';
 create function metered.memory_kept() returns boolean
 language sql immutable
 as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
+
+create table metered.schema_version (
+    version    int primary key,
+    applied_at timestamptz not null default clock_timestamp()
+);
+
+insert into metered.schema_version (version) values (1);
+
+-- The amount of an entry, never negative: whoever may only execute the functions
+-- cannot make an entry that takes spending back. A domain, since a table's check
+-- would be parsed anew for each statement that inserts: 6 microseconds.
+create domain metered.units as bigint check (value >= 0);
+
+-- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
+-- Each entry carries its scope's totals after it, so the state of a scope is its
+-- last entry, and the spending inside a window is a difference of two entries
+-- instead of a sum over many. Wide columns first: no padding between them.
+create table metered.ledger (
+    seq       bigint      not null,
+    amount    metered.units not null, -- 0 for a clock repair only
+    at        timestamptz not null,   -- never decreases along seq within an epoch
+    spent     bigint      not null,   -- sum of charges so far, never decreases
+    refunded  bigint      not null,   -- sum of refunds so far, never decreases
+    credited  bigint      not null,   -- sum of credits so far, never decreases
+    held      bigint      not null,   -- units in open holds now
+    epoch     smallint    not null,   -- clock repairs so far
+    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair;
+                                      -- of holds: h held, u captured (used), l released, x expired
+    scope     text collate "C" not null,
+    next_due  timestamptz,            -- no open hold falls due before this
+    ref       bigint,                 -- of a refund: the seq of its charge
+    hold      text,                   -- the hold's id, where the entry is about one alone
+    namespace text,                   -- of the operation
+    operation text,
+    note      jsonb,                  -- actor, tenant, correlation, reason
+    -- The guard: a writer that did not see the last entry collides here,
+    -- whatever its isolation level, even if it never took the lock.
+    primary key (scope, seq)
+);
+
+-- Finds the last entry at or before a time in two short index scans: this index
+-- holds every 16th entry, the other 15 are next to it in the primary key. A full
+-- index on (scope, at) would cost a third more bytes and time for each charge;
+-- bisecting seq takes 20 look-ups in a scope of a million entries (measured: 105
+-- microseconds against 19).
+create index ledger_time on metered.ledger (scope, epoch, at, seq)
+    where seq & 15 = 1 or kind = 'k';
+
+-- Refunds by the charge they refund, summed in blocks of 16^level charges (level
+-- 0: one charge): the refunds of all charges after some entry are at most 15 rows
+-- of each level, however many there are. See ADR 1.
+create table metered.refund_sum (
+    block  bigint   not null,         -- charge's seq >> 4 * level
+    amount bigint   not null,
+    level  smallint not null,
+    scope  text collate "C" not null,
+    primary key (scope, level, block)
+);
+
+-- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
+-- line; this is who holds it, until when, and how it ended.
+--
+-- Locks are taken in one order everywhere: the scopes' advisory locks by key, then
+-- rows of holds by no. Under the lock of any of its scopes a hold can only expire.
+-- That is decided once, here, by the plain clock; each line is then freed under its
+-- own scope's lock, by whoever comes.
+create table metered.holds (
+    no          bigint      generated always as identity primary key,
+    placed_at   timestamptz not null,
+    deadline    timestamptz not null,
+    due         timestamptz not null,   -- deadline and grace: its units are free from here on
+    ceiling     timestamptz not null,   -- no deadline is later
+    ended_at    timestamptz,
+    issued_at   timestamptz,            -- the time that the id carries, if it does
+    version     int         not null,   -- transitions so far
+    state       "char"      not null,   -- h held, c captured, r released, x expired
+    returned    boolean     not null default false, -- captured, and given back since
+    pending     boolean     not null default true,  -- not ended, or ended by time and not announced
+    tenant      text collate "C" not null,
+    id          text collate "C" not null,
+    holder      text collate "C" not null,
+    claim       text collate "C",       -- the scope of what is claimed, if it is a claim
+    entity      text collate "C",
+    fingerprint bytea       not null,   -- a version byte and a SHA-256
+    keys        bigint[]    not null,   -- of the locks of its scopes, ascending
+    metadata    json,
+    unique (tenant, id)
+);
+
+-- What the sweeper takes first.
+create index holds_due on metered.holds (due, no) where pending;
+
+-- Lists by holder, and by what a capture linked.
+create index holds_holder on metered.holds (tenant, holder, no) where holder <> '';
+create index holds_entity on metered.holds (tenant, entity, no) where entity is not null;
+
+-- At most one active claim of a value. The ledger sees to that already; this is
+-- how it is found.
+create unique index holds_claim on metered.holds (claim)
+    where claim is not null and (state = 'h' or state = 'c' and not returned);
+
+-- What a purge takes first: a captured claim is kept while it stands.
+create index holds_ended on metered.holds (ended_at)
+    where ended_at is not null and (claim is null or state <> 'c' or returned);
+
+-- One scope of a hold.
+create table metered.hold_lines (
+    hold     bigint      not null,      -- holds.no
+    key      bigint      not null,      -- of the scope's lock
+    amount   bigint      not null,      -- placed
+    captured bigint      not null default 0,
+    open     bigint      not null,      -- counted in the scope's held
+    due      timestamptz not null,      -- holds.due
+    scope    text collate "C" not null,
+    primary key (hold, scope)
+);
+
+-- Which lines of a scope fall due first. Read from next_due on, so that entries of
+-- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
+-- of a hold are asked for with open <> 0, which keeps the planner from this index.
+create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
+
+-- Every transition, written with it.
+create table metered.hold_events (
+    hold      bigint      not null,     -- holds.no
+    at        timestamptz not null,
+    deadline  timestamptz,              -- of a place or an extension: the new one
+    version   int         not null,
+    kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
+                                        -- r released, x expired, b given back
+    entity    text,
+    detail    jsonb,                    -- a place's constants; a capture's lines; what was not given back
+    note      jsonb,                    -- actor, tenant, correlation, reason
+    namespace text,                     -- of the operation
+    operation text,
+    primary key (hold, version)
+);
+
+-- The latest time of an id whose hold was purged. Never decreases.
+create table metered.holds_horizon (
+    at  timestamptz not null,
+    one boolean primary key default true check (one)
+);
+
+insert into metered.holds_horizon (at) values ('-infinity');
+
+-- One-time grants. The token itself is nowhere in here, only the SHA-256 of its
+-- text, from which 32 random bytes cannot be found.
+create table metered.tokens (
+    digest     bytea       primary key check (octet_length(digest) = 32),
+    minted_at  timestamptz not null,
+    expires_at timestamptz not null,
+    ended_at   timestamptz,                     -- last use, revocation, or expiry seen by a revocation
+    uses       int         not null check (uses >= 1),
+    used       int         not null default 0 check (used between 0 and uses),
+    revoked    boolean     not null default false,
+    sole       boolean     not null default false,  -- minted by replace_token
+    purpose    text collate "C" not null,
+    subject    text collate "C" not null,
+    payload    json,                            -- json, not jsonb: it comes back byte for byte
+    check (used < uses and not revoked or ended_at is not null)
+);
+
+-- A subject's tokens that have not ended, to revoke them. A use that is not the
+-- last changes no indexed column and stays a HOT update.
+create index tokens_open on metered.tokens (purpose, subject) where ended_at is null;
+
+-- The guard of replace_token: at most one such token per purpose and subject,
+-- whatever the isolation level, even if its lock was never taken.
+create unique index tokens_sole on metered.tokens (purpose, subject) where sole and ended_at is null;
+
+-- What purge_tokens takes first.
+create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
+
+-- Which job a key was used for. No foreign key: River deletes finished jobs
+-- after a day, and a key must be remembered for longer than its job.
+create table metered.job_keys (
+    job_id     bigint      not null,
+    created_at timestamptz not null,
+    queue      text collate "C" not null,
+    key        text collate "C" not null,
+    kind       text        not null,
+    tenant     text        not null,
+    digest     bytea       not null,   -- of kind and args, its first byte the version: see jobs/digest.go
+    primary key (queue, key)
+);
+
+-- For purging by age.
+create index job_keys_age on metered.job_keys (created_at);
+
+-- What committed, by the caller's id: written with the command's own writes, so
+-- that a record exists exactly where they do.
+create table metered.operations (
+    at          timestamptz not null,   -- when the command was completed
+    issued_at   timestamptz,            -- the time that the id carries, if it does
+    namespace   text collate "C" not null,
+    id          text collate "C" not null,
+    fingerprint bytea       not null,   -- a version byte and a SHA-256
+    result      bytea       not null,   -- JSON, byte for byte as it was returned
+    scopes      text[],                 -- what was charged, for the receipt
+    amounts     bigint[],
+    seqs        bigint[],
+    ats         timestamptz[],
+    holds       text[],                 -- JSON: what was placed, captured, released
+    primary key (namespace, id)
+);
+
+create index operations_at on metered.operations (at);
+
+-- The latest time of an id whose record was purged. Never decreases.
+-- Always found by its key: with sequential scans off, one would look so expensive
+-- that each is compiled first (jit), for 50 ms.
+create table metered.operations_horizon (
+    at  timestamptz not null,
+    one boolean primary key default true check (one)
+);
+
+insert into metered.operations_horizon (at) values ('-infinity');
 
 -- Takes transaction-scoped advisory locks in the order given (callers sort),
 -- waiting at most wait_ms for all of them together, or as long as a shorter
@@ -134,66 +345,14 @@ $$;
 
 -- Takes the locks of scopes for a caller that then reads, charges or credits.
 create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform metered.lock_keys(keys, wait_ms);
 end
 $$;
-
--- ===== budget =============================================================
-
--- The amount of an entry, never negative: whoever may only execute the functions
--- cannot make an entry that takes spending back. A domain, since a table's check
--- would be parsed anew for each statement that inserts: 6 microseconds.
-create domain metered.units as bigint check (value >= 0);
-
--- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
--- Each entry carries its scope's totals after it, so the state of a scope is its
--- last entry, and the spending inside a window is a difference of two entries
--- instead of a sum over many. Wide columns first: no padding between them.
-create table metered.ledger (
-    seq       bigint      not null,
-    amount    metered.units not null, -- 0 for a clock repair only
-    at        timestamptz not null,   -- never decreases along seq within an epoch
-    spent     bigint      not null,   -- sum of charges so far, never decreases
-    refunded  bigint      not null,   -- sum of refunds so far, never decreases
-    credited  bigint      not null,   -- sum of credits so far, never decreases
-    held      bigint      not null,   -- units in open holds now
-    epoch     smallint    not null,   -- clock repairs so far
-    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair;
-                                      -- of holds: h held, u captured (used), l released, x expired
-    scope     text collate "C" not null,
-    next_due  timestamptz,            -- no open hold falls due before this
-    ref       bigint,                 -- of a refund: the seq of its charge
-    hold      text,                   -- the hold's id, where the entry is about one alone
-    namespace text,                   -- of the operation
-    operation text,
-    note      jsonb,                  -- actor, tenant, correlation, reason
-    -- The guard: a writer that did not see the last entry collides here,
-    -- whatever its isolation level, even if it never took the lock.
-    primary key (scope, seq)
-);
-
--- Finds the last entry at or before a time in two short index scans: this index
--- holds every 16th entry, the other 15 are next to it in the primary key. A full
--- index on (scope, at) would cost a third more bytes and time for each charge;
--- bisecting seq takes 20 look-ups in a scope of a million entries (measured: 105
--- microseconds against 19).
-create index ledger_time on metered.ledger (scope, epoch, at, seq)
-    where seq & 15 = 1 or kind = 'k';
-
--- Refunds by the charge they refund, summed in blocks of 16^level charges (level
--- 0: one charge): the refunds of all charges after some entry are at most 15 rows
--- of each level, however many there are. See ADR 1.
-create table metered.refund_sum (
-    block  bigint   not null,         -- charge's seq >> 4 * level
-    amount bigint   not null,
-    level  smallint not null,
-    scope  text collate "C" not null,
-    primary key (scope, level, block)
-);
 
 -- What a scope without entries stands at: everything 0, before all time.
 create function metered.fresh(of_scope text) returns metered.ledger
@@ -347,6 +506,232 @@ begin
     base_seq := b.seq;
     base_spent := b.spent;
     used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, b.seq) end;
+end
+$$;
+
+-- Begins an entry after the scope's last one, under its lock.
+create function metered.next_entry(of_scope text, key bigint, wait_ms int, note text, of_namespace text, of_operation text) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger;
+begin
+    perform metered.lock_keys(array[key], wait_ms);
+    e := metered.tip_for_write(of_scope);
+    e.seq := e.seq + 1;
+    e.at := greatest(metered.clock(), e.at);
+    e.ref := null;
+    e.hold := null;
+    e.namespace := of_namespace;
+    e.operation := of_operation;
+    e.note := nullif(note, '')::jsonb;
+    return e;
+end
+$$;
+
+-- Refuses an amount that makes no entry.
+create function metered.no_amount() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the amount of an entry is at least 1' using errcode = '23514';
+end
+$$;
+
+-- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
+-- retry loops do not retry.
+create function metered.append(e metered.ledger) returns void
+language plpgsql volatile
+as $$
+begin
+    if e.amount < 1 and e.kind <> 'k' then
+        perform metered.no_amount();
+    end if;
+    insert into metered.ledger values (e.*) on conflict do nothing;
+    if not found then
+        perform metered.collided();
+    end if;
+end
+$$;
+
+create function metered.credit(of_scope text, key bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
+    out seq bigint, out at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
+begin
+    e.kind := 'd';
+    e.amount := units;
+    e.credited := e.credited + units;
+    perform metered.append(e);
+    seq := e.seq;
+    at := e.at;
+end
+$$;
+
+-- Refunds part of a charge. status is ok, or says why nothing was written:
+-- missing (no such entry), purged, kind (the entry is no charge) or excess (more
+-- than remains of the charge). remaining is what can still be refunded of it. With
+-- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
+create function metered.refund(of_scope text, key bigint, charge_seq bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
+    raising boolean,
+    out status text, out remaining bigint, out seq bigint, out at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
+    charge metered.ledger;
+begin
+    select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
+    if e.seq <= charge_seq then
+        status := 'missing';
+    elsif charge.seq is null or charge_seq = 1 and e.seq > 2
+          and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
+        -- Entry 1 outlives a purge, but what was refunded of it does not.
+        status := 'purged';
+    elsif charge.kind not in ('c', 'u') then
+        status := 'kind';
+    else
+        remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
+            where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
+        status := case when units > remaining then 'excess' end;
+    end if;
+    if status is not null then
+        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+            -- This view of the scope may be an old one. An entry meets what it has not
+            -- seen, with 40001; the block takes it back.
+            begin
+                e.kind := 'r';
+                e.amount := units;
+                perform metered.append(e);
+                raise exception using errcode = 'MT100';
+            exception when sqlstate 'MT100' then
+                null;
+            end;
+        end if;
+        if raising then
+            raise exception 'the charge cannot be refunded' using errcode = 'MT008',
+                detail = jsonb_build_object('status', status, 'remaining', remaining);
+        end if;
+        return;
+    end if;
+    e.kind := 'r';
+    e.amount := units;
+    e.ref := charge_seq;
+    e.refunded := e.refunded + units;
+    perform metered.append(e);
+    insert into metered.refund_sum as r (scope, level, block, amount)
+    select of_scope, lv, charge_seq >> (4 * lv), units
+    from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
+    on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
+    remaining := remaining - units;
+    status := 'ok';
+    seq := e.seq;
+    at := e.at;
+end
+$$;
+
+-- Deletes entries of one scope that no window ending at or after cutoff needs,
+-- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
+-- whoever sees the scope as empty to collide with, but as a new row, for whoever
+-- sees it as the last entry (tip_for_write). What follows begins at a multiple of
+-- 16, plus one, which the time index holds.
+-- upto is the last seq deleted or passed over, for the next call to begin after:
+-- scanning from the front again would wade through the rows deleted before.
+--
+-- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
+-- credit, no open hold and no claim that stands, which do not age. A writer whose
+-- snapshot shows the scope as empty is right again, and one whose snapshot shows an
+-- entry finds it deleted. One without the lock may have read the last entry and be about
+-- to append: the deletion waits for it, and then this function appends and deletes an
+-- entry itself, which collides with that writer's.
+create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
+    out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip   metered.ledger;
+    first metered.ledger;
+    keep  bigint;   -- the first entry to stay
+    rest  bigint;
+begin
+    perform metered.lock_keys(array[key], wait_ms);
+    tip := metered.tip(of_scope);
+    forgotten := false;
+    keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
+    keep := greatest(1, ((keep - 1) & ~15) + 1);
+    upto := greatest(after_seq, 1);
+    done := keep - 1 <= upto + max_rows;
+    if not done then
+        keep := ((upto + max_rows) & ~15) + 1;
+    end if;
+    delete from metered.ledger l where l.scope = of_scope and l.seq > upto and l.seq < keep;
+    get diagnostics deleted = row_count;
+    if deleted > 0 then
+        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
+        perform metered.append(first);
+    end if;
+    for lv in 0..15 loop
+        exit when keep >> (4 * lv) = 0;
+        delete from metered.refund_sum r
+        where r.scope = of_scope and r.level = lv
+          and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
+    end loop;
+    upto := greatest(upto, keep - 1);
+    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and tip.credited = 0 and not exists (
+        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
+        delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
+        get diagnostics rest = row_count;
+        deleted := deleted + rest;
+        delete from metered.refund_sum r where r.scope = of_scope;
+        tip.seq := tip.seq + 1;
+        perform metered.append(tip);
+        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
+        forgotten := true;
+    end if;
+end
+$$;
+
+-- Ends the freeze of a scope whose last entry is ahead of the clock, because the
+-- clock was: appends an entry of a new epoch, at the clock's time. Entries before
+-- it count as made no later than it. None leaves a window early, and no entry is
+-- changed. Does nothing, and seq is null, if the scope is not ahead.
+create function metered.repair_clock(of_scope text, key bigint, wait_ms int, note text,
+    out seq bigint, out at timestamptz, out ahead interval)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e   metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, null, null);
+    clk timestamptz := metered.clock();
+begin
+    ahead := greatest(e.at - clk, interval '0');
+    if e.at <= clk then
+        return;
+    end if;
+    e.kind := 'k';
+    e.amount := 0;
+    e.epoch := e.epoch + 1;
+    e.at := clk;
+    perform metered.append(e);
+    seq := e.seq;
+    at := e.at;
 end
 $$;
 
@@ -538,6 +923,9 @@ begin
 end
 $$;
 
+-- What charge answers, as post has it.
+create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
+
 -- Charges scopes, all or none. keys are their lock keys, sorted and distinct.
 -- Either denied is null, and each scope has one new entry, or nothing was
 -- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
@@ -701,15 +1089,13 @@ begin
 end
 $$;
 
--- What charge answers, as post has it.
-create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
-
 -- post, for applications: a charge that is no command's, and is answered when denied. It
 -- returns the whole: that costs less than to assign each part.
 create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     wait_ms int, notes text[]) returns metered.posted
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -724,7 +1110,8 @@ $$;
 create function metered.check_charge(scopes text[], amounts bigint[],
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
     out used bigint[], out held bigint[], out denied jsonb)
-language plpgsql stable security definer
+language plpgsql stable
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -750,7 +1137,8 @@ $$;
 -- the lifetime.
 create function metered.usage(scopes text[], windows interval[])
 returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint)
-language plpgsql stable security definer
+language plpgsql stable
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -784,317 +1172,6 @@ begin
     end loop;
 end
 $$;
-
--- Begins an entry after the scope's last one, under its lock.
-create function metered.next_entry(of_scope text, key bigint, wait_ms int, note text, of_namespace text, of_operation text) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e metered.ledger;
-begin
-    perform metered.lock_keys(array[key], wait_ms);
-    e := metered.tip_for_write(of_scope);
-    e.seq := e.seq + 1;
-    e.at := greatest(metered.clock(), e.at);
-    e.ref := null;
-    e.hold := null;
-    e.namespace := of_namespace;
-    e.operation := of_operation;
-    e.note := nullif(note, '')::jsonb;
-    return e;
-end
-$$;
-
--- Refuses an amount that makes no entry.
-create function metered.no_amount() returns void
-language plpgsql
-as $$
-begin
-    raise exception 'the amount of an entry is at least 1' using errcode = '23514';
-end
-$$;
-
--- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
--- retry loops do not retry.
-create function metered.append(e metered.ledger) returns void
-language plpgsql volatile
-as $$
-begin
-    if e.amount < 1 and e.kind <> 'k' then
-        perform metered.no_amount();
-    end if;
-    insert into metered.ledger values (e.*) on conflict do nothing;
-    if not found then
-        perform metered.collided();
-    end if;
-end
-$$;
-
-create function metered.credit(of_scope text, key bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
-    out seq bigint, out at timestamptz)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
-begin
-    e.kind := 'd';
-    e.amount := units;
-    e.credited := e.credited + units;
-    perform metered.append(e);
-    seq := e.seq;
-    at := e.at;
-end
-$$;
-
--- Refunds part of a charge. status is ok, or says why nothing was written:
--- missing (no such entry), purged, kind (the entry is no charge) or excess (more
--- than remains of the charge). remaining is what can still be refunded of it. With
--- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope text, key bigint, charge_seq bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
-    raising boolean,
-    out status text, out remaining bigint, out seq bigint, out at timestamptz)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
-    charge metered.ledger;
-begin
-    select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
-    if e.seq <= charge_seq then
-        status := 'missing';
-    elsif charge.seq is null or charge_seq = 1 and e.seq > 2
-          and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
-        -- Entry 1 outlives a purge, but what was refunded of it does not.
-        status := 'purged';
-    elsif charge.kind not in ('c', 'u') then
-        status := 'kind';
-    else
-        remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
-            where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
-        status := case when units > remaining then 'excess' end;
-    end if;
-    if status is not null then
-        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-            -- This view of the scope may be an old one. An entry meets what it has not
-            -- seen, with 40001; the block takes it back.
-            begin
-                e.kind := 'r';
-                e.amount := units;
-                perform metered.append(e);
-                raise exception using errcode = 'MT100';
-            exception when sqlstate 'MT100' then
-                null;
-            end;
-        end if;
-        if raising then
-            raise exception 'the charge cannot be refunded' using errcode = 'MT008',
-                detail = jsonb_build_object('status', status, 'remaining', remaining);
-        end if;
-        return;
-    end if;
-    e.kind := 'r';
-    e.amount := units;
-    e.ref := charge_seq;
-    e.refunded := e.refunded + units;
-    perform metered.append(e);
-    insert into metered.refund_sum as r (scope, level, block, amount)
-    select of_scope, lv, charge_seq >> (4 * lv), units
-    from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
-    on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
-    remaining := remaining - units;
-    status := 'ok';
-    seq := e.seq;
-    at := e.at;
-end
-$$;
-
--- Deletes entries of one scope that no window ending at or after cutoff needs,
--- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
--- whoever sees the scope as empty to collide with, but as a new row, for whoever
--- sees it as the last entry (tip_for_write). What follows begins at a multiple of
--- 16, plus one, which the time index holds.
--- upto is the last seq deleted or passed over, for the next call to begin after:
--- scanning from the front again would wade through the rows deleted before.
---
--- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
--- credit, no open hold and no claim that stands, which do not age. A writer whose
--- snapshot shows the scope as empty is right again, and one whose snapshot shows an
--- entry finds it deleted. One without the lock may have read the last entry and be about
--- to append: the deletion waits for it, and then this function appends and deletes an
--- entry itself, which collides with that writer's.
-create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
-    out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    tip   metered.ledger;
-    first metered.ledger;
-    keep  bigint;   -- the first entry to stay
-    rest  bigint;
-begin
-    perform metered.lock_keys(array[key], wait_ms);
-    tip := metered.tip(of_scope);
-    forgotten := false;
-    keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
-    keep := greatest(1, ((keep - 1) & ~15) + 1);
-    upto := greatest(after_seq, 1);
-    done := keep - 1 <= upto + max_rows;
-    if not done then
-        keep := ((upto + max_rows) & ~15) + 1;
-    end if;
-    delete from metered.ledger l where l.scope = of_scope and l.seq > upto and l.seq < keep;
-    get diagnostics deleted = row_count;
-    if deleted > 0 then
-        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
-        perform metered.append(first);
-    end if;
-    for lv in 0..15 loop
-        exit when keep >> (4 * lv) = 0;
-        delete from metered.refund_sum r
-        where r.scope = of_scope and r.level = lv
-          and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
-    end loop;
-    upto := greatest(upto, keep - 1);
-    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and tip.credited = 0 and not exists (
-        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
-        delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
-        get diagnostics rest = row_count;
-        deleted := deleted + rest;
-        delete from metered.refund_sum r where r.scope = of_scope;
-        tip.seq := tip.seq + 1;
-        perform metered.append(tip);
-        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
-        forgotten := true;
-    end if;
-end
-$$;
-
--- Ends the freeze of a scope whose last entry is ahead of the clock, because the
--- clock was: appends an entry of a new epoch, at the clock's time. Entries before
--- it count as made no later than it. None leaves a window early, and no entry is
--- changed. Does nothing, and seq is null, if the scope is not ahead.
-create function metered.repair_clock(of_scope text, key bigint, wait_ms int, note text,
-    out seq bigint, out at timestamptz, out ahead interval)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    e   metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, null, null);
-    clk timestamptz := metered.clock();
-begin
-    ahead := greatest(e.at - clk, interval '0');
-    if e.at <= clk then
-        return;
-    end if;
-    e.kind := 'k';
-    e.amount := 0;
-    e.epoch := e.epoch + 1;
-    e.at := clk;
-    perform metered.append(e);
-    seq := e.seq;
-    at := e.at;
-end
-$$;
-
--- ===== holds ==============================================================
-
--- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
--- line; this is who holds it, until when, and how it ended.
---
--- Locks are taken in one order everywhere: the scopes' advisory locks by key, then
--- rows of holds by no. Under the lock of any of its scopes a hold can only expire.
--- That is decided once, here, by the plain clock; each line is then freed under its
--- own scope's lock, by whoever comes.
-create table metered.holds (
-    no          bigint      generated always as identity primary key,
-    placed_at   timestamptz not null,
-    deadline    timestamptz not null,
-    due         timestamptz not null,   -- deadline and grace: its units are free from here on
-    ceiling     timestamptz not null,   -- no deadline is later
-    ended_at    timestamptz,
-    issued_at   timestamptz,            -- the time that the id carries, if it does
-    version     int         not null,   -- transitions so far
-    state       "char"      not null,   -- h held, c captured, r released, x expired
-    returned    boolean     not null default false, -- captured, and given back since
-    pending     boolean     not null default true,  -- not ended, or ended by time and not announced
-    tenant      text collate "C" not null,
-    id          text collate "C" not null,
-    holder      text collate "C" not null,
-    claim       text collate "C",       -- the scope of what is claimed, if it is a claim
-    entity      text collate "C",
-    fingerprint bytea       not null,   -- a version byte and a SHA-256
-    keys        bigint[]    not null,   -- of the locks of its scopes, ascending
-    metadata    json,
-    unique (tenant, id)
-);
-
--- What the sweeper takes first.
-create index holds_due on metered.holds (due, no) where pending;
-
--- Lists by holder, and by what a capture linked.
-create index holds_holder on metered.holds (tenant, holder, no) where holder <> '';
-create index holds_entity on metered.holds (tenant, entity, no) where entity is not null;
-
--- At most one active claim of a value. The ledger sees to that already; this is
--- how it is found.
-create unique index holds_claim on metered.holds (claim)
-    where claim is not null and (state = 'h' or state = 'c' and not returned);
-
--- What a purge takes first: a captured claim is kept while it stands.
-create index holds_ended on metered.holds (ended_at)
-    where ended_at is not null and (claim is null or state <> 'c' or returned);
-
--- One scope of a hold.
-create table metered.hold_lines (
-    hold     bigint      not null,      -- holds.no
-    key      bigint      not null,      -- of the scope's lock
-    amount   bigint      not null,      -- placed
-    captured bigint      not null default 0,
-    open     bigint      not null,      -- counted in the scope's held
-    due      timestamptz not null,      -- holds.due
-    scope    text collate "C" not null,
-    primary key (hold, scope)
-);
-
--- Which lines of a scope fall due first. Read from next_due on, so that entries of
--- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
--- of a hold are asked for with open <> 0, which keeps the planner from this index.
-create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
-
--- Every transition, written with it.
-create table metered.hold_events (
-    hold      bigint      not null,     -- holds.no
-    at        timestamptz not null,
-    deadline  timestamptz,              -- of a place or an extension: the new one
-    version   int         not null,
-    kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
-                                        -- r released, x expired, b given back
-    entity    text,
-    detail    jsonb,                    -- a place's constants; a capture's lines; what was not given back
-    note      jsonb,                    -- actor, tenant, correlation, reason
-    namespace text,                     -- of the operation
-    operation text,
-    primary key (hold, version)
-);
-
--- The latest time of an id whose hold was purged. Never decreases.
-create table metered.holds_horizon (
-    at  timestamptz not null,
-    one boolean primary key default true check (one)
-);
-
-insert into metered.holds_horizon (at) values ('-infinity');
 
 -- How many units of a scope are still held by lines that are due and not freed yet: by
 -- all such lines, or by the first max_lines. since is a time before which none is due.
@@ -1227,6 +1304,175 @@ begin
 end
 $$;
 
+-- Ends one hold that is due, if its deadline is still the one given, frees what it
+-- keeps, and says so to those who listen. status: expired; due_later, extended, or
+-- the state of one that ended otherwise (captured, released), or ended (by time, and
+-- announced before): nothing was done.
+create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
+    out status text, out hold json)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    of_no  bigint;
+    keys   bigint[];
+    clk    timestamptz;
+    h      record;
+    before text;
+begin
+    select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
+    if not found then
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
+    perform metered.lock_keys(keys, wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    before := metered.unbound_lock_wait(before);
+    if h.state is null then     -- purged while this waited
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
+    clk := metered.clock();
+    status := case
+        when h.state = 'c' then 'captured'
+        when h.state = 'r' then 'released'
+        when not h.pending then 'ended'
+        when h.deadline <> of_deadline then 'extended'
+        when h.state = 'h' and h.due > clk then 'due_later' end;
+    if status is null then
+        perform metered.expire_rows(array[of_no], clk, note);
+        perform metered.free_lines(array[of_no], keys, 'x', clk, of_id, note, null, null);
+        update metered.holds y set pending = false where y.no = of_no returning y.version into h;
+        if channel is not null then
+            perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
+        end if;
+        status := 'expired';
+    end if;
+    hold := metered.hold_json(of_no, clk);
+end
+$$;
+
+-- Ends up to max_holds holds that are due, after the one of these due time and no,
+-- and frees what they keep: those whose scopes and rows are to be had without
+-- waiting. nos are these; unless they are still to be announced (keep_pending) they
+-- are done with. seen is how many were due; the last of them is where to go on, if
+-- there may be more.
+--
+-- They have at most 2,000 scopes together, since each takes a lock of the server's
+-- table, which by default has room for some 6,400 of all sessions. One hold has at
+-- most 64.
+create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk     timestamptz := metered.clock();
+    due_nos bigint[];
+    locked  bigint[] := '{}';
+    k       bigint;
+begin
+    select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
+        count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
+        count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
+    into due_nos, seen, last_due, more
+    from (select c.no, c.due, sum(cardinality(c.keys)) over (order by c.due, c.no) as locks
+          from (select y.no, y.due, y.keys from metered.holds y
+                where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
+                order by y.due, y.no limit max_holds) c) d;
+    if seen = 0 then
+        return;
+    end if;
+    last_no := due_nos[seen];
+    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
+        if pg_try_advisory_xact_lock(k) then
+            locked := locked || k;
+        end if;
+    end loop;
+    select array_agg(r.no) into due_nos from (
+        -- "is true" keeps the planner from the index of all that is due.
+        select y.no from metered.holds y where y.no = any (due_nos) and (y.pending and y.due <= clk) is true
+        order by y.no for no key update skip locked) r;
+    if due_nos is null then
+        return;
+    end if;
+    -- Counted, since NOT EXISTS is a join, which can be one with all lines.
+    select array_agg(y.no) into due_nos from metered.holds y
+    where y.no = any (due_nos) and 0 = (
+        select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
+    if due_nos is null then
+        return;
+    end if;
+    perform metered.expire_rows(due_nos, clk, '{"actor": "system"}');
+    perform metered.free_lines(due_nos, locked, 'x', clk, null, '{"actor": "system"}', null, null);
+    nos := due_nos;
+    if not keep_pending then
+        perform metered.announced(nos, channel);
+    end if;
+end
+$$;
+
+-- Marks swept holds as announced, and announces them to those who listen.
+create function metered.announced(nos bigint[], channel text) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
+    if channel is not null then
+        perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
+        from metered.holds h where h.no = any (nos) order by h.no;
+    end if;
+end
+$$;
+
+-- Deletes holds that ended before cutoff, with lines and history, at most max_rows
+-- of them, from "after" on (null: from the beginning), and moves the horizon to the latest
+-- time that their ids carry, in the same transaction, as purge_operations does.
+--
+-- Purges are without bitmaps and sorts: with these, a batch would read all that there is
+-- to delete, by a plan of when it was little.
+create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    nos    bigint[];
+    latest timestamptz;
+    before text := metered.bound_lock_wait(wait_ms);
+begin
+    perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
+    before := metered.unbound_lock_wait(before);
+    select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
+        select h.no, h.ended_at, h.issued_at from metered.holds h
+        where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
+          and h.ended_at >= coalesce(after, '-infinity') and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
+        order by h.ended_at limit max_rows for update skip locked) d;
+    delete from metered.hold_events e where e.hold = any (nos);
+    delete from metered.hold_lines l where l.hold = any (nos);
+    delete from metered.holds h where h.no = any (nos);
+    get diagnostics deleted = row_count;
+    if latest is not null then
+        update metered.holds_horizon z set at = latest where z.one and z.at < latest;
+    end if;
+end
+$$;
+
 -- A hold as JSON. One that is due has expired, whether that is written down or not.
 -- Inlined wherever it stands.
 create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz) returns json
@@ -1249,7 +1495,8 @@ $$;
 
 -- The hold of that no.
 create function metered.hold_json(of_no bigint, clk timestamptz) returns json
-language plpgsql stable security definer
+language plpgsql stable
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -1281,7 +1528,8 @@ $$;
 -- no: of those that are named, and of those that are due in scopes that it may charge and
 -- could be in its way. A command that names thousands of scopes needs a larger lock table.
 create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], tenants text[], holders text[], ids text[], wait_ms int) returns void
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -1344,7 +1592,8 @@ create function metered.place(of_tenant text, of_id text, chosen boolean, of_hol
     of_namespace text, of_operation text, raising boolean,
     out status text, out hold_id text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out denied jsonb, out hold json)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -1555,7 +1804,8 @@ create function metered.capture_holds(of_tenant text, ids text[], issued timesta
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
     of_entity text, note text, channel text, of_namespace text, of_operation text, raising boolean,
     out refused json, out holds json[])
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -1706,7 +1956,8 @@ $$;
 create function metered.release_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
     note text, channel text, of_namespace text, of_operation text, raising boolean,
     out refused json, out holds json[])
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -1745,7 +1996,8 @@ $$;
 create function metered.extend_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
     note text, channel text, by interval, of_namespace text, of_operation text, raising boolean,
     out refused json, out holds json[])
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -1796,7 +2048,8 @@ $$;
 create function metered.refund_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
     note text, channel text, skip_purged boolean, of_namespace text, of_operation text, raising boolean,
     out refused json, out holds json[])
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -1858,201 +2111,6 @@ begin
 end
 $$;
 
--- Ends one hold that is due, if its deadline is still the one given, frees what it
--- keeps, and says so to those who listen. status: expired; due_later, extended, or
--- the state of one that ended otherwise (captured, released), or ended (by time, and
--- announced before): nothing was done.
-create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
-    out status text, out hold json)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    of_no  bigint;
-    keys   bigint[];
-    clk    timestamptz;
-    h      record;
-    before text;
-begin
-    select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
-    if not found then
-        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
-        return;
-    end if;
-    perform metered.lock_keys(keys, wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
-    select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
-    before := metered.unbound_lock_wait(before);
-    if h.state is null then     -- purged while this waited
-        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
-        return;
-    end if;
-    clk := metered.clock();
-    status := case
-        when h.state = 'c' then 'captured'
-        when h.state = 'r' then 'released'
-        when not h.pending then 'ended'
-        when h.deadline <> of_deadline then 'extended'
-        when h.state = 'h' and h.due > clk then 'due_later' end;
-    if status is null then
-        perform metered.expire_rows(array[of_no], clk, note);
-        perform metered.free_lines(array[of_no], keys, 'x', clk, of_id, note, null, null);
-        update metered.holds y set pending = false where y.no = of_no returning y.version into h;
-        if channel is not null then
-            perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
-        end if;
-        status := 'expired';
-    end if;
-    hold := metered.hold_json(of_no, clk);
-end
-$$;
-
--- Ends up to max_holds holds that are due, after the one of these due time and no,
--- and frees what they keep: those whose scopes and rows are to be had without
--- waiting. nos are these; unless they are still to be announced (keep_pending) they
--- are done with. seen is how many were due; the last of them is where to go on, if
--- there may be more.
---
--- They have at most 2,000 scopes together, since each takes a lock of the server's
--- table, which by default has room for some 6,400 of all sessions. One hold has at
--- most 64.
-create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
-    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    clk     timestamptz := metered.clock();
-    due_nos bigint[];
-    locked  bigint[] := '{}';
-    k       bigint;
-begin
-    select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
-        count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
-        count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
-    into due_nos, seen, last_due, more
-    from (select c.no, c.due, sum(cardinality(c.keys)) over (order by c.due, c.no) as locks
-          from (select y.no, y.due, y.keys from metered.holds y
-                where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
-                order by y.due, y.no limit max_holds) c) d;
-    if seen = 0 then
-        return;
-    end if;
-    last_no := due_nos[seen];
-    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
-        if pg_try_advisory_xact_lock(k) then
-            locked := locked || k;
-        end if;
-    end loop;
-    select array_agg(r.no) into due_nos from (
-        -- "is true" keeps the planner from the index of all that is due.
-        select y.no from metered.holds y where y.no = any (due_nos) and (y.pending and y.due <= clk) is true
-        order by y.no for no key update skip locked) r;
-    if due_nos is null then
-        return;
-    end if;
-    -- Counted, since NOT EXISTS is a join, which can be one with all lines.
-    select array_agg(y.no) into due_nos from metered.holds y
-    where y.no = any (due_nos) and 0 = (
-        select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
-    if due_nos is null then
-        return;
-    end if;
-    perform metered.expire_rows(due_nos, clk, '{"actor": "system"}');
-    perform metered.free_lines(due_nos, locked, 'x', clk, null, '{"actor": "system"}', null, null);
-    nos := due_nos;
-    if not keep_pending then
-        perform metered.announced(nos, channel);
-    end if;
-end
-$$;
-
--- Marks swept holds as announced, and announces them to those who listen.
-create function metered.announced(nos bigint[], channel text) returns void
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-begin
-    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
-    if channel is not null then
-        perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
-        from metered.holds h where h.no = any (nos) order by h.no;
-    end if;
-end
-$$;
-
--- Deletes holds that ended before cutoff, with lines and history, at most max_rows
--- of them, from "after" on (null: from the beginning), and moves the horizon to the latest
--- time that their ids carry, in the same transaction, as purge_operations does.
---
--- Purges are without bitmaps and sorts: with these, a batch would read all that there is
--- to delete, by a plan of when it was little.
-create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-set enable_bitmapscan = off
-set enable_sort = off
-as $$
-declare
-    nos    bigint[];
-    latest timestamptz;
-    before text := metered.bound_lock_wait(wait_ms);
-begin
-    perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
-    before := metered.unbound_lock_wait(before);
-    select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
-        select h.no, h.ended_at, h.issued_at from metered.holds h
-        where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
-          and h.ended_at >= coalesce(after, '-infinity') and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
-        order by h.ended_at limit max_rows for update skip locked) d;
-    delete from metered.hold_events e where e.hold = any (nos);
-    delete from metered.hold_lines l where l.hold = any (nos);
-    delete from metered.holds h where h.no = any (nos);
-    get diagnostics deleted = row_count;
-    if latest is not null then
-        update metered.holds_horizon z set at = latest where z.one and z.at < latest;
-    end if;
-end
-$$;
-
--- ===== tokens =============================================================
-
--- One-time grants. The token itself is nowhere in here, only the SHA-256 of its
--- text, from which 32 random bytes cannot be found.
-create table metered.tokens (
-    digest     bytea       primary key check (octet_length(digest) = 32),
-    minted_at  timestamptz not null,
-    expires_at timestamptz not null,
-    ended_at   timestamptz,                     -- last use, revocation, or expiry seen by a revocation
-    uses       int         not null check (uses >= 1),
-    used       int         not null default 0 check (used between 0 and uses),
-    revoked    boolean     not null default false,
-    sole       boolean     not null default false,  -- minted by replace_token
-    purpose    text collate "C" not null,
-    subject    text collate "C" not null,
-    payload    json,                            -- json, not jsonb: it comes back byte for byte
-    check (used < uses and not revoked or ended_at is not null)
-);
-
--- A subject's tokens that have not ended, to revoke them. A use that is not the
--- last changes no indexed column and stays a HOT update.
-create index tokens_open on metered.tokens (purpose, subject) where ended_at is null;
-
--- The guard of replace_token: at most one such token per purpose and subject,
--- whatever the isolation level, even if its lock was never taken.
-create unique index tokens_sole on metered.tokens (purpose, subject) where sole and ended_at is null;
-
--- What purge_tokens takes first.
-create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
-
 -- Mints tokens, all or none, in the order of their digests, so that two calls
 -- that mint the same ones do not deadlock. Status 'exists': one of the digests
 -- is there already, and nothing was written. That is an answer and not a unique
@@ -2061,7 +2119,8 @@ create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 create function metered.mint_tokens(digests bytea[], purposes text[], subjects text[], payloads text[],
     uses int[], ttls_us bigint[], wait_ms int,
     out status text, out minted_at timestamptz)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2097,7 +2156,8 @@ $$;
 create function metered.inspect_token(token_digest bytea, for_purpose text, for_subject text,
     out status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2134,7 +2194,8 @@ create function metered.consume_token(token_digest bytea, for_purpose text, for_
     wait_ms int default null,
     out status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2172,7 +2233,8 @@ $$;
 
 -- Revokes one token. False if there was nothing left to revoke.
 create function metered.revoke_token(token_digest bytea, wait_ms int) returns boolean
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2194,7 +2256,8 @@ $$;
 -- Ends every open token of a purpose and subject and returns how many of them
 -- were still good. Rows are locked in the order of their digests.
 create function metered.revoke_tokens(for_purpose text, for_subject text, wait_ms int) returns bigint
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2227,7 +2290,8 @@ $$;
 create function metered.replace_token(lock_key bigint, token_digest bytea, for_purpose text, for_subject text,
     with_payload text, allowed_uses int, ttl_us bigint, wait_ms int,
     out status text, out minted_at timestamptz, out revoked bigint)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2263,7 +2327,8 @@ $$;
 -- reads again through the index entries that the one before it left dead.
 create function metered.purge_tokens(after timestamptz, cutoff timestamptz, max_rows int,
     out deleted bigint, out last timestamptz)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2286,24 +2351,6 @@ begin
 end
 $$;
 
--- ===== jobs ===============================================================
-
--- Which job a key was used for. No foreign key: River deletes finished jobs
--- after a day, and a key must be remembered for longer than its job.
-create table metered.job_keys (
-    job_id     bigint      not null,
-    created_at timestamptz not null,
-    queue      text collate "C" not null,
-    key        text collate "C" not null,
-    kind       text        not null,
-    tenant     text        not null,
-    digest     bytea       not null,   -- of kind and args, its first byte the version: see jobs/digest.go
-    primary key (queue, key)
-);
-
--- For purging by age.
-create index job_keys_age on metered.job_keys (created_at);
-
 -- Claims a key for job new_id, or tells which job it was claimed for. If another
 -- transaction has claimed it and is still open, waits for that one to end, at
 -- most wait_ms since the statement began (one statement may claim many keys, in
@@ -2317,7 +2364,8 @@ create index job_keys_age on metered.job_keys (created_at);
 create function metered.claim_job_key(of_queue text, of_key text, of_kind text, of_tenant text, of_digest bytea,
     new_id bigint, wait_ms int,
     out id bigint, out created boolean, out first_kind text, out first_tenant text, out first_digest bytea)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2366,7 +2414,8 @@ $$;
 -- purge_tokens. Not for an application, which must not make an old key new.
 create function metered.purge_job_keys(after timestamptz, cutoff timestamptz, max_rows int,
     out deleted bigint, out last timestamptz)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2388,37 +2437,6 @@ begin
     select count(*), max(g.created_at) into deleted, last from gone g;
 end
 $$;
-
--- ===== operations =========================================================
-
--- What committed, by the caller's id: written with the command's own writes, so
--- that a record exists exactly where they do.
-create table metered.operations (
-    at          timestamptz not null,   -- when the command was completed
-    issued_at   timestamptz,            -- the time that the id carries, if it does
-    namespace   text collate "C" not null,
-    id          text collate "C" not null,
-    fingerprint bytea       not null,   -- a version byte and a SHA-256
-    result      bytea       not null,   -- JSON, byte for byte as it was returned
-    scopes      text[],                 -- what was charged, for the receipt
-    amounts     bigint[],
-    seqs        bigint[],
-    ats         timestamptz[],
-    holds       text[],                 -- JSON: what was placed, captured, released
-    primary key (namespace, id)
-);
-
-create index operations_at on metered.operations (at);
-
--- The latest time of an id whose record was purged. Never decreases.
--- Always found by its key: with sequential scans off, one would look so expensive
--- that each is compiled first (jit), for 50 ms.
-create table metered.operations_horizon (
-    at  timestamptz not null,
-    one boolean primary key default true check (one)
-);
-
-insert into metered.operations_horizon (at) values ('-infinity');
 
 -- Keeps a transaction from being committed by anyone but its command's last flush. A
 -- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
@@ -2453,7 +2471,8 @@ create function metered.begin_command(claiming boolean, opening boolean,
     out denied jsonb,
     out token_status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2552,7 +2571,8 @@ create function metered.complete_command(marker text, of_namespace text, of_id t
     limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
     finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
@@ -2592,7 +2612,8 @@ $$;
 -- Lets the COMMIT of a command pass that was completed without finishing, if this is
 -- its transaction still.
 create function metered.finish_command(marker text) returns void
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -2612,7 +2633,8 @@ $$;
 -- It waits for another purge's move, as long as wait_ms.
 create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
     out deleted bigint, out last timestamptz)
-language plpgsql volatile security definer
+language plpgsql volatile
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan

@@ -1,0 +1,98 @@
+package schema
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Role is who may execute a function of the schema.
+type Role uint8
+
+// The roles, to be combined.
+const (
+	Application Role = 1 << iota
+	Maintenance
+)
+
+// Attributes that functions share.
+const (
+	// owned functions run with their owner's rights, whatever the search_path of their caller.
+	owned = "security definer\nset search_path = pg_catalog, pg_temp"
+	// planned functions never choose a sequential scan, and plan each statement once a session.
+	planned = "set enable_seqscan = off\nset plan_cache_mode = force_generic_plan"
+	// batched functions read an index in its order, and stop after a batch.
+	batched = "set enable_bitmapscan = off\nset enable_sort = off"
+
+	plain      = ""
+	read       = "set search_path = pg_catalog, pg_temp\n" + planned
+	write      = owned + "\n" + planned
+	purgeBatch = write + "\n" + batched
+)
+
+// Function is one that roles may execute.
+type Function struct {
+	Name       string
+	Roles      Role
+	attributes string
+}
+
+// Functions are all that a role may execute. Whatever is not among them is for its owner, and
+// for functions that run with their owner's rights.
+var Functions = []Function{
+	{"clock", Application | Maintenance, plain},
+	{"unfinished", Application, plain},
+
+	{"lock_scopes", Application, owned},
+	{"charge", Application, write},
+	{"check_charge", Application, write},
+	{"usage", Application, write},
+	{"credit", Application, write},
+	{"refund", Application, write},
+	{"purge_scope", Maintenance, write},
+	{"repair_clock", Maintenance, write},
+
+	{"place", Application, write},
+	{"capture_holds", Application, write},
+	{"release_holds", Application, write},
+	{"extend_holds", Application, write},
+	{"refund_holds", Application, write},
+	{"expire_hold", Application, write},
+	{"sweep_holds", Application, write},
+	{"announced", Application, write},
+	{"hold_json", Application, write},
+	{"lock_all", Application, write},
+	{"purge_holds", Maintenance, purgeBatch},
+
+	{"mint_tokens", Application, write},
+	{"inspect_token", Application, write},
+	{"consume_token", Application, write},
+	{"revoke_token", Application, write},
+	{"revoke_tokens", Application, write},
+	{"replace_token", Application, write},
+	{"purge_tokens", Maintenance, purgeBatch},
+
+	{"claim_job_key", Application, write},
+	{"find_job_key", Application, read},
+	{"purge_job_keys", Maintenance, purgeBatch},
+
+	{"begin_command", Application, write},
+	{"complete_command", Application, write},
+	{"finish_command", Application, owned},
+	{"purge_operations", Maintenance, purgeBatch},
+}
+
+var header = regexp.MustCompile(`(?s)create function metered\.([a-z_]+)\(.*?\nas `)
+
+// withAttributes puts the attributes of Functions into their definitions.
+func withAttributes(sql string) string {
+	attributes := make(map[string]string, len(Functions))
+	for _, f := range Functions {
+		attributes[f.Name] = f.attributes
+	}
+	return header.ReplaceAllStringFunc(sql, func(head string) string {
+		if a := attributes[header.FindStringSubmatch(head)[1]]; a != "" {
+			return strings.TrimSuffix(head, "as ") + a + "\nas "
+		}
+		return head
+	})
+}

@@ -1,0 +1,281 @@
+-- How many units of a scope are still held by lines that are due and not freed yet: by
+-- all such lines, or by the first max_lines. since is a time before which none is due.
+create function metered.overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(sum(d.open), 0) from (
+        select l.open from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk
+        order by l.due limit max_lines) d);
+end
+$$;
+
+-- When the first line that is not due falls due.
+create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select l.due from metered.hold_lines l
+            where l.scope = of_scope and l.open > 0 and l.due >= since and l.due > clk
+            order by l.due limit 1);
+end
+$$;
+
+-- A new next_due of a scope whose old one is since: when the first line falls due that
+-- does within 10 seconds of that or of now, whichever is later, or else the end of these.
+-- What ended and would have fallen due until now is read past in any case; to look further
+-- than that could mean wading through all that was placed and ended meanwhile.
+create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    horizon timestamptz := greatest(since, clk) + interval '10 s';
+begin
+    return coalesce((
+        select l.due from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= horizon
+        order by l.due limit 1), horizon);
+end
+$$;
+
+-- What next_due becomes with the entry behind that of seq. held is what is held then; a
+-- line that is new is not looked at. It moves on where it has passed, and about once in 16
+-- entries (twice where the next one is odd: a call may write two), so that whoever asks
+-- what falls due first need not wade through what has ended since. Inlined wherever it
+-- stands.
+create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
+returns timestamptz
+language sql stable
+as $$
+    select case when held > 0 then
+        case when next_due <= clk or seq & 15 < 2 then metered.later_due(of_scope, next_due, clk) else next_due end
+    end
+$$;
+
+-- Frees what the holds still keep of the scopes whose keys are given, which are
+-- locked: one entry for each scope.
+create function metered.free_lines(nos bigint[], keys bigint[], as_kind "char", clk timestamptz,
+    of_hold text, note text, of_namespace text, of_operation text) returns void
+language plpgsql volatile
+as $$
+declare
+    scopes text[];
+    sums   bigint[];
+    made   int;
+begin
+    select array_agg(f.scope), array_agg(f.units) into scopes, sums
+    from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
+          where l.hold = any (nos) and l.open <> 0 and l.key = any (keys)
+          group by l.scope order by l.scope) f;
+    if scopes is null then
+        return;
+    end if;
+    update metered.hold_lines l set open = 0
+    where l.hold = any (nos) and l.open <> 0 and l.key = any (keys);
+    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+        epoch, kind, scope, next_due, hold, namespace, operation, note)
+    select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
+        t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
+        of_hold, of_namespace, of_operation, nullif(free_lines.note, '')::jsonb
+    from unnest(scopes, sums) f(scope, units),
+         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
+    on conflict do nothing;
+    get diagnostics made = row_count;
+    if made < cardinality(scopes) then
+        perform metered.collided();
+    end if;
+end
+$$;
+
+-- Ends those of the holds that are due and have not ended. Their rows are locked,
+-- in order.
+create function metered.expire_rows(nos bigint[], clk timestamptz, note text) returns void
+language plpgsql volatile
+as $$
+begin
+    with ended as (
+        update metered.holds h set state = 'x', ended_at = h.due, version = h.version + 1
+        where h.no = any (nos) and h.state = 'h' and h.due <= clk
+        returning h.no, h.version)
+    insert into metered.hold_events (hold, at, version, kind, note)
+    select e.no, clk, e.version, 'x', nullif(expire_rows.note, '')::jsonb from ended e;
+end
+$$;
+
+-- Frees up to max_lines lines that are due of each of the scopes, which are locked
+-- and none of whose lines is due before "since". The note names the system, as
+-- sweep_holds does: the caller only needs their room, and did not ask for their end.
+create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    nos    bigint[];
+    before text;
+begin
+    select array_agg(distinct d.hold) into nos
+    from unnest(scopes, since) s(scope, since),
+         lateral (select l.hold from metered.hold_lines l
+          where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
+          order by l.due limit max_lines) d;
+    if nos is null then
+        perform metered.collided(); -- the caller saw some: not with this snapshot
+    end if;
+    before := metered.bound_lock_wait(wait_ms);
+    perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    before := metered.unbound_lock_wait(before);
+    perform metered.expire_rows(nos, clk, '{"actor": "system"}');
+    perform metered.free_lines(nos, keys, 'x', clk, null, '{"actor": "system"}', null, null);
+end
+$$;
+
+-- Ends one hold that is due, if its deadline is still the one given, frees what it
+-- keeps, and says so to those who listen. status: expired; due_later, extended, or
+-- the state of one that ended otherwise (captured, released), or ended (by time, and
+-- announced before): nothing was done.
+create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
+    out status text, out hold json)
+language plpgsql volatile
+as $$
+declare
+    of_no  bigint;
+    keys   bigint[];
+    clk    timestamptz;
+    h      record;
+    before text;
+begin
+    select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
+    if not found then
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
+    perform metered.lock_keys(keys, wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    before := metered.unbound_lock_wait(before);
+    if h.state is null then     -- purged while this waited
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
+    clk := metered.clock();
+    status := case
+        when h.state = 'c' then 'captured'
+        when h.state = 'r' then 'released'
+        when not h.pending then 'ended'
+        when h.deadline <> of_deadline then 'extended'
+        when h.state = 'h' and h.due > clk then 'due_later' end;
+    if status is null then
+        perform metered.expire_rows(array[of_no], clk, note);
+        perform metered.free_lines(array[of_no], keys, 'x', clk, of_id, note, null, null);
+        update metered.holds y set pending = false where y.no = of_no returning y.version into h;
+        if channel is not null then
+            perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
+        end if;
+        status := 'expired';
+    end if;
+    hold := metered.hold_json(of_no, clk);
+end
+$$;
+
+-- Ends up to max_holds holds that are due, after the one of these due time and no,
+-- and frees what they keep: those whose scopes and rows are to be had without
+-- waiting. nos are these; unless they are still to be announced (keep_pending) they
+-- are done with. seen is how many were due; the last of them is where to go on, if
+-- there may be more.
+--
+-- They have at most 2,000 scopes together, since each takes a lock of the server's
+-- table, which by default has room for some 6,400 of all sessions. One hold has at
+-- most 64.
+create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean)
+language plpgsql volatile
+as $$
+declare
+    clk     timestamptz := metered.clock();
+    due_nos bigint[];
+    locked  bigint[] := '{}';
+    k       bigint;
+begin
+    select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
+        count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
+        count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
+    into due_nos, seen, last_due, more
+    from (select c.no, c.due, sum(cardinality(c.keys)) over (order by c.due, c.no) as locks
+          from (select y.no, y.due, y.keys from metered.holds y
+                where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
+                order by y.due, y.no limit max_holds) c) d;
+    if seen = 0 then
+        return;
+    end if;
+    last_no := due_nos[seen];
+    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
+        if pg_try_advisory_xact_lock(k) then
+            locked := locked || k;
+        end if;
+    end loop;
+    select array_agg(r.no) into due_nos from (
+        -- "is true" keeps the planner from the index of all that is due.
+        select y.no from metered.holds y where y.no = any (due_nos) and (y.pending and y.due <= clk) is true
+        order by y.no for no key update skip locked) r;
+    if due_nos is null then
+        return;
+    end if;
+    -- Counted, since NOT EXISTS is a join, which can be one with all lines.
+    select array_agg(y.no) into due_nos from metered.holds y
+    where y.no = any (due_nos) and 0 = (
+        select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
+    if due_nos is null then
+        return;
+    end if;
+    perform metered.expire_rows(due_nos, clk, '{"actor": "system"}');
+    perform metered.free_lines(due_nos, locked, 'x', clk, null, '{"actor": "system"}', null, null);
+    nos := due_nos;
+    if not keep_pending then
+        perform metered.announced(nos, channel);
+    end if;
+end
+$$;
+
+-- Marks swept holds as announced, and announces them to those who listen.
+create function metered.announced(nos bigint[], channel text) returns void
+language plpgsql volatile
+as $$
+begin
+    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
+    if channel is not null then
+        perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
+        from metered.holds h where h.no = any (nos) order by h.no;
+    end if;
+end
+$$;
+
+-- Deletes holds that ended before cutoff, with lines and history, at most max_rows
+-- of them, from "after" on (null: from the beginning), and moves the horizon to the latest
+-- time that their ids carry, in the same transaction, as purge_operations does.
+--
+-- Purges are without bitmaps and sorts: with these, a batch would read all that there is
+-- to delete, by a plan of when it was little.
+create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+language plpgsql volatile
+as $$
+declare
+    nos    bigint[];
+    latest timestamptz;
+    before text := metered.bound_lock_wait(wait_ms);
+begin
+    perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
+    before := metered.unbound_lock_wait(before);
+    select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
+        select h.no, h.ended_at, h.issued_at from metered.holds h
+        where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
+          and h.ended_at >= coalesce(after, '-infinity') and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
+        order by h.ended_at limit max_rows for update skip locked) d;
+    delete from metered.hold_events e where e.hold = any (nos);
+    delete from metered.hold_lines l where l.hold = any (nos);
+    delete from metered.holds h where h.no = any (nos);
+    get diagnostics deleted = row_count;
+    if latest is not null then
+        update metered.holds_horizon z set at = latest where z.one and z.at < latest;
+    end if;
+end
+$$;

@@ -1,0 +1,364 @@
+-- What a scope without entries stands at: everything 0, before all time.
+create function metered.fresh(of_scope text) returns metered.ledger
+language plpgsql immutable
+as $$
+declare
+    l metered.ledger;
+begin
+    l.scope := of_scope;
+    l.seq := 0;
+    l.at := '-infinity';
+    l.spent := 0;
+    l.refunded := 0;
+    l.credited := 0;
+    l.held := 0;
+    l.epoch := 0;
+    return l;
+end
+$$;
+
+-- The last entry of a scope, for a reader.
+create function metered.tip(of_scope text) returns metered.ledger
+language plpgsql stable
+as $$
+declare
+    tip metered.ledger;
+begin
+    select * into tip from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1;
+    if not found then
+        return metered.fresh(of_scope);
+    end if;
+    return tip;
+end
+$$;
+
+-- Tells a writer that its view of a scope is stale. As a serialization failure,
+-- because that is what callers' retry loops retry.
+create function metered.collided() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'could not serialize access: the scope has a newer entry' using errcode = '40001';
+end
+$$;
+
+-- The last entry of a scope, for a writer that holds the scope's lock. FOR KEY
+-- SHARE closes the hole that a purge opens in the guard: it fails where an old
+-- snapshot still sees an entry that is deleted by now, whose successor, deleted
+-- too, would no longer collide. That holds for entry 1 as well, since a purge puts
+-- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
+-- passed over instead, until none is left; hence the second look.
+create function metered.tip_for_write(of_scope text) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    select * into tip from metered.ledger l
+    where l.scope = of_scope order by l.seq desc limit 1 for key share;
+    if not found then
+        return metered.first_for_write(of_scope);
+    end if;
+    return tip;
+end
+$$;
+
+-- The beginning of a scope, for a writer that found no last entry. If it has entries
+-- after all, the writer has a stale view of it.
+create function metered.first_for_write(of_scope text) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    if exists (select from metered.ledger l where l.scope = of_scope) then
+        perform metered.collided();
+    end if;
+    return metered.fresh(of_scope);
+end
+$$;
+
+-- The last entry at or before t in the chain whose last entry is tip_seq: seq 0
+-- if the chain begins after t, null if a purge took the answer away. Entries of an
+-- earlier epoch count as made no later than the repair that ended it: that
+-- follows from looking in the newest epoch first.
+create function metered.base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
+    out seq bigint, out spent bigint, out refunded bigint)
+language plpgsql stable
+as $$
+begin
+    for e in reverse tip_epoch..0 loop
+        select b.seq, b.spent, b.refunded into base.seq, base.spent, base.refunded
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.epoch = e and l.at <= t
+                and (l.seq & 15 = 1 or l.kind = 'k')
+              order by l.at desc, l.seq desc limit 1) s,
+             lateral (select l.seq, l.spent, l.refunded from metered.ledger l
+              where l.scope = of_scope and l.seq between s.seq and s.seq + 15
+                and l.epoch = e and l.at <= t
+              order by l.seq desc limit 1) b;
+        exit when found;
+    end loop;
+    if base.seq > 1 then
+        return;
+    end if;
+    -- A purge keeps entry 1 and then takes whole blocks of 16, entry 2 first.
+    if tip_seq > 16 and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
+        seq := null;
+    elsif base.seq is null then
+        seq := 0;
+        spent := 0;
+        refunded := 0;
+    end if;
+end
+$$;
+
+-- Refunds of the charges after entry after_seq, in the chain that ends with
+-- tip_seq.
+create function metered.refunds_after(of_scope text, tip_seq bigint, after_seq bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    top int := 0;
+begin
+    while tip_seq >> (4 * top) > 15 loop
+        top := top + 1;
+    end loop;
+    -- The aggregate inside lateral leaves the planner no join to choose.
+    return (
+        select coalesce(sum(x.amount), 0)
+        from generate_series(0, top) lv,
+             lateral (select sum(r.amount) as amount from metered.refund_sum r
+              where r.scope = of_scope and r.level = lv
+                and r.block > after_seq >> (4 * lv)
+                and r.block <= (after_seq >> (4 * lv)) | 15) x);
+end
+$$;
+
+-- What a scope whose last entry is tip was charged after t, less the refunds of these
+-- charges (used); and the base that it is counted from.
+create function metered.spent_since(tip metered.ledger, t timestamptz,
+    out used bigint, out base_seq bigint, out base_spent bigint)
+language plpgsql stable
+as $$
+declare
+    b record;
+begin
+    b := metered.base(tip.scope, tip.seq, tip.epoch, t);
+    if b.seq is null then
+        raise exception 'the window reaches behind what is retained'
+            using errcode = 'MT002', detail = tip.scope;
+    end if;
+    base_seq := b.seq;
+    base_spent := b.spent;
+    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, b.seq) end;
+end
+$$;
+
+-- Begins an entry after the scope's last one, under its lock.
+create function metered.next_entry(of_scope text, key bigint, wait_ms int, note text, of_namespace text, of_operation text) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger;
+begin
+    perform metered.lock_keys(array[key], wait_ms);
+    e := metered.tip_for_write(of_scope);
+    e.seq := e.seq + 1;
+    e.at := greatest(metered.clock(), e.at);
+    e.ref := null;
+    e.hold := null;
+    e.namespace := of_namespace;
+    e.operation := of_operation;
+    e.note := nullif(note, '')::jsonb;
+    return e;
+end
+$$;
+
+-- Refuses an amount that makes no entry.
+create function metered.no_amount() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the amount of an entry is at least 1' using errcode = '23514';
+end
+$$;
+
+-- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
+-- retry loops do not retry.
+create function metered.append(e metered.ledger) returns void
+language plpgsql volatile
+as $$
+begin
+    if e.amount < 1 and e.kind <> 'k' then
+        perform metered.no_amount();
+    end if;
+    insert into metered.ledger values (e.*) on conflict do nothing;
+    if not found then
+        perform metered.collided();
+    end if;
+end
+$$;
+
+create function metered.credit(of_scope text, key bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
+    out seq bigint, out at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
+begin
+    e.kind := 'd';
+    e.amount := units;
+    e.credited := e.credited + units;
+    perform metered.append(e);
+    seq := e.seq;
+    at := e.at;
+end
+$$;
+
+-- Refunds part of a charge. status is ok, or says why nothing was written:
+-- missing (no such entry), purged, kind (the entry is no charge) or excess (more
+-- than remains of the charge). remaining is what can still be refunded of it. With
+-- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
+create function metered.refund(of_scope text, key bigint, charge_seq bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
+    raising boolean,
+    out status text, out remaining bigint, out seq bigint, out at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
+    charge metered.ledger;
+begin
+    select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
+    if e.seq <= charge_seq then
+        status := 'missing';
+    elsif charge.seq is null or charge_seq = 1 and e.seq > 2
+          and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
+        -- Entry 1 outlives a purge, but what was refunded of it does not.
+        status := 'purged';
+    elsif charge.kind not in ('c', 'u') then
+        status := 'kind';
+    else
+        remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
+            where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
+        status := case when units > remaining then 'excess' end;
+    end if;
+    if status is not null then
+        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+            -- This view of the scope may be an old one. An entry meets what it has not
+            -- seen, with 40001; the block takes it back.
+            begin
+                e.kind := 'r';
+                e.amount := units;
+                perform metered.append(e);
+                raise exception using errcode = 'MT100';
+            exception when sqlstate 'MT100' then
+                null;
+            end;
+        end if;
+        if raising then
+            raise exception 'the charge cannot be refunded' using errcode = 'MT008',
+                detail = jsonb_build_object('status', status, 'remaining', remaining);
+        end if;
+        return;
+    end if;
+    e.kind := 'r';
+    e.amount := units;
+    e.ref := charge_seq;
+    e.refunded := e.refunded + units;
+    perform metered.append(e);
+    insert into metered.refund_sum as r (scope, level, block, amount)
+    select of_scope, lv, charge_seq >> (4 * lv), units
+    from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
+    on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
+    remaining := remaining - units;
+    status := 'ok';
+    seq := e.seq;
+    at := e.at;
+end
+$$;
+
+-- Deletes entries of one scope that no window ending at or after cutoff needs,
+-- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
+-- whoever sees the scope as empty to collide with, but as a new row, for whoever
+-- sees it as the last entry (tip_for_write). What follows begins at a multiple of
+-- 16, plus one, which the time index holds.
+-- upto is the last seq deleted or passed over, for the next call to begin after:
+-- scanning from the front again would wade through the rows deleted before.
+--
+-- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
+-- credit, no open hold and no claim that stands, which do not age. A writer whose
+-- snapshot shows the scope as empty is right again, and one whose snapshot shows an
+-- entry finds it deleted. One without the lock may have read the last entry and be about
+-- to append: the deletion waits for it, and then this function appends and deletes an
+-- entry itself, which collides with that writer's.
+create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
+    out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
+language plpgsql volatile
+as $$
+declare
+    tip   metered.ledger;
+    first metered.ledger;
+    keep  bigint;   -- the first entry to stay
+    rest  bigint;
+begin
+    perform metered.lock_keys(array[key], wait_ms);
+    tip := metered.tip(of_scope);
+    forgotten := false;
+    keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
+    keep := greatest(1, ((keep - 1) & ~15) + 1);
+    upto := greatest(after_seq, 1);
+    done := keep - 1 <= upto + max_rows;
+    if not done then
+        keep := ((upto + max_rows) & ~15) + 1;
+    end if;
+    delete from metered.ledger l where l.scope = of_scope and l.seq > upto and l.seq < keep;
+    get diagnostics deleted = row_count;
+    if deleted > 0 then
+        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
+        perform metered.append(first);
+    end if;
+    for lv in 0..15 loop
+        exit when keep >> (4 * lv) = 0;
+        delete from metered.refund_sum r
+        where r.scope = of_scope and r.level = lv
+          and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
+    end loop;
+    upto := greatest(upto, keep - 1);
+    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and tip.credited = 0 and not exists (
+        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
+        delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
+        get diagnostics rest = row_count;
+        deleted := deleted + rest;
+        delete from metered.refund_sum r where r.scope = of_scope;
+        tip.seq := tip.seq + 1;
+        perform metered.append(tip);
+        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
+        forgotten := true;
+    end if;
+end
+$$;
+
+-- Ends the freeze of a scope whose last entry is ahead of the clock, because the
+-- clock was: appends an entry of a new epoch, at the clock's time. Entries before
+-- it count as made no later than it. None leaves a window early, and no entry is
+-- changed. Does nothing, and seq is null, if the scope is not ahead.
+create function metered.repair_clock(of_scope text, key bigint, wait_ms int, note text,
+    out seq bigint, out at timestamptz, out ahead interval)
+language plpgsql volatile
+as $$
+declare
+    e   metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, null, null);
+    clk timestamptz := metered.clock();
+begin
+    ahead := greatest(e.at - clk, interval '0');
+    if e.at <= clk then
+        return;
+    end if;
+    e.kind := 'k';
+    e.amount := 0;
+    e.epoch := e.epoch + 1;
+    e.at := clk;
+    perform metered.append(e);
+    seq := e.seq;
+    at := e.at;
+end
+$$;

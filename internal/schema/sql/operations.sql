@@ -1,0 +1,207 @@
+-- Keeps a transaction from being committed by anyone but its command's last flush. A
+-- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
+create function metered.unfinished() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the command of this transaction is not complete' using errcode = 'MT004';
+end
+$$;
+
+-- Begins a command, in two steps that usually come as one.
+--
+-- Claiming waits for whoever holds the operation id. status: new; replay (the
+-- columns up to at are its record); retired (its time is at or before the
+-- horizon); future (its time is further ahead than max_future). The transaction of
+-- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
+-- the session's timeouts, null all of its settings: it is the caller's). The claim
+-- is an advisory lock, which writes nothing; the record's primary key is what makes
+-- it exact. It comes before the scopes' locks of its command.
+--
+-- Opening spends the token, if there is one, and then looks at the budget without
+-- a lock, so that a hopeless command is refused before it works. The columns from
+-- token_status to consumed_at are consume_token's.
+create function metered.begin_command(claiming boolean, opening boolean,
+    of_namespace text, of_id text, key bigint, issued timestamptz, max_future interval,
+    wait_ms int, timeout_ms int, marker text,
+    token_digest bytea, token_purpose text, token_subject text,
+    charge_scopes text[], charge_amounts bigint[], limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
+    out status text, out fingerprint bytea, out result bytea,
+    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
+    out denied jsonb,
+    out token_status text, out payload json, out uses_left int,
+    out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    setting text;
+    before  text;
+    unused  text;   -- set_config in an assignment is cheaper than in perform, by far
+    t       record; -- and so is a function than as a table
+begin
+    if claiming then
+        if coalesce(current_setting('metered_tx.command', true), '') <> '' then
+            raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
+        end if;
+        if not pg_try_advisory_xact_lock(key) then
+            perform metered.lock_keys(array[key], wait_ms);
+        end if;
+        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at
+        into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at
+        from metered.operations o where o.namespace = of_namespace and o.id = of_id;
+        if found then
+            return;
+        end if;
+        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+            -- The snapshot may be older than a record whose writer let go of the id
+            -- just now, or than a purge. A write meets the first and a lock the
+            -- second, with 40001; the block takes both back.
+            begin
+                perform set_config('lock_timeout', wait_ms::text, true);
+                insert into metered.operations (namespace, id, at, fingerprint, result)
+                values (of_namespace, of_id, 'infinity', '', '') on conflict do nothing;
+                perform from metered.operations_horizon h where h.one for share;
+                raise exception using errcode = 'MT100';
+            exception when sqlstate 'MT100' then
+                null;
+            end;
+        end if;
+        -- Read after the record was not found: a purge moves the horizon in the
+        -- transaction that deletes.
+        if issued <= (select h.at from metered.operations_horizon h where h.one) then
+            status := 'retired';
+            return;
+        elsif issued > metered.clock() + max_future then
+            status := 'future';
+            return;
+        end if;
+        if timeout_ms > 0 then
+            foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
+                before := current_setting(setting);
+                if before = '0' or before::interval > timeout_ms * interval '1 ms' then
+                    unused := set_config(setting, timeout_ms::text, true);
+                end if;
+            end loop;
+        end if;
+        if timeout_ms is not null then
+            -- COMMIT is sent before the charges are made: if the client is gone by the
+            -- time a scope is free, let that be noticed. Not every platform can.
+            begin
+                unused := set_config('client_connection_check_interval', '100', true);
+            exception when invalid_parameter_value then
+                null;
+            end;
+        end if;
+        unused := set_config('metered_tx.command', marker, true);
+        execute 'declare metered_command cursor with hold for select metered.unfinished()';
+    end if;
+    status := 'new';
+    if not opening then
+        return;
+    end if;
+    if token_digest is not null then
+        t := metered.consume_token(token_digest, token_purpose, token_subject, wait_ms);
+        token_status := t.status;
+        payload := t.payload;
+        uses_left := t.uses_left;
+        minted_at := t.minted_at;
+        expires_at := t.expires_at;
+        consumed_at := t.consumed_at;
+        if token_status <> 'ok' then
+            return;
+        end if;
+    end if;
+    if cardinality(limit_scopes) > 0 then
+        t := metered.post(charge_scopes, null, charge_amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, null, null, null, false);
+        denied := t.denied;
+    end if;
+end
+$$;
+
+-- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
+-- raises, because COMMIT follows in the same flush. Without finishing something comes
+-- before COMMIT, which is let pass by finish_command then.
+create function metered.complete_command(marker text, of_namespace text, of_id text,
+    of_fingerprint bytea, issued timestamptz, of_result bytea,
+    charge_scopes text[], keys bigint[], charge_amounts bigint[],
+    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
+    finishing boolean,
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    c      record;
+    unused text;
+begin
+    if coalesce(current_setting('metered_tx.command', true), '') <> marker then
+        raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
+    end if;
+    if cardinality(charge_scopes) > 0 then
+        c := metered.post(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
+            max_ahead, wait_ms, notes, of_namespace, of_id, true);
+        seqs := c.seqs;
+        ats := c.ats;
+        used := c.used;
+        held := c.held;
+    end if;
+    at := metered.clock();
+    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
+    values (of_namespace, of_id, of_fingerprint, issued, complete_command.at, of_result,
+        nullif(charge_scopes, '{}'), nullif(charge_amounts, '{}'), complete_command.seqs, complete_command.ats,
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)))
+    on conflict do nothing;
+    if not found then
+        raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
+    end if;
+    if finishing then
+        unused := set_config('metered_tx.command', '', true);
+        unused := set_config('metered_tx.holds', '', true);
+        execute 'close metered_command';
+    end if;
+end
+$$;
+
+-- Lets the COMMIT of a command pass that was completed without finishing, if this is
+-- its transaction still.
+create function metered.finish_command(marker text) returns void
+language plpgsql volatile
+as $$
+begin
+    if coalesce(current_setting('metered_tx.command', true), '') <> marker then
+        raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
+    end if;
+    perform set_config('metered_tx.command', '', true);
+    perform set_config('metered_tx.holds', '', true);
+    execute 'close metered_command';
+end
+$$;
+
+-- Deletes records of operations completed and issued before cutoff, at most
+-- max_rows, oldest first, and moves the horizon to the latest time that their ids
+-- carry, in the same transaction. No further: a clock that was ahead for a while would
+-- refuse new ids for as long. after is the last of the batch before, as in purge_tokens.
+-- It waits for another purge's move, as long as wait_ms.
+create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
+    out deleted bigint, out last timestamptz)
+language plpgsql volatile
+as $$
+declare
+    latest timestamptz;
+    before text := metered.bound_lock_wait(wait_ms);
+begin
+    with gone as (
+        -- By row address, so that there is no join to plan: these rows are never
+        -- updated, and locked here.
+        delete from metered.operations o
+        where o.ctid = any (array(
+            select p.ctid from metered.operations p
+            where p.at >= coalesce(after, '-infinity') and p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
+            order by p.at limit max_rows for update skip locked))
+        returning o.at, o.issued_at)
+    select count(*), max(g.at), max(g.issued_at) into deleted, last, latest from gone g;
+    if latest is not null then
+        update metered.operations_horizon h set at = latest where h.one and h.at < latest;
+    end if;
+    before := metered.unbound_lock_wait(before);
+end
+$$;

@@ -1,0 +1,209 @@
+-- Mints tokens, all or none, in the order of their digests, so that two calls
+-- that mint the same ones do not deadlock. Status 'exists': one of the digests
+-- is there already, and nothing was written. That is an answer and not a unique
+-- violation, which would end the caller's transaction; where a snapshot is too
+-- old to see the other token, ON CONFLICT raises 40001.
+create function metered.mint_tokens(digests bytea[], purposes text[], subjects text[], payloads text[],
+    uses int[], ttls_us bigint[], wait_ms int,
+    out status text, out minted_at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    before  text := metered.bound_lock_wait(wait_ms);
+    fresh   bytea[];
+begin
+    mint_tokens.minted_at := metered.clock();
+    with inserted as (
+        insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject, payload)
+        select m.digest, mint_tokens.minted_at, mint_tokens.minted_at + m.ttl_us * interval '1 microsecond',
+               m.uses, m.purpose, m.subject, m.payload::json
+        from unnest(digests, purposes, subjects, payloads, mint_tokens.uses, ttls_us)
+             as m(digest, purpose, subject, payload, uses, ttl_us)
+        order by m.digest
+        on conflict do nothing
+        returning tokens.digest)
+    select array_agg(i.digest) into fresh from inserted i;
+    if coalesce(cardinality(fresh), 0) < cardinality(digests) then
+        delete from metered.tokens t where t.digest = any (fresh);
+        status := 'exists';
+    else
+        status := 'ok';
+    end if;
+    before := metered.unbound_lock_wait(before);
+end
+$$;
+
+-- Looks at a token and changes nothing. Status is 'ok', or why it cannot be
+-- consumed: 'unknown', 'purpose', 'subject', 'revoked', 'used', 'expired'. The
+-- other columns are null unless it is 'ok'; consumed_at always is.
+create function metered.inspect_token(token_digest bytea, for_purpose text, for_subject text,
+    out status text, out payload json, out uses_left int,
+    out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    now_at timestamptz := metered.clock();
+    tok    metered.tokens;
+begin
+    select * into tok from metered.tokens t where t.digest = token_digest;
+    status := case
+        when tok.digest is null then 'unknown'
+        when tok.purpose <> for_purpose then 'purpose'
+        when tok.subject <> for_subject then 'subject'
+        when tok.revoked then 'revoked'
+        when tok.used = tok.uses then 'used'
+        when tok.ended_at is not null or tok.expires_at <= now_at then 'expired'
+        else 'ok' end;
+    if status = 'ok' then
+        payload := tok.payload;
+        uses_left := tok.uses - tok.used;
+        minted_at := tok.minted_at;
+        expires_at := tok.expires_at;
+    end if;
+end
+$$;
+
+-- Takes one use of a token, or says why not, with inspect_token's columns;
+-- uses_left is what remains after this use. A refusal changes nothing. The time
+-- that counts is the clock's as the call begins.
+--
+-- The reason is looked up only after the update found nothing. If that finds the
+-- token in order, it was minted between the two statements: the update runs again.
+create function metered.consume_token(token_digest bytea, for_purpose text, for_subject text,
+    wait_ms int default null,
+    out status text, out payload json, out uses_left int,
+    out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    now_at  timestamptz := metered.clock();
+    before  text := current_setting('lock_timeout');
+    bounds  boolean := wait_ms is not null and (before = '0' or before::interval > wait_ms * interval '1 ms');
+    unused  text;
+begin
+    if bounds then  -- bound_lock_wait, without the call
+        unused := set_config('lock_timeout', wait_ms::text, true);
+    end if;
+    for attempt in 1..3 loop
+        update metered.tokens t
+        set used = t.used + 1,
+            ended_at = case when t.used + 1 = t.uses then now_at end
+        -- "is true" keeps the planner from the index of open tokens.
+        where t.digest = token_digest
+          and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and t.expires_at > now_at) is true
+        returning 'ok', t.payload, t.uses - t.used, t.minted_at, t.expires_at, now_at
+        into status, payload, uses_left, minted_at, expires_at, consumed_at;
+        if not found then
+            status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
+            continue when status = 'ok';
+        end if;
+        if bounds then
+            unused := set_config('lock_timeout', before, true);
+        end if;
+        return;
+    end loop;
+    raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
+end
+$$;
+
+-- Revokes one token. False if there was nothing left to revoke.
+create function metered.revoke_token(token_digest bytea, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+declare
+    now_at  timestamptz := metered.clock();
+    before  text := metered.bound_lock_wait(wait_ms);
+    was     boolean;
+begin
+    update metered.tokens t
+    set revoked = true, ended_at = now_at
+    where t.digest = token_digest and (t.ended_at is null and t.expires_at > now_at) is true;     -- as in consume_token
+    was := found;
+    before := metered.unbound_lock_wait(before);
+    return was;
+end
+$$;
+
+-- Ends every open token of a purpose and subject and returns how many of them
+-- were still good. Rows are locked in the order of their digests.
+create function metered.revoke_tokens(for_purpose text, for_subject text, wait_ms int) returns bigint
+language plpgsql volatile
+as $$
+declare
+    now_at  timestamptz := metered.clock();
+    before  text := metered.bound_lock_wait(wait_ms);
+    digests bytea[];
+    total   bigint;
+begin
+    -- Two statements, so that there is no join to plan; and an order that the key's index
+    -- does not have, or all tokens would be read in it, if they were few when this was planned.
+    select array_agg(o.digest) into digests from (
+        select t.digest from metered.tokens t
+        where t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null
+        order by t.digest || '' for no key update) o;
+    with ended as (
+        update metered.tokens t
+        set revoked = t.expires_at > now_at, ended_at = least(now_at, t.expires_at)
+        where t.digest = any (digests)
+        returning t.revoked)
+    select count(*) filter (where e.revoked) into total from ended e;
+    before := metered.unbound_lock_wait(before);
+    return total;
+end
+$$;
+
+-- Revokes every token of a purpose and subject and mints another, under the
+-- advisory lock lock_key. Status 'exists' as with mint_tokens: nothing was written.
+create function metered.replace_token(lock_key bigint, token_digest bytea, for_purpose text, for_subject text,
+    with_payload text, allowed_uses int, ttl_us bigint, wait_ms int,
+    out status text, out minted_at timestamptz, out revoked bigint)
+language plpgsql volatile
+as $$
+declare
+    before  text;
+begin
+    perform metered.lock_keys(array[lock_key], wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    if exists (select from metered.tokens t where t.digest = token_digest) then
+        status := 'exists';
+    else
+        revoked := metered.revoke_tokens(for_purpose, for_subject, wait_ms);
+        minted_at := metered.clock();
+        insert into metered.tokens (digest, minted_at, expires_at, uses, sole, purpose, subject, payload)
+        values (token_digest, replace_token.minted_at,
+                replace_token.minted_at + ttl_us * interval '1 microsecond',
+                allowed_uses, true, for_purpose, for_subject, with_payload::json)
+        on conflict do nothing;
+        if not found then
+            raise exception 'could not serialize access: the token was replaced meanwhile'
+                using errcode = '40001';
+        end if;
+        status := 'ok';
+    end if;
+    before := metered.unbound_lock_wait(before);
+end
+$$;
+
+-- Deletes up to max_rows tokens that ended, or expired, at cutoff or before, oldest
+-- first, and skips what another purge is deleting. Never one that lives, whatever cutoff
+-- is. after is the last of the batch before (null: from the beginning), so that no batch
+-- reads again through the index entries that the one before it left dead.
+create function metered.purge_tokens(after timestamptz, cutoff timestamptz, max_rows int,
+    out deleted bigint, out last timestamptz)
+language plpgsql volatile
+as $$
+declare
+    ended timestamptz := least(coalesce(cutoff, '-infinity'), metered.clock());
+begin
+    with gone as (
+        delete from metered.tokens t
+        where t.digest = any (array(
+            select d.digest from metered.tokens d
+            where coalesce(d.ended_at, d.expires_at) >= coalesce(after, '-infinity')
+              and coalesce(d.ended_at, d.expires_at) <= ended
+            order by coalesce(d.ended_at, d.expires_at)
+            limit max_rows for update skip locked))
+        returning coalesce(t.ended_at, t.expires_at) as at)
+    select count(*), max(g.at) into deleted, last from gone g;
+end
+$$;
