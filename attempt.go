@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -115,9 +116,8 @@ const (
 const beginSQL = `
 select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, denied,
     token_status, payload, uses_left, minted_at, expires_at, consumed_at
-from metered.begin_command($1::bool, $2::bool, $3::text, $4::text, $5::bigint, $6::timestamptz, $7::interval,
-    $8::int, $9::int, $10::text, $11::bytea, $12::text, $13::text,
-    $14::text[], $15::bigint[], $16::int[], $17::bigint[], $18::interval[], $19::interval)`
+from metered.begin_command($1::bool, $2::bool, $3::metered.new_command, $4::metered.presented_token,
+    $5::metered.new_charge[], $6::interval, $7::int)`
 
 // begun is what begin_command returned.
 type begun struct {
@@ -170,22 +170,31 @@ func (c *Client) open(ctx context.Context, tx pgx.Tx, op *operation, b *begun) e
 
 func (c *Client) beginArgs(ctx context.Context, op *operation, marker string, claiming, opening, owned bool) []any {
 	wait, left := c.timeouts(ctx)
-	timeout := any(left)
-	if !owned {
-		timeout = nil // the settings are the caller's
+	command := c.sent(op, marker)
+	if owned { // else the settings are the caller's
+		command.TimeoutMS = &left
 	}
-	digest, purpose, subject := any(nil), any(nil), any(nil)
+	token := ledger.PresentedToken{}
 	if op.token != nil {
-		args := op.token.Args()
-		digest, purpose, subject = args[0], args[1], args[2]
+		token = ledger.PresentedToken{Digest: op.token.Digest[:], Purpose: op.token.Purpose, Subject: op.token.Subject}
 	}
-	args := []any{claiming, opening, op.command.Namespace, op.command.ID, op.key, op.issued, interval(c.cfg.MaxFuture),
-		wait, timeout, marker, digest, purpose, subject}
-	if op.charges == nil {
-		return append(args, []string{}, []int64{}, []int32{}, []int64{}, []pgtype.Interval{}, interval(0))
+	charges, tolerance := sentCharges(op.charges)
+	return []any{claiming, opening, command.String(), token.String(), charges, tolerance, wait}
+}
+
+// sent is the command as its first and its last statement name it.
+func (c *Client) sent(op *operation, marker string) ledger.Command {
+	return ledger.Command{
+		Namespace: op.command.Namespace, ID: op.command.ID, Key: op.key, IssuedAt: op.issued, MaxFuture: c.cfg.MaxFuture, Marker: marker,
 	}
-	charge := op.charges.Args()
-	return append(args, charge[0], charge[2], charge[3], charge[4], charge[5], charge[6])
+}
+
+// sentCharges are charges as they are sent, which may be none.
+func sentCharges(call *budget.Prepared) (charges string, tolerance pgtype.Interval) {
+	if call == nil {
+		return ledger.Charges(nil), pgtype.Interval{Valid: true}
+	}
+	return ledger.Charges(call.Charges()), call.Tolerance()
 }
 
 // maxMargin is how much earlier than the client the server gives up, at most.
@@ -282,8 +291,4 @@ func firstOf(err, closing error) error {
 		return err
 	}
 	return closing
-}
-
-func interval(d time.Duration) pgtype.Interval {
-	return pgtype.Interval{Microseconds: d.Microseconds(), Valid: true}
 }

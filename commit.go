@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/holds"
@@ -17,9 +16,7 @@ import (
 
 const completeSQL = `
 select seqs, ats, used, held, at
-from metered.complete_command($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea,
-    $7::text[], $8::bigint[], $9::bigint[], $10::int[], $11::bigint[], $12::interval[], $13::interval, $14::int, $15::text[],
-    $16::bool)`
+from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4::metered.new_charge[], $5::interval, $6::int, $7::bool)`
 
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers were
 // to be told first.
@@ -46,15 +43,9 @@ func (d *completion) record(tx *Tx, raw []byte) (record, error) {
 }
 
 func (c *Client) completeArgs(ctx context.Context, tx *Tx, marker string, raw []byte, finishing bool) []any {
-	op := tx.op
-	args := []any{marker, op.command.Namespace, op.command.ID, op.fingerprint, op.issued, raw}
-	if tx.call == nil {
-		return append(args, []string{}, []int64{}, []int64{}, []int32{}, []int64{}, []pgtype.Interval{}, interval(0), 0, []string{}, finishing)
-	}
-	charge := tx.call.Args()
+	charges, tolerance := sentCharges(tx.call)
 	wait, _ := c.timeouts(ctx)
-	charge[7] = wait
-	return append(append(args, charge...), finishing)
+	return []any{c.sent(tx.op, marker).String(), tx.op.fingerprint, raw, charges, tolerance, wait, finishing}
 }
 
 // commit sends the last flush and says what became of it.

@@ -71,7 +71,7 @@ func (w *heldWorker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[
 }
 
 // guardSQL has COMMIT refused until the cursor is closed, as that of a command does.
-const guardSQL = `declare metered_write cursor with hold for select metered.unfinished()`
+const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`
 
 // write calls Cost.Write, with a transaction that it cannot end: what it wrote and what
 // it came to are committed together.

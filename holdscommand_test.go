@@ -241,7 +241,7 @@ func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op"}, fn)
 		require.ErrorIs(t, err, holds.ErrUnknown)
-		_, err = tx.Exec(ctx, "select metered.lock_all(null, null, null, null, null, null, 0)")
+		_, err = tx.Exec(ctx, "select metered.lock_all('{}', '{}', '{}', '{}', 1)")
 		return err
 	}))
 }

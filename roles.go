@@ -27,7 +27,7 @@ func GrantSQL(schema, role string) (string, error) {
 		"sweep_holds", "announced", "hold_json", "lock_all",
 		"mint_tokens", "inspect_token", "consume_token", "revoke_token", "revoke_tokens", "replace_token",
 		"claim_job_key", "find_job_key",
-		"begin_command", "complete_command", "finish_command", "unfinished", "clock",
+		"begin_command", "complete_command", "finish_command", "block_commit", "clock",
 	})
 }
 

@@ -47,17 +47,90 @@ create function metered.memory_kept() returns boolean
 language sql immutable
 as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
 
+-- What calls are made of. A domain checks a value where it arrives, whoever sends it: a role
+-- that may execute the functions can pass anything. A domain is used instead of a table's
+-- CHECK, which Postgres parses anew for each statement that inserts (6 microseconds).
+
+-- A sum or an amount that is never negative, as the ledger stores it.
+create domain metered.units as bigint check (value >= 0);
+
+create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);       -- 2^53
+create domain metered.part as bigint not null check (value between 0 and 9007199254740992);
+create domain metered.maximum as bigint not null check (value between 0 and 4611686018427387904);   -- 2^62
+create domain metered.scope_name as text collate "C" not null check (octet_length(value) between 1 and 255);
+create domain metered.id as text collate "C" not null check (octet_length(value) between 1 and 255);
+create domain metered.name as text collate "C" check (octet_length(value) <= 255);
+create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);   -- a version byte and a SHA-256
+create domain metered.span as interval not null check (value between '0' and '36525 days');
+create domain metered.tolerance as interval not null check (value between '0' and '24:00:00');
+create domain metered.wait_ms as int not null check (value between 1 and 3600000);
+create domain metered.note as jsonb check (pg_column_size(value) <= 8192);
+create domain metered.batch as int not null check (value between 1 and 100000);
+create domain metered.ids as text[] not null
+    check (array_ndims(value) = 1 and array_lower(value, 1) = 1 and cardinality(value) <= 100 and array_position(value, null) is null);
+
+-- A limit: so many units in each window of this length, or in the scope's lifetime (0).
+create type metered.charge_limit as (max metered.maximum, win metered.span);
+
+-- A charge to be made: amount units of the scope. Of these held are not spent but held, by
+-- the hold that is being placed. key is that of the scope's lock, or null: then it is
+-- derived, which takes 20 microseconds.
+create type metered.new_charge as (
+    scope metered.scope_name, key bigint, amount metered.amount, held metered.part, limits metered.charge_limit[], note metered.note);
+
+-- Who makes an entry or a transition: the command, if it is one, and a note.
+create type metered.origin as (namespace metered.name, operation metered.name, note metered.note);
+
+-- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
+-- it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long
+-- after its beginning a hold ends at the latest.
+create type metered.new_hold as (
+    tenant metered.name, id metered.id, chosen boolean, key bigint, holder metered.name, claim text, fingerprint metered.fingerprint,
+    issued_at timestamptz, ttl metered.span, grace metered.span, lifetime metered.span, metadata json);
+
+-- Holds of one tenant, and the holder that they must have ('' for any). issued are the times
+-- that the ids carry.
+create type metered.hold_ids as (tenant metered.name, ids metered.ids, issued timestamptz[], holder metered.name);
+
+-- Units of one scope that a capture takes, or that a refund gives back.
+create type metered.used_units as (scope metered.scope_name, amount metered.part, limits metered.charge_limit[]);
+
+-- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
+-- units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they
+-- are charged).
+create type metered.capture_terms as (closing boolean, policy text, entity text);
+
+-- A command as its first and its last statement name it. key is that of its id's lock.
+-- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
+-- settings, since the transaction is the caller's.
+create type metered.new_command as (
+    namespace metered.name, id metered.id, key bigint, issued_at timestamptz, max_future metered.span, timeout_ms int, marker text);
+
+-- A token as it was presented.
+create type metered.presented_token as (digest bytea, purpose text, subject text);
+
+-- A token to be minted.
+create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl metered.span);
+
+-- What charge answers: an entry a charge, in the order of the charges; what counts against each
+-- limit, and what is held of each scope; or else why it is denied.
+create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
+
+-- For functions of ours. What a limit that is being looked at was counted from: the number of
+-- the limit, and the entry at the beginning of its window.
+create type metered.counted as (nth int, base_seq bigint, base_spent bigint);
+
+-- For functions of ours. What an entry that holds units says of the hold: its id, and when
+-- it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is
+-- what counts as now, if the caller has read the clock under the locks.
+create type metered.hold_terms as (id text, due_in interval, nos bigint[], at timestamptz);
+
 create table metered.schema_version (
     version    int primary key,
     applied_at timestamptz not null default clock_timestamp()
 );
 
-insert into metered.schema_version (version) values (1);
-
--- The amount of an entry, never negative: whoever may only execute the functions
--- cannot make an entry that takes spending back. A domain, since a table's check
--- would be parsed anew for each statement that inserts: 6 microseconds.
-create domain metered.units as bigint check (value >= 0);
+insert into metered.schema_version (version) values (2);
 
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
@@ -160,6 +233,7 @@ create table metered.hold_lines (
     open     bigint      not null,      -- counted in the scope's held
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null,
+    refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
     primary key (hold, scope)
 );
 
@@ -175,9 +249,9 @@ create table metered.hold_events (
     deadline  timestamptz,              -- of a place or an extension: the new one
     version   int         not null,
     kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
-                                        -- r released, x expired, b given back
+                                        -- r released, x expired, g given back in part, b given back
     entity    text,
-    detail    jsonb,                    -- a place's constants; a capture's lines; what was not given back
+    detail    jsonb,                    -- a place's constants; a capture's lines; what was given back, or (b) was not
     note      jsonb,                    -- actor, tenant, correlation, reason
     namespace text,                     -- of the operation
     operation text,
@@ -343,14 +417,66 @@ as $$
     select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered.try_each(keys) end
 $$;
 
+-- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
+-- derives the same one.
+create function metered.lock_key(space text, name bytea) returns bigint
+language sql immutable
+as $$
+    select ('x' || encode(substr(sha256(convert_to(space, 'UTF8') || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
+$$;
+
+create function metered.scope_key(of_scope text) returns bigint
+language sql immutable
+as $$
+    select metered.lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
+$$;
+
+-- Whether key is that of the scope's lock: cheaper than to derive it.
+create function metered.key_fits(key bigint, of_scope text) returns boolean
+language sql immutable
+as $$
+    select int8send(key) = substr(sha256(convert_to('metered/scope/metered', 'UTF8') || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+$$;
+
+-- Refuses a call of a function with an argument that is out of bounds. Go never makes one.
+create function metered.require(holds boolean, what text) returns void
+language plpgsql
+as $$
+begin
+    if holds is not true then
+        raise exception 'out of bounds: %', what using errcode = '22023';
+    end if;
+end
+$$;
+
+-- The locks of several scopes, in the one order in which everybody takes them.
+create function metered.lock_all_scopes(scopes text[], keys bigint[], wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return metered.lock_keys(array(
+        select distinct coalesce(s.key, metered.scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
+end
+$$;
+
 -- Takes the locks of scopes for a caller that then reads, charges or credits.
-create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
+create function metered.lock_scopes(scopes text[], wait_ms metered.wait_ms) returns void
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform metered.lock_keys(keys, wait_ms);
+    perform metered.require(cardinality(scopes) <= 64, 'scopes');
+    perform metered.lock_all_scopes(scopes, null, wait_ms);
+end
+$$;
+
+-- Whether this transaction's statements all read from one snapshot.
+create function metered.one_snapshot() returns boolean
+language plpgsql stable
+as $$
+begin
+    return current_setting('transaction_isolation') in ('repeatable read', 'serializable');
 end
 $$;
 
@@ -374,7 +500,7 @@ end
 $$;
 
 -- The last entry of a scope, for a reader.
-create function metered.tip(of_scope text) returns metered.ledger
+create function metered.last_entry(of_scope text) returns metered.ledger
 language plpgsql stable
 as $$
 declare
@@ -404,7 +530,7 @@ $$;
 -- too, would no longer collide. That holds for entry 1 as well, since a purge puts
 -- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
 -- passed over instead, until none is left; hence the second look.
-create function metered.tip_for_write(of_scope text) returns metered.ledger
+create function metered.entry_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -481,7 +607,8 @@ begin
     -- The aggregate inside lateral leaves the planner no join to choose.
     return (
         select coalesce(sum(x.amount), 0)
-        from generate_series(0, top) lv,
+        -- A limit, or the planner expects a thousand levels, and compiles (jit) what they would cost.
+        from (select generate_series(0, top) limit 16) g(lv),
              lateral (select sum(r.amount) as amount from metered.refund_sum r
               where r.scope = of_scope and r.level = lv
                 and r.block > after_seq >> (4 * lv)
@@ -510,21 +637,21 @@ end
 $$;
 
 -- Begins an entry after the scope's last one, under its lock.
-create function metered.next_entry(of_scope text, key bigint, wait_ms int, note text, of_namespace text, of_operation text) returns metered.ledger
+create function metered.next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     e metered.ledger;
 begin
-    perform metered.lock_keys(array[key], wait_ms);
-    e := metered.tip_for_write(of_scope);
+    perform metered.lock_keys(array[coalesce(key, metered.scope_key(of_scope))], wait_ms);
+    e := metered.entry_for_write(of_scope);
     e.seq := e.seq + 1;
     e.at := greatest(metered.clock(), e.at);
     e.ref := null;
     e.hold := null;
-    e.namespace := of_namespace;
-    e.operation := of_operation;
-    e.note := nullif(note, '')::jsonb;
+    e.namespace := origin.namespace;
+    e.operation := origin.operation;
+    e.note := origin.note;
     return e;
 end
 $$;
@@ -554,7 +681,7 @@ begin
 end
 $$;
 
-create function metered.credit(of_scope text, key bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms metered.wait_ms, origin metered.origin,
     out seq bigint, out at timestamptz)
 language plpgsql volatile
 security definer
@@ -563,7 +690,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
+    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
     e.kind := 'd';
     e.amount := units;
@@ -578,8 +705,8 @@ $$;
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
 -- than remains of the charge). remaining is what can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope text, key bigint, charge_seq bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
-    raising boolean,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms metered.wait_ms,
+    origin metered.origin, raising boolean,
     out status text, out remaining bigint, out seq bigint, out at timestamptz)
 language plpgsql volatile
 security definer
@@ -588,7 +715,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
+    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
 begin
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
@@ -606,18 +733,8 @@ begin
         status := case when units > remaining then 'excess' end;
     end if;
     if status is not null then
-        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-            -- This view of the scope may be an old one. An entry meets what it has not
-            -- seen, with 40001; the block takes it back.
-            begin
-                e.kind := 'r';
-                e.amount := units;
-                perform metered.append(e);
-                raise exception using errcode = 'MT100';
-            exception when sqlstate 'MT100' then
-                null;
-            end;
-        end if;
+        e.seq := e.seq - 1;
+        perform metered.refuse_stale(array[e]);
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
                 detail = jsonb_build_object('status', status, 'remaining', remaining);
@@ -643,7 +760,7 @@ $$;
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
 -- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
 -- whoever sees the scope as empty to collide with, but as a new row, for whoever
--- sees it as the last entry (tip_for_write). What follows begins at a multiple of
+-- sees it as the last entry (entry_for_write). What follows begins at a multiple of
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
@@ -668,8 +785,13 @@ declare
     keep  bigint;   -- the first entry to stay
     rest  bigint;
 begin
+    perform metered.require(metered.key_fits(key, of_scope), 'key');
+    perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
+    -- A purge takes a prefix of the chain: what is before after_seq is gone.
+    perform metered.require(not exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1), 'after_seq');
+    cutoff := least(cutoff, metered.clock());
     perform metered.lock_keys(array[key], wait_ms);
-    tip := metered.tip(of_scope);
+    tip := metered.last_entry(of_scope);
     forgotten := false;
     keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
     keep := greatest(1, ((keep - 1) & ~15) + 1);
@@ -718,9 +840,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e   metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, null, null);
-    clk timestamptz := metered.clock();
+    e   metered.ledger;
+    clk timestamptz;
 begin
+    perform metered.require(metered.key_fits(key, of_scope), 'key');
+    e := metered.next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
+    clk := metered.clock();
     ahead := greatest(e.at - clk, interval '0');
     if e.at <= clk then
         return;
@@ -790,91 +915,193 @@ begin
     end loop;
     if in_epoch < tip.epoch then   -- a repair is the first entry of its epoch
         at := least(at, (
-            select min(r.at) from generate_series(in_epoch + 1, tip.epoch) e,
+            select min(r.at) from (select generate_series(in_epoch + 1, tip.epoch) limit 32767) g(e),
                  lateral (select k.at from metered.ledger k
-                  where k.scope = tip.scope and k.epoch = e and (k.seq & 15 = 1 or k.kind = 'k')
+                  where k.scope = tip.scope and k.epoch = g.e and (k.seq & 15 = 1 or k.kind = 'k')
                   order by k.at, k.seq limit 1) r));
     end if;
     return at + win;
 end
 $$;
 
--- Judges the limits of one call. tips are the last entries of its scopes, held is
--- what open holds keep of each, and amounts is what they are to be charged;
--- limit_scopes says which of them a limit belongs to; a window of 0 is the lifetime.
--- used is what counts against each limit so far, holds aside; denied lists every limit
--- that refuses, with the microseconds until it would not (-1 for never: a lifetime's
--- spending does not age) and until a hold falls due.
---
--- A caller that has looked at some limits already passes what it knows: "first" is the
--- first limit that may refuse, used is filled as far as it got, and base_seq and
--- base_spent are the base that the last of these was counted from.
-create function metered.judge(tips metered.ledger[], held bigint[], amounts bigint[], clk timestamptz,
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    inout used bigint[], out denied jsonb,
-    first int default 1, base_seq bigint default null, base_spent bigint default null)
+-- Whether this transaction wrote the row of that xmin, in a savepoint of it or outside. The row
+-- is visible, so a transaction that is in progress can only be this one.
+create function metered.written_here(row_xmin xid) returns boolean
 language plpgsql stable
 as $$
 declare
-    s     int;
+    own   numeric := pg_current_xact_id_if_assigned()::text::numeric;
+    ahead numeric := row_xmin::text::numeric - own % 4294967296;
+begin
+    if ahead < 0 then
+        ahead := ahead + 4294967296;
+    end if;
+    return ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress';
+exception when invalid_parameter_value then     -- "in the future": an old row, from before the ids wrapped around
+    return false;
+end
+$$;
+
+-- How many units of a scope are held by this very transaction, or by the holds of_nos, which
+-- it is about to capture. They go when it is rolled back, so no refusal may wait for their end.
+-- A writer has locked the scope, so its last entries are those of its transaction.
+create function metered.held_here(tip metered.ledger, of_nos bigint[]) returns bigint
+language plpgsql stable
+as $$
+declare
+    e     record;
+    ended jsonb := '{}';    -- by hold: what this transaction has spent or freed of it
+    units bigint := 0;
+begin
+    if pg_current_xact_id_if_assigned() is not null then
+        for e in select l.kind, coalesce(l.hold, '') as hold, l.amount, l.xmin from metered.ledger l
+                 where l.scope = tip.scope and l.seq <= tip.seq order by l.seq desc loop
+            exit when not metered.written_here(e.xmin);
+            if e.kind = 'h' then
+                units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
+            elsif e.kind in ('u', 'l', 'x') then
+                ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
+            end if;
+        end loop;
+    end if;
+    return least(tip.held, units + coalesce((
+        select sum(l.open) from metered.hold_lines l where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0), 0));
+end
+$$;
+
+-- When the first unit that others hold of a scope falls due.
+create function metered.others_fall_due(tip metered.ledger, of_nos bigint[], clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    l    record;
+    mine boolean := pg_current_xact_id_if_assigned() is not null;
+begin
+    for l in select y.due, y.hold, y.xmin from metered.hold_lines y
+             where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
+             order by y.due loop
+        if l.hold = any (of_nos) then
+            continue;
+        end if;
+        if not mine or not metered.written_here(l.xmin) then
+            return l.due;
+        end if;
+    end loop;
+    return greatest(clk, tip.next_due);     -- this transaction has extended it
+end
+$$;
+
+-- Checks the limits of one call. tips are the last entries of the charges' scopes, and held is
+-- what open holds keep of each. used is what counts against each limit so far, holds aside.
+-- denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
+-- hold falls due. There, held is what others hold, and own what this transaction does, or
+-- the holds of_nos, which it captures.
+--
+-- A caller that has looked at some limits passes what it knows: used as far as it got, and what
+-- the last of these was counted from.
+create function metered.check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
+    clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
+    inout used bigint[], out denied jsonb)
+language plpgsql stable
+as $$
+declare
+    c     metered.new_charge;
+    l     metered.charge_limit;
+    i     int := 0;
+    n     int := 0;
     t     metered.ledger;
     u     bigint;
+    own   bigint;
     room  bigint;
     since timestamptz;
     w     record;
+    base_seq   bigint := known.base_seq;
+    base_spent bigint := known.base_spent;
     retry timestamptz;
     falls timestamptz;
 begin
-    for i in first..cardinality(limit_scopes) loop
-        s := limit_scopes[i];
-        t := tips[s];
-        u := used[i];
-        if u is not null then
-            null;
-        elsif windows[i] = interval '0' then
-            u := t.spent - t.refunded - t.credited;
-        else
-            if t.at > clk + max_ahead then
-                raise exception 'the last entry is ahead of the clock'
-                    using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
-                        'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
+    foreach c in array charges loop
+        i := i + 1;
+        t := tips[i];
+        foreach l in array c.limits loop
+            n := n + 1;
+            continue when n < known.nth;
+            u := used[n];
+            if u is not null then
+                null;
+            elsif l.win = interval '0' then
+                u := t.spent - t.refunded - t.credited;
+            else
+                if t.at > clk + ahead then
+                    raise exception 'the last entry is ahead of the clock'
+                        using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
+                            'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
+                end if;
+                since := greatest(clk, t.at) - l.win;
+                u := 0;
+                if t.at > since then
+                    w := metered.spent_since(t, since);
+                    u := w.used;
+                    base_seq := w.base_seq;
+                    base_spent := w.base_spent;
+                end if;
             end if;
-            since := greatest(clk, t.at) - windows[i];
-            u := 0;
-            if t.at > since then
-                w := metered.spent_since(t, since);
-                u := w.used;
-                base_seq := w.base_seq;
-                base_spent := w.base_spent;
+            used[n] := u;
+            continue when u <= l.max - held[i] - c.amount;
+            own := metered.held_here(t, of_nos);
+            falls := case when held[i] > own then metered.others_fall_due(t, of_nos, clk) end;
+            retry := null;
+            room := l.max - held[i] - c.amount;
+            if l.win > interval '0' and room >= 0 then
+                retry := metered.leaves_at(t, base_seq, base_spent, u, l.win, room);
             end if;
-        end if;
-        used[i] := u;
-        room := maxima[i] - held[s] - amounts[s];
-        continue when u <= room;
-        falls := case when held[s] > 0 then metered.first_due(t.scope, t.next_due, clk) end;
-        retry := null;
-        if windows[i] > interval '0' and room >= 0 then
-            retry := metered.leaves_at(t, base_seq, base_spent, u, windows[i], room);
-        end if;
-        -- The end of holds can make room, sooner or at all.
-        room := maxima[i] - amounts[s];
-        if u <= room then
-            retry := least(retry, falls);
-        elsif windows[i] > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
-            retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, windows[i], room)));
-        end if;
-        denied := coalesce(denied, '[]') || jsonb_build_object(
-            'limit', i - 1, 'used', u, 'held', held[s],
-            'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
-            'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
+            -- The end of holds can make room, sooner or at all.
+            room := l.max - own - c.amount;
+            if u <= room then
+                retry := least(retry, falls);
+            elsif l.win > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
+                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, l.win, room)));
+            end if;
+            denied := coalesce(denied, '[]') || jsonb_build_object(
+                'limit', n - 1, 'used', u, 'held', held[i] - own, 'own', own,
+                'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
+                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
+        end loop;
     end loop;
 end
 $$;
 
--- Judges a charge that meets holds which are due, and, if it is let in, ends those of
+-- Fails with 40001 unless these are still the last entries of their scopes, where the snapshot
+-- may be older than what has been committed since: there, a refusal must not be final. The
+-- scopes are locked. An entry meets what the snapshot does not see; the block takes it back.
+create function metered.refuse_stale(tips metered.ledger[]) returns void
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    if not metered.one_snapshot() then
+        return;
+    end if;
+    foreach tip in array tips loop
+        perform from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq for key share;
+        tip.seq := tip.seq + 1;
+        tip.amount := 1;
+        tip.at := coalesce(nullif(tip.at, '-infinity'), metered.clock());
+        tip.kind := 'c';
+        perform metered.append(tip);
+    end loop;
+    raise exception using errcode = 'MT100';
+exception when sqlstate 'MT100' then
+    null;
+end
+$$;
+
+-- Checks a charge that meets holds which are due, and, if it is let in, ends those of
 -- them that are in its way. stand are the last entries after that.
-create function metered.admit(tips metered.ledger[], keys bigint[], amounts bigint[], clk timestamptz,
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
+create function metered.expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
+    ahead interval, wait_ms int, of_nos bigint[],
     out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql volatile
 as $$
@@ -893,7 +1120,7 @@ begin
         kept := kept || tip.held;
         held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
-    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead, null);
+    verdict := metered.check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     denied := verdict.denied;
     stand := tips;
@@ -908,13 +1135,12 @@ begin
         for i in 1..cardinality(scopes) loop
             remain[i] := kept[i] - case when due[i] <= clk then metered.overdue(scopes[i], due[i], clk, max_lines) else 0 end;
         end loop;
-        exit when remain = held or (metered.judge(tips, remain, amounts, clk,
-            limit_scopes, maxima, windows, max_ahead, null)).denied is null;
+        exit when remain = held or (metered.check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
         max_lines := 2 * max_lines;
     end loop;
-    perform metered.expire_due(scopes, keys, due, clk, max_lines, wait_ms);
+    perform metered.expire_due(scopes, due, clk, max_lines, wait_ms);
     for i in 1..cardinality(scopes) loop
-        tip := metered.tip_for_write(scopes[i]);
+        tip := metered.entry_for_write(scopes[i]);
         if tip.held > remain[i] then
             perform metered.collided();
         end if;
@@ -923,61 +1149,57 @@ begin
 end
 $$;
 
--- What charge answers, as post has it.
-create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
 
--- Charges scopes, all or none. keys are their lock keys, sorted and distinct.
--- Either denied is null, and each scope has one new entry, or nothing was
--- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
---
--- Of amounts, hold_amounts are not spent but held, by the hold of_hold until ttl from
--- now; they get an entry of their own. at is what counts as now: as_of, if the caller
--- has read the clock under the locks and judged holds by it, or else the clock.
---
--- Without keys it only looks, takes no lock and writes nothing: denied is what
--- check_charge says, which is asked if the charge is not plainly let in. A charge that
--- follows in the same transaction finds its statements prepared.
+-- Writes the entries of charges, all or none. Either denied is null, and each charge has an
+-- entry, or nothing was written. mode says what becomes of a denial: answer; or raise, as
+-- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
+-- answers what a charge that follows in the same transaction would be told; that one then
+-- finds its statements prepared.
 --
 -- Most charges are let in while nothing is due. That case is decided here; all others
--- are left to judge or admit. limit_scopes ascend. What a statement of PL/pgSQL costs in
+-- are left to check_limits or expire_and_check. What a statement of PL/pgSQL costs in
 -- a transaction that runs it once is mostly its preparation, so there are few.
-create function metered.post(scopes text[], keys bigint[], amounts bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
-    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null, as_of timestamptz default null,
+create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
 language plpgsql volatile
 as $$
 declare
-    k     bigint;
+    c     metered.new_charge;
+    l     metered.charge_limit;
     tip   metered.ledger;
     tips  metered.ledger[];
-    n     int := 1;
+    i     int := 0;
+    n     int := 0;
     since timestamptz;
     base_seq      bigint;   -- what a window's use is counted from
     base_spent    bigint;
     base_refunded bigint;
     w     record;
+    look  boolean := mode = 'look';
     plain boolean := metered.memory_kept();     -- true; what for, is said there
     due   boolean := false;
     a     record;
     units bigint;
 begin
-    foreach k in array coalesce(keys, '{}') loop
-        continue when pg_try_advisory_xact_lock(k);
-        perform metered.lock_keys(keys, wait_ms);
-        exit;
-    end loop;
-    at := coalesce(as_of, metered.clock());     -- after the lock: a wait must not date the entry back
-    for i in 1..cardinality(scopes) loop
-        if keys is null then
-            select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1;
+    at := hold.at;
+    if at is null then
+        -- One lock needs no order.
+        if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
+            perform metered.lock_charges(charges, wait_ms);
+        end if;
+        at := metered.clock();  -- after the lock: a wait must not date the entry back
+    end if;
+    foreach c in array charges loop
+        i := i + 1;
+        if look then
+            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
         else
-            -- tip_for_write, without the call where there is an entry.
-            select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1 for key share;
+            -- entry_for_write, without the call where there is an entry.
+            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1 for key share;
         end if;
         if not found then
-            tip := case when keys is null then metered.fresh(scopes[i]) else metered.first_for_write(scopes[i]) end;
+            tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
         end if;
         tips[i] := tip;
         held[i] := tip.held;
@@ -985,8 +1207,10 @@ begin
             plain := false;
             due := due or tip.next_due <= at;
         end if;
-        while plain and limit_scopes[n] = i loop
-            since := at - windows[n];
+        foreach l in array c.limits loop
+            exit when plain is not true;
+            n := n + 1;
+            since := at - l.win;
             if since = at then
                 used[n] := tip.spent - tip.refunded - tip.credited;
             elsif tip.at <= since then
@@ -995,24 +1219,24 @@ begin
                 -- spent_since where the base is in the newest epoch, or all that was ever
                 -- spent is inside.
                 select b.seq, b.spent, b.refunded into base_seq, base_spent, base_refunded
-                from (select l.seq from metered.ledger l
-                      where l.scope = scopes[i] and l.epoch = tip.epoch and l.at <= since
-                        and (l.seq & 15 = 1 or l.kind = 'k')
-                      order by l.at desc, l.seq desc limit 1) x,
-                     lateral (select l.seq, l.spent, l.refunded from metered.ledger l
-                      where l.scope = scopes[i] and l.seq between x.seq and x.seq + 15
-                        and l.epoch = tip.epoch and l.at <= since
-                      order by l.seq desc limit 1) b;
+                from (select y.seq from metered.ledger y
+                      where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
+                        and (y.seq & 15 = 1 or y.kind = 'k')
+                      order by y.at desc, y.seq desc limit 1) x,
+                     lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                      where y.scope = c.scope and y.seq between x.seq and x.seq + 15
+                        and y.epoch = tip.epoch and y.at <= since
+                      order by y.seq desc limit 1) b;
                 if base_seq > 1 and base_refunded = tip.refunded then
                     used[n] := tip.spent - base_spent;
                 elsif base_seq > 1 then
-                    used[n] := tip.spent - base_spent - metered.refunds_after(scopes[i], tip.seq, base_seq);
+                    used[n] := tip.spent - base_spent - metered.refunds_after(c.scope, tip.seq, base_seq);
                 elsif base_seq is null and tip.epoch = 0 and tip.seq <= 16 then
-                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
+                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(c.scope, tip.seq, 0) end;
                 -- Apart from that: a condition with a query in it is a statement.
                 elsif base_seq is null and tip.epoch = 0
-                      and exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2) then
-                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
+                      and exists (select from metered.ledger y where y.scope = c.scope and y.seq = 2) then
+                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(c.scope, tip.seq, 0) end;
                 else
                     w := metered.spent_since(tip, since);
                     base_seq := w.base_seq;
@@ -1020,67 +1244,73 @@ begin
                     used[n] := w.used;
                 end if;
             end if;
-            plain := used[n] <= maxima[n] - tip.held - amounts[i];
-            n := n + 1;
+            plain := used[n] <= l.max - tip.held - c.amount;
         end loop;
     end loop;
-    plain := plain and n > cardinality(limit_scopes);
-    if keys is null or not plain then
-        if keys is null then
-            if not plain then
-                denied := (metered.check_charge(scopes, amounts, limit_scopes, maxima, windows, max_ahead)).denied;
-            end if;
+    if look or plain is not true then
+        if look and plain then
             return;
         end if;
-        if due then
-            a := metered.admit(tips, keys, amounts, at, limit_scopes, maxima, windows, max_ahead, wait_ms);
+        if look then
+            a := metered.check_now(charges, tips, at, ahead);
+        elsif due then
+            a := metered.expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
             tips := a.stand;
             held := a.held;
         else
             -- The last limit of which something is known is the first that may refuse.
-            a := metered.judge(tips, held, amounts, at, limit_scopes, maxima, windows, max_ahead, used,
-                greatest(1, cardinality(used)), coalesce(base_seq, 0), coalesce(base_spent, 0));
+            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(n, coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
-        used := a.used;
         denied := a.denied;
         if denied is not null then
-            if raising then
+            if look and metered.one_snapshot() then
+                perform metered.lock_charges(charges, wait_ms);
+            end if;
+            perform metered.refuse_stale(tips);
+            if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
             end if;
             return;
+        elsif look then
+            return;
         end if;
+        used := a.used;
     end if;
-    for i in 1..cardinality(scopes) loop
+    i := 0;
+    foreach c in array charges loop
+        i := i + 1;
         tip := tips[i];
         if tip.held > 0 then
-            tip.next_due := metered.due_after(scopes[i], tip.seq, tip.held, tip.next_due, at);
+            tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
         end if;
         tip.at := greatest(at, tip.at);
-        units := amounts[i] - coalesce(hold_amounts[i], 0);
-        if units < amounts[i] then
+        units := c.amount - c.held;
+        if c.held > 0 and hold.due_in >= interval '0' then
             tip.seq := tip.seq + 1;
-            tip.held := tip.held + hold_amounts[i];
-            tip.next_due := least(tip.next_due, at + ttl);
+            tip.held := tip.held + c.held;
+            tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                 epoch, kind, scope, next_due, hold, namespace, operation, note)
-            values (tip.seq, hold_amounts[i], tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'h', scopes[i], tip.next_due, of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
+            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note)
             on conflict do nothing;
             if not found then
                 perform metered.collided();
             end if;
+        elsif c.held <> 0 then
+            raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
         end if;
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                 epoch, kind, scope, next_due, hold, namespace, operation, note)
             values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', scopes[i], tip.next_due, of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note)
             on conflict do nothing;
             if not found then
                 perform metered.collided();
             end if;
-        elsif units < 0 or amounts[i] < 1 then
+        elsif units < 0 then
             perform metered.no_amount();
         end if;
         seqs[i] := tip.seq;
@@ -1089,11 +1319,18 @@ begin
 end
 $$;
 
--- post, for applications: a charge that is no command's, and is answered when denied. It
--- returns the whole: that costs less than to assign each part.
-create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    wait_ms int, notes text[]) returns metered.posted
+-- The locks of the charges' scopes, in order.
+create function metered.lock_charges(charges metered.new_charge[], wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return metered.lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
+end
+$$;
+
+-- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
+-- returns the whole answer: that costs less than to assign each part.
+create function metered.charge(charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms) returns metered.posted
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1101,14 +1338,31 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    return metered.post(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes, null, null, false);
+    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null);
+end
+$$;
+
+-- What check_limits says of charges if what is due is free, without ending it.
+create function metered.check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
+    out used bigint[], out held bigint[], out denied jsonb)
+language plpgsql stable
+as $$
+declare
+    tip     metered.ledger;
+    verdict record;
+begin
+    foreach tip in array tips loop
+        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+    end loop;
+    verdict := metered.check_limits(charges, tips, held, clk, ahead, null, null, null);
+    used := verdict.used;
+    denied := verdict.denied;
 end
 $$;
 
 -- What charge would say now, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
-create function metered.check_charge(scopes text[], amounts bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
+create function metered.check_charge(charges metered.new_charge[], ahead metered.tolerance,
     out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql stable
 security definer
@@ -1117,19 +1371,17 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    tip     metered.ledger;
-    tips    metered.ledger[];
-    clk     timestamptz := metered.clock();
-    verdict record;
+    c    metered.new_charge;
+    tips metered.ledger[];
+    a    record;
 begin
-    for i in 1..cardinality(scopes) loop
-        tip := metered.tip(scopes[i]);
-        tips[i] := tip;
-        held[i] := tip.held - case when tip.next_due <= clk then metered.overdue(scopes[i], tip.next_due, clk) else 0 end;
+    foreach c in array charges loop
+        tips := tips || metered.last_entry(c.scope);
     end loop;
-    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead, null);
-    used := verdict.used;
-    denied := verdict.denied;
+    a := metered.check_now(charges, tips, metered.clock(), ahead);
+    used := a.used;
+    held := a.held;
+    denied := a.denied;
 end
 $$;
 
@@ -1149,7 +1401,7 @@ declare
     tip   metered.ledger;
 begin
     for i in 1..cardinality(scopes) loop
-        tip := metered.tip(scopes[i]);
+        tip := metered.last_entry(scopes[i]);
         since := greatest(clk, tip.at) - windows[i];
         if windows[i] = interval '0' then
             used := tip.spent - tip.refunded - tip.credited;
@@ -1228,10 +1480,10 @@ as $$
     end
 $$;
 
--- Frees what the holds still keep of the scopes whose keys are given, which are
--- locked: one entry for each scope.
-create function metered.free_lines(nos bigint[], keys bigint[], as_kind "char", clk timestamptz,
-    of_hold text, note text, of_namespace text, of_operation text) returns void
+-- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
+-- entry for each scope.
+create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
+    of_hold text, origin metered.origin) returns void
 language plpgsql volatile
 as $$
 declare
@@ -1241,18 +1493,18 @@ declare
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
-          where l.hold = any (nos) and l.open <> 0 and l.key = any (keys)
+          where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
         return;
     end if;
     update metered.hold_lines l set open = 0
-    where l.hold = any (nos) and l.open <> 0 and l.key = any (keys);
+    where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
-        of_hold, of_namespace, of_operation, nullif(free_lines.note, '')::jsonb
+        of_hold, origin.namespace, origin.operation, origin.note
     from unnest(scopes, sums) f(scope, units),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
@@ -1263,9 +1515,17 @@ begin
 end
 $$;
 
+-- What the system does by itself is noted so: a caller that only needs the room of what is due
+-- did not ask for its end.
+create function metered.by_system() returns metered.origin
+language sql immutable
+as $$
+    select row(null, null, '{"actor": "system"}')::metered.origin
+$$;
+
 -- Ends those of the holds that are due and have not ended. Their rows are locked,
 -- in order.
-create function metered.expire_rows(nos bigint[], clk timestamptz, note text) returns void
+create function metered.expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
 language plpgsql volatile
 as $$
 begin
@@ -1274,14 +1534,13 @@ begin
         where h.no = any (nos) and h.state = 'h' and h.due <= clk
         returning h.no, h.version)
     insert into metered.hold_events (hold, at, version, kind, note)
-    select e.no, clk, e.version, 'x', nullif(expire_rows.note, '')::jsonb from ended e;
+    select e.no, clk, e.version, 'x', expire_rows.note from ended e;
 end
 $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, which are locked
--- and none of whose lines is due before "since". The note names the system, as
--- sweep_holds does: the caller only needs their room, and did not ask for their end.
-create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
+-- and none of whose lines is due before "since".
+create function metered.expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
@@ -1299,8 +1558,8 @@ begin
     before := metered.bound_lock_wait(wait_ms);
     perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
     before := metered.unbound_lock_wait(before);
-    perform metered.expire_rows(nos, clk, '{"actor": "system"}');
-    perform metered.free_lines(nos, keys, 'x', clk, null, '{"actor": "system"}', null, null);
+    perform metered.expire_rows(nos, clk, (metered.by_system()).note);
+    perform metered.release_lines(nos, scopes, 'x', clk, null, metered.by_system());
 end
 $$;
 
@@ -1321,11 +1580,12 @@ declare
     keys   bigint[];
     clk    timestamptz;
     h      record;
+    origin metered.origin;
     before text;
 begin
     select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
-        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        status := metered.missing_hold(of_tenant, of_id, issued, wait_ms);
         return;
     end if;
     perform metered.lock_keys(keys, wait_ms);
@@ -1344,8 +1604,9 @@ begin
         when h.deadline <> of_deadline then 'extended'
         when h.state = 'h' and h.due > clk then 'due_later' end;
     if status is null then
-        perform metered.expire_rows(array[of_no], clk, note);
-        perform metered.free_lines(array[of_no], keys, 'x', clk, of_id, note, null, null);
+        origin := row(null, null, nullif(note, '')::jsonb);
+        perform metered.expire_rows(array[of_no], clk, origin.note);
+        perform metered.release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
         if channel is not null then
             perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
@@ -1379,6 +1640,7 @@ declare
     locked  bigint[] := '{}';
     k       bigint;
 begin
+    perform metered.require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
     select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
         count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
         count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
@@ -1410,8 +1672,8 @@ begin
     if due_nos is null then
         return;
     end if;
-    perform metered.expire_rows(due_nos, clk, '{"actor": "system"}');
-    perform metered.free_lines(due_nos, locked, 'x', clk, null, '{"actor": "system"}', null, null);
+    perform metered.expire_rows(due_nos, clk, (metered.by_system()).note);
+    perform metered.release_lines(due_nos, null, 'x', clk, null, metered.by_system());
     nos := due_nos;
     if not keep_pending then
         perform metered.announced(nos, channel);
@@ -1428,6 +1690,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+    perform metered.require(cardinality(nos) <= 10000, 'nos');
     update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
     if channel is not null then
         perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
@@ -1456,6 +1719,8 @@ declare
     latest timestamptz;
     before text := metered.bound_lock_wait(wait_ms);
 begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
     perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
     before := metered.unbound_lock_wait(before);
     select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
@@ -1487,10 +1752,10 @@ $$;
 
 -- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
-create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint) returns json
+create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint) returns json
 language sql stable
 as $$
-    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open)
+    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded)
 $$;
 
 -- The hold of that no.
@@ -1505,7 +1770,7 @@ begin
     return (
         select metered.hold_as_json(h, (
             select json_agg(metered.line_json(l.scope, l.amount, l.captured,
-                case when h.state = 'h' and h.due > clk then l.open else 0 end) order by l.scope)
+                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), clk)
         from metered.holds h where h.no = of_no);
 end
@@ -1527,7 +1792,10 @@ $$;
 -- another holder's (see lock_holds); the ids that it places, by key; then rows of holds, by
 -- no: of those that are named, and of those that are due in scopes that it may charge and
 -- could be in its way. A command that names thousands of scopes needs a larger lock table.
-create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], tenants text[], holders text[], ids text[], wait_ms int) returns void
+--
+-- A hold that was not there before the locks, and is there behind them, was placed while this
+-- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms metered.wait_ms) returns void
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1536,19 +1804,24 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     nos    bigint[];
+    there  bigint[];
     due    bigint[];
     clk    timestamptz;
     before text;
 begin
-    select array_agg(h.no) into nos
-    from unnest(tenants, holders, ids) n(tenant, holder, id),
-         lateral (select x.no, x.holder from metered.holds x where x.tenant = n.tenant and x.id = n.id limit 1) h
-    where n.holder = '' or h.holder = n.holder;
+    perform metered.require(cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000, 'locks');
+    nos := metered.named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
-    perform metered.lock_keys(coalesce(keys, '{}') || id_keys, wait_ms);
+    perform metered.lock_keys(keys || id_keys, wait_ms);
+    if cardinality(named) > 0 then
+        there := metered.named_holds(named);
+        if not coalesce(there, '{}') <@ coalesce(nos, '{}') then
+            raise exception 'could not serialize access: a hold was placed meanwhile' using errcode = '40001';
+        end if;
+    end if;
     clk := metered.clock();
     -- As many as expire_due would take at first. If it comes to need more, or another one
     -- falls due before it looks, that one is locked out of order.
@@ -1567,6 +1840,19 @@ begin
 end
 $$;
 
+-- The holds that are named, but for those of another holder.
+create function metered.named_holds(named metered.hold_ids[]) returns bigint[]
+language plpgsql volatile
+as $$
+begin
+    return (
+        select array_agg(h.no)
+        from unnest(named) n, lateral unnest(n.ids) i(id),
+             lateral (select x.no, x.holder from metered.holds x where x.tenant = n.tenant and x.id = i.id limit 1) h
+        where n.holder = '' or h.holder = n.holder);
+end
+$$;
+
 -- Notifies those who listen to the channel of a hold's transition.
 create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
@@ -1576,22 +1862,31 @@ begin
 end
 $$;
 
--- Places a hold on the scopes of which hold_amounts is not 0, and charges the rest
--- of amounts, all or none. status: placed; same (placed before, with the same
--- content: hold tells); conflict (with other content); retired; taken (of a claim:
--- somebody else has it, until deadline if that is not null); denied.
+-- Locks what a placement locks: its scopes, by key, and then the id that the caller chose.
+create function metered.lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    if cardinality(charges) = 1 and pg_try_advisory_xact_lock(charges[1].key)
+       and (id_key is null or pg_try_advisory_xact_lock(id_key)) then
+        return false;
+    end if;
+    return metered.lock_charges(charges, wait_ms) or id_key is not null and metered.lock_keys(array[id_key], wait_ms);
+end
+$$;
+
+-- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
+-- status: placed; same (placed before, with the same content: stored tells); conflict (with other
+-- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
+-- null); denied.
 --
--- If the caller chose the id, keys end with that of the id: whoever places the same id
+-- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
 -- id that was made up for this call is not looked for.
--- hold_keys are those of the scopes; line_keys those of them that are held, ascending.
-create function metered.place(of_tenant text, of_id text, chosen boolean, of_holder text, of_claim text, print bytea, issued timestamptz,
-    ttl interval, grace interval, lifetime interval, of_metadata text, detail text, note text, channel text,
-    scopes text[], keys bigint[], amounts bigint[], hold_amounts bigint[], hold_keys bigint[], line_keys bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
-    of_namespace text, of_operation text, raising boolean,
-    out status text, out hold_id text, out placed_at timestamptz, out deadline timestamptz,
-    out seqs bigint[], out ats timestamptz[], out denied jsonb, out hold json)
+create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms,
+    origin metered.origin, channel text, raising boolean,
+    out status text, out placed_at timestamptz, out deadline timestamptz,
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1602,73 +1897,56 @@ declare
     c      record;
     was    record;
     clk    timestamptz;
+    due_in interval := hold.ttl + hold.grace;
+    line_keys bigint[] := '{}';
+    lines  jsonb := '[]';
+    claimed boolean := hold.claim is null;
     new_no bigint;
-    waited boolean;
-    before text;
     unused text;
+    charge metered.new_charge;
 begin
-    hold_id := of_id;
-    if chosen or of_claim is not null then
-        waited := metered.lock_keys(keys, wait_ms);
-        clk := metered.clock();     -- else post does both
+    foreach charge in array charges loop
+        if charge.held > 0 then
+            charge.key := coalesce(charge.key, metered.scope_key(charge.scope));
+            if not metered.key_fits(charge.key, charge.scope) then
+                perform metered.require(false, 'key');
+            end if;
+            line_keys := line_keys || charge.key;
+            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
+            claimed := claimed or charge.scope = hold.claim and charge.held = 1;
+        end if;
+    end loop;
+    if not (claimed and hold.ttl > interval '0' and due_in <= hold.lifetime + hold.grace and line_keys <> '{}') then
+        perform metered.require(false, 'hold');
     end if;
-    if chosen then
-        select h.no, h.fingerprint, h.state, h.holder, h.due into was
-        from metered.holds h where h.tenant = of_tenant and h.id = of_id;
-        if found then
-            status := case when was.fingerprint = print then 'same' else 'conflict' end;
-        else
-            if issued is not null and current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-                -- It may have been placed and purged since this snapshot, with which the
-                -- horizon has moved: then this fails with 40001, as a lock of a row does
-                -- that was updated since. FOR KEY SHARE would not.
-                before := metered.bound_lock_wait(wait_ms);
-                perform from metered.holds_horizon z where z.one for share;
-                before := metered.unbound_lock_wait(before);
-            end if;
-            if issued <= (select z.at from metered.holds_horizon z where z.one) then
-                status := 'retired';
-            end if;
-        end if;
-    elsif of_claim is not null then
-        select h.no, h.fingerprint, h.state, h.holder, h.due into was
-        from metered.holds h where h.claim = of_claim and (h.state = 'h' or h.state = 'c' and not h.returned);
-        if found and (was.state = 'c' or was.due > clk) then
-            if was.state = 'c' or was.holder <> of_holder then
-                status := 'taken';
-                if was.state = 'h' then
-                    deadline := was.due;
-                    placed_at := clk;
-                end if;
-            else
-                status := case when was.fingerprint = print then 'same' else 'conflict' end;
-            end if;
-        end if;
+    if cardinality(line_keys) > 1 then
+        line_keys := array(select distinct k from unnest(line_keys) k order by k);
+    end if;
+    if hold.chosen or hold.claim is not null then
+        unused := metered.lock_place(charges, case when hold.chosen then coalesce(hold.key, metered.lock_key('metered/hold/metered',
+            convert_to(hold.tenant, 'UTF8') || '\x00'::bytea || convert_to(hold.id, 'UTF8'))) end, wait_ms);
+        clk := metered.clock();     -- else write_charges does both
+        was := metered.placed_before(hold, clk, wait_ms);
+        status := was.status;
+        deadline := was.deadline;
+        placed_at := was.at;
     end if;
     if status = 'same' then
-        -- A snapshot that is too old for what the hold is by now fails here.
-        before := metered.bound_lock_wait(wait_ms);
-        perform from metered.holds h where h.no = was.no for share;
-        if not found then
-            perform metered.collided();
+        stored := metered.hold_json(was.no, clk);
+        if raising and was.state <> 'h' then
+            perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
         end if;
-        before := metered.unbound_lock_wait(before);
-        hold := metered.hold_json(was.no, clk);
-        if raising and (was.state <> 'h' or was.due <= clk) then
-            perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold_id,
-                'state', case when was.state = 'h' then 'x' else was.state end, 'hold', hold));
-        end if;
-        unused := case when of_operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered.remember_hold(stored) end;
     end if;
     if status is not null then
         if raising and status <> 'same' then
             raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = jsonb_build_object(
-                'status', status, 'id', hold_id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint);
+                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint);
         end if;
         return;
     end if;
-    c := metered.post(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
-        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk);
+    c := metered.write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
+        row(hold.id, due_in, null, clk));
     seqs := c.seqs;
     ats := c.ats;
     denied := c.denied;
@@ -1677,32 +1955,148 @@ begin
         status := 'denied';
         return;
     end if;
-    deadline := placed_at + ttl;
-    insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
-        tenant, id, holder, claim, fingerprint, keys, metadata)
-    values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
-        of_tenant, hold_id, of_holder, of_claim, print, line_keys, of_metadata::json)
-    on conflict do nothing
-    returning no into new_no;
-    if new_no is null then
-        perform metered.collided();     -- this view is older than one that was placed
-    end if;
+    deadline := placed_at + hold.ttl;
+    loop
+        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
+            tenant, id, holder, claim, fingerprint, keys, metadata)
+        values (place.placed_at, place.deadline, place.placed_at + due_in, place.placed_at + hold.lifetime, hold.issued_at, 1, 'h',
+            hold.tenant, hold.id, hold.holder, hold.claim, hold.fingerprint, line_keys, hold.metadata)
+        on conflict do nothing
+        returning no into new_no;
+        exit when new_no is not null;
+        if not metered.raise_sequence() then
+            perform metered.collided();     -- this view is older than one that was placed
+        end if;
+    end loop;
     insert into metered.hold_lines (hold, key, amount, open, due, scope)
-    select new_no, l.key, l.units, l.units, place.deadline + grace, l.scope
-    from unnest(scopes, hold_keys, hold_amounts) l(scope, key, units) where l.units > 0;
+    select new_no, coalesce(l.key, metered.scope_key(l.scope)), l.held, l.held, place.placed_at + due_in, l.scope
+    from unnest(charges) l where l.held > 0;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
-    values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb,
-        of_namespace, of_operation);
+    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_strip_nulls(jsonb_build_object(
+            'tenant', hold.tenant, 'holder', hold.holder, 'claim', hold.claim,
+            'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines)),
+        origin.note, origin.namespace, origin.operation);
     if channel is not null then
-        perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
+        perform metered.announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;
-    if of_operation is not null then
-        unused := metered.remember_hold(('{"created":true,' || case when amounts <> hold_amounts then '"charges":' || (
-            select json_agg(json_build_object('scope', s.scope, 'seq', s.seq, 'amount', s.amount - s.held, 'at', s.at) order by s.n)
-            from unnest(scopes, seqs, amounts, hold_amounts, ats) with ordinality s(scope, seq, amount, held, at, n)
-            where s.amount > s.held)::text || ',' else '' end || substr(metered.hold_json(new_no, placed_at)::text, 2))::json);
+    if origin.operation is not null then
+        unused := metered.remember_hold(metered.created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
+end
+$$;
+
+-- What was placed before: with this id, if the caller chose it, or of this claim. status as place
+-- has it, or null: nothing is in the way. state is what it is by now.
+create function metered.placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
+    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    was    record;
+    before text;
+begin
+    if hold.chosen then
+        select h.no, h.fingerprint, h.state, h.holder, h.due into was
+        from metered.holds h where h.tenant = hold.tenant and h.id = hold.id;
+    else
+        select h.no, h.fingerprint, h.state, h.holder, h.due into was
+        from metered.holds h where h.claim = hold.claim and (h.state = 'h' or h.state = 'c' and not h.returned);
+    end if;
+    no := was.no;
+    if no is null then
+        if hold.chosen and hold.issued_at is not null and metered.one_snapshot() then
+            -- It may have been placed and purged since this snapshot, with which the
+            -- horizon has moved: then this fails with 40001, as a lock of a row does
+            -- that was updated since. FOR KEY SHARE would not.
+            before := metered.bound_lock_wait(wait_ms);
+            perform from metered.holds_horizon z where z.one for share;
+            before := metered.unbound_lock_wait(before);
+        end if;
+        if hold.chosen and hold.issued_at <= (select z.at from metered.holds_horizon z where z.one) then
+            status := 'retired';
+        end if;
+        return;
+    end if;
+    state := case when was.state = 'h' and was.due <= clk then 'x' else was.state end;
+    if not hold.chosen then
+        if state = 'x' then
+            no := null;
+            return;
+        elsif state = 'c' or was.holder <> hold.holder then
+            status := 'taken';
+            if state = 'h' then
+                deadline := was.due;
+                at := clk;
+            end if;
+        end if;
+    end if;
+    status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
+    if status = 'same' or metered.one_snapshot() then
+        -- A snapshot that is too old for what the hold is by now fails here.
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds h where h.no = was.no for share;
+        if not found then
+            perform metered.collided();
+        end if;
+        before := metered.unbound_lock_wait(before);
+    end if;
+end
+$$;
+
+-- Moves the sequence of holds.no on, if it has fallen behind, as it has on a server that was
+-- switched to by logical replication. False if the number that was tried last was free.
+create function metered.raise_sequence() returns boolean
+language plpgsql volatile
+as $$
+declare
+    of_no regclass := pg_get_serial_sequence('metered.holds', 'no');
+begin
+    if not exists (select from metered.holds h where h.no = currval(of_no)) then
+        return false;
+    end if;
+    perform setval(of_no, (select max(h.no) from metered.holds h));
+    return true;
+end
+$$;
+
+-- A hold that was just placed, with what its request charged besides.
+create function metered.created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
+language plpgsql stable
+as $$
+begin
+    return ('{"created":true,' || coalesce('"charges":' || (
+        select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount', s.amount - s.held, 'at', q.at) order by s.n)
+        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, n)
+             join unnest(seqs, ats) with ordinality q(seq, at, n) on q.n = s.n
+        where s.amount > s.held)::text || ',', '') || substr(hold::text, 2))::json;
+end
+$$;
+
+-- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be
+-- older than one that was placed since, its insertion fails with 40001. The block takes it back.
+-- So a caller that names a holder may learn that somebody has placed the id since its snapshot, and
+-- no more: tried again, another's hold is as unknown as none.
+create function metered.missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
+language plpgsql volatile
+as $$
+begin
+    if issued <= (select z.at from metered.holds_horizon z where z.one) then
+        return 'retired';
+    end if;
+    if metered.one_snapshot() then
+        begin
+            perform metered.bound_lock_wait(wait_ms);
+            insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
+            values ('epoch', 'epoch', 'epoch', 'epoch', 0, 'x', of_tenant, of_id, '', '', '{}')
+            on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+    return 'unknown';
 end
 $$;
 
@@ -1714,11 +2108,14 @@ $$;
 --
 -- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
 -- for one, or a 40001 would tell another's hold from none.
-create function metered.lock_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, needs "char", wait_ms int,
+create function metered.lock_holds(named metered.hold_ids, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
 as $$
 declare
+    of_tenant text := named.tenant;
+    of_holder text := named.holder;
+    ids     text[] := named.ids;
     h       record;
     seen    bigint[];
     waited  boolean;
@@ -1742,13 +2139,16 @@ begin
             end if;
         end if;
     end if;
+    perform metered.require(cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
         select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
         if h.no is null or of_holder <> '' and h.holder <> of_holder then
             -- What does not exist would be retired with such an id: so is one of somebody else.
-            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
-                when h.no is null then 'unknown' else 'holder' end;
+            status := case
+                when h.no is null then metered.missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
+                when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
+                else 'holder' end;
             failed := ids[i];
             return;
         end if;
@@ -1771,7 +2171,7 @@ begin
         end if;
         failed := ids[i];
         if h.no is null then
-            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+            status := case when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         else
             status := 'state';
             stands := case when h.state = 'h' and h.due <= clk then 'x' else h.state end;
@@ -1795,14 +2195,10 @@ begin
 end
 $$;
 
--- Captures holds, all or none: spends what they keep, or the units given for the
--- scopes of one hold, and with closing frees the rest and ends them. policy says what
--- happens to units beyond what is kept: n (refused), f (charged if the limits given
--- let them), a (charged). refused is null, or why nothing was written.
-create function metered.capture_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text,
-    line_scopes text[], line_units bigint[], closing boolean, policy "char",
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
-    of_entity text, note text, channel text, of_namespace text, of_operation text, raising boolean,
+-- Captures holds, all or none: spends what they keep (used is null), or the units given for the
+-- scopes of one hold. refused is null, or why nothing was written.
+create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
+    ahead metered.tolerance, wait_ms metered.wait_ms, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -1815,13 +2211,11 @@ declare
     own     text;
     l       record;
     c       record;
+    u       metered.used_units;
     take    bigint;
     covered bigint;
-    excess_scopes text[];
-    excess_units bigint[];
-    excess_limits int[];
-    excess_maxima bigint[];
-    excess_windows interval[];
+    takes   jsonb := '{}';          -- by scope
+    excess  metered.new_charge[];
     detail  jsonb;
     lines   json[];
     n       int;
@@ -1829,73 +2223,65 @@ declare
     hold    json;
     unused  text;
 begin
-    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'allow') and (used is null or cardinality(named.ids) = 1)
+        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 then
+        perform metered.require(false, 'terms');
+    end if;
+    k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
-    -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
-    -- it back; were it not spent, the key would be taken, and nothing given back would end
-    -- that. Without lines, all is taken.
-    if line_scopes is not null then
+    if used is not null then
+        foreach u in array used loop
+            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
+            if l.open is null then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+                return;
+            elsif u.amount > l.open and terms.policy = 'refuse' then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
+                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
+                return;
+            elsif u.amount > l.open then
+                excess := excess || row(u.scope, null, u.amount - l.open, 0,
+                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
+            end if;
+            perform metered.require(u.amount is not null and not takes ? u.scope, 'used');
+            takes := takes || jsonb_build_object(u.scope, u.amount);
+        end loop;
+        -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
+        -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
+        -- it back; were it not spent, the key would be taken, and nothing given back would end
+        -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
-        if own is not null and closing <> coalesce(line_units[array_position(line_scopes, own)] > 0, false) then
-            refused := metered.refuse_hold(raising, json_build_object('status', case when closing then 'unconfirmed' else 'claim' end,
-                'id', ids[1], 'scope', own));
+        if own is not null and terms.closing <> coalesce((takes ->> own)::bigint > 0, false) then
+            refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
+                'id', named.ids[1], 'scope', own));
             return;
         end if;
-        for i in 1..cardinality(line_scopes) loop
-            select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];
-            if l.open is null then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', ids[1],
-                    'scope', line_scopes[i]));
-                return;
-            end if;
-            if line_units[i] > l.open then
-                if policy = 'n' then
-                    refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', ids[1],
-                        'scope', line_scopes[i], 'requested', line_units[i], 'open', l.open));
-                    return;
-                end if;
-                excess_scopes := excess_scopes || line_scopes[i];
-                excess_units := excess_units || (line_units[i] - l.open);
-                if policy = 'f' then
-                    for j in 1..cardinality(limit_scopes) loop
-                        continue when limit_scopes[j] <> i;
-                        excess_limits := excess_limits || cardinality(excess_scopes);
-                        excess_maxima := excess_maxima || maxima[j];
-                        excess_windows := excess_windows || windows[j];
-                    end loop;
-                end if;
-            end if;
-        end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
-    if excess_scopes is not null then
-        c := metered.post(excess_scopes, k.keys, excess_units,
-            coalesce(excess_limits, '{}'), coalesce(excess_maxima, '{}'), coalesce(excess_windows, '{}'), max_ahead, wait_ms,
-            array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
+    if excess is not null then
+        c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk));
         if c.denied is not null then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
-                'scopes', excess_scopes, 'units', excess_units));
+                'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
     end if;
-    for i in 1..cardinality(ids) loop
+    for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
+            select y.scope, y.amount, y.captured, y.open, y.refunded, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
         loop
-            take := case when line_scopes is null then l.open
-                else coalesce(line_units[array_position(line_scopes, l.scope)], 0) end;
+            take := case when used is null then l.open else coalesce((takes ->> l.scope)::bigint, 0) end;
             covered := least(take, l.open);
-            if covered > 0 or closing and l.open > 0 then
+            if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
                     perform metered.collided();
                 end if;
@@ -1905,7 +2291,7 @@ begin
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - covered,
                         l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
-                        ids[i], of_namespace, of_operation, nullif(capture_holds.note, '')::jsonb)
+                        named.ids[i], origin.namespace, origin.operation, origin.note)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
@@ -1913,13 +2299,13 @@ begin
                     detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
                 end if;
-                if closing and covered < l.open then
+                if terms.closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
                     values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - l.open,
                         l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
-                        ids[i], of_namespace, of_operation, nullif(capture_holds.note, '')::jsonb)
+                        named.ids[i], origin.namespace, origin.operation, origin.note)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
@@ -1927,34 +2313,33 @@ begin
                 end if;
             end if;
             if take > covered then
-                n := array_position(excess_scopes, l.scope);
+                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
-            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when closing then 0 else l.open - covered end);
-            if take > 0 or closing and l.open > 0 then
-                update metered.hold_lines y set captured = y.captured + take, open = case when closing then 0 else y.open - covered end
+            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.refunded);
+            if take > 0 or terms.closing and l.open > 0 then
+                update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;
             end if;
         end loop;
-        update metered.holds h set version = h.version + 1, entity = coalesce(of_entity, h.entity),
-            state = case when closing then 'c' else 'h' end::"char", ended_at = case when closing then k.clk end, pending = not closing
+        update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
+            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
         where h.no = k.nos[i]
         returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk) into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
-        values (k.nos[i], k.clk, v, case when closing then 'c' else 'p' end, of_entity, detail,
-            nullif(capture_holds.note, '')::jsonb, of_namespace, of_operation);
+        values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
+            origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, of_tenant, ids[i], v, case when closing then 'captured' else 'captured_part' end);
+            perform metered.announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
         end if;
-        unused := case when of_operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
     end loop;
 end
 $$;
 
 -- Releases holds, all or none.
-create function metered.release_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
-    note text, channel text, of_namespace text, of_operation text, raising boolean,
+create function metered.release_holds(named metered.hold_ids, wait_ms metered.wait_ms, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -1968,33 +2353,33 @@ declare
     hold   json;
     unused text;
 begin
-    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    perform metered.free_lines(k.nos, k.keys, 'l', k.clk, case when cardinality(ids) = 1 then ids[1] end, note, of_namespace, of_operation);
-    for i in 1..cardinality(ids) loop
+    perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
+    for i in 1..cardinality(named.ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
         where h.no = k.nos[i]
         returning h.version, metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0) order by l.scope)
+            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), k.clk) into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
-        values (k.nos[i], k.clk, v, 'r', nullif(release_holds.note, '')::jsonb, of_namespace, of_operation);
+        values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, of_tenant, ids[i], v, 'released');
+            perform metered.announce(channel, named.tenant, named.ids[i], v, 'released');
         end if;
-        unused := case when of_operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
     end loop;
 end
 $$;
 
 -- Extends holds, all or none: each deadline by "by", no deadline past its ceiling.
-create function metered.extend_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
-    note text, channel text, by interval, of_namespace text, of_operation text, raising boolean,
+create function metered.extend_holds(named metered.hold_ids, by metered.span, wait_ms metered.wait_ms, origin metered.origin,
+    channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -2007,46 +2392,48 @@ declare
     h      record;
     unused text;
 begin
-    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    perform metered.require(by > interval '0', 'by');
+    k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    for i in 1..cardinality(ids) loop
+    for i in 1..cardinality(named.ids) loop
         select y.deadline, y.ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
-            refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', ids[i], 'state', 'x',
+            refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
         elsif h.deadline + by > h.ceiling then
-            refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', ids[i],
+            refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
                 'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
         end if;
         if refused is not null then
             return;
         end if;
     end loop;
-    for i in 1..cardinality(ids) loop
+    for i in 1..cardinality(named.ids) loop
         update metered.holds y set version = y.version + 1, deadline = y.deadline + by, due = y.due + by
         where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
         update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
         insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
-        values (k.nos[i], k.clk, h.deadline, h.version, 'e', nullif(extend_holds.note, '')::jsonb, of_namespace, of_operation);
+        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, of_tenant, ids[i], h.version, 'extended');
+            perform metered.announce(channel, named.tenant, named.ids[i], h.version, 'extended');
         end if;
         holds[i] := metered.hold_json(k.nos[i], k.clk);
-        unused := case when of_operation is not null then metered.remember_hold(holds[i]) end;
+        unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
     end loop;
 end
 $$;
 
--- Gives back what captured holds spent, all or none, as refunds of their charges; with
--- skip_purged, without those that were purged, unless it is of the claim's own unit,
--- which would stay taken. refused: besides lock_holds's, returned (it was before),
--- purged, excess (somebody refunded part of a charge by hand).
-create function metered.refund_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
-    note text, channel text, skip_purged boolean, of_namespace text, of_operation text, raising boolean,
+-- Gives back what captured holds spent, all or none, as refunds of their charges: all that is left
+-- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
+-- charges that were purged; not if one is of a claim's own unit, which would stay taken. refused:
+-- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
+-- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
+create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms metered.wait_ms,
+    origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -2056,13 +2443,10 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     k      record;
-    e      record;
-    answer text;
-    kept   jsonb;
-    v      int;
     unused text;
 begin
-    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'c', wait_ms);
+    perform metered.require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    k := metered.lock_holds(named, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
         select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
         from metered.holds h where h.no = any (k.nos) and h.returned order by h.no limit 1;
@@ -2075,39 +2459,94 @@ begin
     -- A refusal after the first refund takes that back, too. By a code that does not end in
     -- 000: such a one would catch its whole class, and what refuse_hold raises with it.
     begin
-        for i in 1..cardinality(ids) loop
-            kept := null;
-            for e in select d.scope, d.amount, d.seq, d.at, l.key, (
-                         -- Of a scope that was forgotten the number may be another's by now. Not
-                         -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
-                         select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = ids[i]
-                     ) is not null as there
-                     from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
-                          lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
-                     where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop
-                answer := case when not e.there then 'purged' else
-                    (metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation, false)).status end;
-                if skip_purged and answer = 'purged' and not exists (
-                    select from metered.holds h where h.no = k.nos[i] and h.claim = e.scope) then
-                    kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', e.amount, 'seq', e.seq, 'at', e.at);
-                elsif answer <> 'ok' then
-                    refused := metered.refuse_hold(raising, json_build_object('status', answer, 'id', ids[i], 'scope', e.scope));
-                    raise exception using errcode = 'MT100';
-                end if;
-            end loop;
-            update metered.holds h set version = h.version + 1, returned = true
-            where h.no = k.nos[i] returning h.version into v;
-            insert into metered.hold_events (hold, at, version, kind, detail, note, namespace, operation)
-            values (k.nos[i], k.clk, v, 'b', kept, nullif(refund_holds.note, '')::jsonb, of_namespace, of_operation);
-            if channel is not null then
-                perform metered.announce(channel, of_tenant, ids[i], v, 'returned');
+        for i in 1..cardinality(named.ids) loop
+            refused := metered.refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
+            if refused is not null then
+                refused := metered.refuse_hold(raising, refused);
+                raise exception using errcode = 'MT100';
             end if;
             holds[i] := metered.hold_json(k.nos[i], k.clk);
-            unused := case when of_operation is not null then metered.remember_hold(holds[i]) end;
+            if channel is not null then
+                perform metered.announce(channel, named.tenant, named.ids[i], (holds[i] ->> 'version')::int,
+                    case when (holds[i] ->> 'returned')::boolean then 'returned' else 'returned_part' end);
+            end if;
+            unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
         end loop;
     exception when sqlstate 'MT100' then
         holds := null;
     end;
+end
+$$;
+
+-- Gives back what one captured hold spent; see refund_holds. Its scopes and its row are locked.
+create function metered.refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
+    clk timestamptz, wait_ms int, origin metered.origin) returns json
+language plpgsql volatile
+as $$
+declare
+    e      record;
+    u      metered.used_units;
+    own    text;
+    wanted jsonb := '{}';       -- by scope: what is still to be given back
+    want   bigint;
+    left_over bigint;
+    answer text;
+    given  jsonb := '[]';
+    kept   jsonb;
+    whole  boolean := true;
+    own_returned boolean := false;
+    v      int;
+begin
+    select h.claim into own from metered.holds h where h.no = of_no;
+    foreach u in array coalesce(used, '{}') loop
+        perform metered.require(u.amount > 0 and not wanted ? u.scope, 'used');
+        wanted := wanted || jsonb_build_object(u.scope, u.amount);
+    end loop;
+    for e in select d.scope, d.amount, d.seq, d.at, l.key, (
+                 -- Of a scope that was forgotten the number may be another's by now. Not
+                 -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
+                 select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = of_id
+             ) is not null as there
+             from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
+                  lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
+             where y.hold = of_no and y.kind in ('p', 'c') order by d.scope, d.seq loop
+        left_over := e.amount - coalesce((select r.amount from metered.refund_sum r
+            where r.scope = e.scope and r.level = 0 and r.block = e.seq), 0);
+        want := case when used is null then left_over else least(left_over, coalesce((wanted ->> e.scope)::bigint, 0)) end;
+        answer := case when not e.there then 'purged' when want = 0 then 'ok' else
+            (metered.refund(e.scope, e.key, e.seq, want, wait_ms, origin, false)).status end;
+        if answer = 'ok' then
+            whole := whole and want = left_over;
+            own_returned := own_returned or e.scope = own and want > 0;
+            if want > 0 then
+                given := given || jsonb_build_object('scope', e.scope, 'amount', want, 'seq', e.seq, 'at', e.at);
+                wanted := wanted || jsonb_build_object(e.scope, coalesce((wanted ->> e.scope)::bigint, want) - want);
+            end if;
+        elsif answer = 'purged' and (used is not null or skip_purged and e.scope is distinct from own) then
+            whole := whole and used is null;
+            kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', e.amount, 'seq', e.seq, 'at', e.at);
+        else
+            return json_build_object('status', answer, 'id', of_id, 'scope', e.scope);
+        end if;
+    end loop;
+    foreach u in array coalesce(used, '{}') loop
+        if (wanted ->> u.scope)::bigint > 0 then
+            return json_build_object('status', 'left', 'id', of_id, 'scope', u.scope, 'requested', u.amount,
+                'open', u.amount - (wanted ->> u.scope)::bigint);
+        end if;
+    end loop;
+    if own_returned and not whole then
+        return json_build_object('status', 'claim_part', 'id', of_id, 'scope', own);
+    end if;
+    update metered.hold_lines l set refunded = case
+        when whole then l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0)
+        else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
+    where l.hold = of_no;
+    update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into v;
+    insert into metered.hold_events (hold, at, version, kind, detail, note, namespace, operation)
+    values (of_no, clk, v, case when whole then 'b' else 'g' end, case when whole then kept else given end,
+        origin.note, origin.namespace, origin.operation);
+    return null;
 end
 $$;
 
@@ -2116,8 +2555,7 @@ $$;
 -- is there already, and nothing was written. That is an answer and not a unique
 -- violation, which would end the caller's transaction; where a snapshot is too
 -- old to see the other token, ON CONFLICT raises 40001.
-create function metered.mint_tokens(digests bytea[], purposes text[], subjects text[], payloads text[],
-    uses int[], ttls_us bigint[], wait_ms int,
+create function metered.mint_tokens(minted metered.new_token[], wait_ms metered.wait_ms,
     out status text, out minted_at timestamptz)
 language plpgsql volatile
 security definer
@@ -2129,24 +2567,36 @@ declare
     before  text := metered.bound_lock_wait(wait_ms);
     fresh   bytea[];
 begin
+    perform metered.require(metered.fit_tokens(minted), 'tokens');
     mint_tokens.minted_at := metered.clock();
     with inserted as (
         insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject, payload)
-        select m.digest, mint_tokens.minted_at, mint_tokens.minted_at + m.ttl_us * interval '1 microsecond',
-               m.uses, m.purpose, m.subject, m.payload::json
-        from unnest(digests, purposes, subjects, payloads, mint_tokens.uses, ttls_us)
-             as m(digest, purpose, subject, payload, uses, ttl_us)
+        select m.digest, mint_tokens.minted_at, mint_tokens.minted_at + m.ttl, m.uses, m.purpose, m.subject, m.payload
+        from unnest(minted) m
         order by m.digest
         on conflict do nothing
         returning tokens.digest)
     select array_agg(i.digest) into fresh from inserted i;
-    if coalesce(cardinality(fresh), 0) < cardinality(digests) then
+    if coalesce(cardinality(fresh), 0) < cardinality(minted) then
         delete from metered.tokens t where t.digest = any (fresh);
         status := 'exists';
     else
         status := 'ok';
     end if;
     before := metered.unbound_lock_wait(before);
+end
+$$;
+
+-- Whether these are within the bounds of tokens. What is null is caught by the table.
+create function metered.fit_tokens(minted metered.new_token[]) returns boolean
+language plpgsql
+as $$
+begin
+    return cardinality(minted) <= 1000 and (
+        select coalesce(bool_and(m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+            and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
+            and coalesce(octet_length(m.payload::text), 0) <= 8192), true)
+        from unnest(minted) m);
 end
 $$;
 
@@ -2221,6 +2671,9 @@ begin
         if not found then
             status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
             continue when status = 'ok';
+            if status = 'unknown' and metered.one_snapshot() then
+                perform metered.missing_token(token_digest);
+            end if;
         end if;
         if bounds then
             unused := set_config('lock_timeout', before, true);
@@ -2228,6 +2681,20 @@ begin
         return;
     end loop;
     raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
+end
+$$;
+
+-- Fails with 40001 where a token was minted since this snapshot: it is not unknown. Its insertion
+-- meets the other one; the block takes it back.
+create function metered.missing_token(token_digest bytea) returns void
+language plpgsql volatile
+as $$
+begin
+    insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
+    values (token_digest, 'epoch', 'epoch', 1, '', '') on conflict do nothing;
+    raise exception using errcode = 'MT100';
+exception when sqlstate 'MT100' then
+    null;
 end
 $$;
 
@@ -2286,9 +2753,8 @@ end
 $$;
 
 -- Revokes every token of a purpose and subject and mints another, under the
--- advisory lock lock_key. Status 'exists' as with mint_tokens: nothing was written.
-create function metered.replace_token(lock_key bigint, token_digest bytea, for_purpose text, for_subject text,
-    with_payload text, allowed_uses int, ttl_us bigint, wait_ms int,
+-- advisory lock of that key. Status 'exists' as with mint_tokens: nothing was written.
+create function metered.replace_token(key bigint, token metered.new_token, wait_ms metered.wait_ms,
     out status text, out minted_at timestamptz, out revoked bigint)
 language plpgsql volatile
 security definer
@@ -2299,17 +2765,17 @@ as $$
 declare
     before  text;
 begin
-    perform metered.lock_keys(array[lock_key], wait_ms);
+    perform metered.require(metered.fit_tokens(array[token]), 'token');
+    perform metered.lock_keys(array[key], wait_ms);
     before := metered.bound_lock_wait(wait_ms);
-    if exists (select from metered.tokens t where t.digest = token_digest) then
+    if exists (select from metered.tokens t where t.digest = token.digest) then
         status := 'exists';
     else
-        revoked := metered.revoke_tokens(for_purpose, for_subject, wait_ms);
+        revoked := metered.revoke_tokens(token.purpose, token.subject, wait_ms);
         minted_at := metered.clock();
         insert into metered.tokens (digest, minted_at, expires_at, uses, sole, purpose, subject, payload)
-        values (token_digest, replace_token.minted_at,
-                replace_token.minted_at + ttl_us * interval '1 microsecond',
-                allowed_uses, true, for_purpose, for_subject, with_payload::json)
+        values (token.digest, replace_token.minted_at, replace_token.minted_at + token.ttl,
+                token.uses, true, token.purpose, token.subject, token.payload)
         on conflict do nothing;
         if not found then
             raise exception 'could not serialize access: the token was replaced meanwhile'
@@ -2338,6 +2804,7 @@ as $$
 declare
     ended timestamptz := least(coalesce(cutoff, '-infinity'), metered.clock());
 begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
     with gone as (
         delete from metered.tokens t
         where t.digest = any (array(
@@ -2423,6 +2890,8 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never
         -- updated, and locked here.
@@ -2440,7 +2909,7 @@ $$;
 
 -- Keeps a transaction from being committed by anyone but its command's last flush. A
 -- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
-create function metered.unfinished() returns void
+create function metered.block_commit() returns void
 language plpgsql
 as $$
 begin
@@ -2461,11 +2930,8 @@ $$;
 -- Opening spends the token, if there is one, and then looks at the budget without
 -- a lock, so that a hopeless command is refused before it works. The columns from
 -- token_status to consumed_at are consume_token's.
-create function metered.begin_command(claiming boolean, opening boolean,
-    of_namespace text, of_id text, key bigint, issued timestamptz, max_future interval,
-    wait_ms int, timeout_ms int, marker text,
-    token_digest bytea, token_purpose text, token_subject text,
-    charge_scopes text[], charge_amounts bigint[], limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
+create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
+    charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms,
     out status text, out fingerprint bytea, out result bytea,
     out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
     out denied jsonb,
@@ -2487,23 +2953,23 @@ begin
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
             raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
         end if;
-        if not pg_try_advisory_xact_lock(key) then
-            perform metered.lock_keys(array[key], wait_ms);
+        if not pg_try_advisory_xact_lock(command.key) then
+            perform metered.lock_keys(array[command.key], wait_ms);
         end if;
         select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at
         into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at
-        from metered.operations o where o.namespace = of_namespace and o.id = of_id;
+        from metered.operations o where o.namespace = command.namespace and o.id = command.id;
         if found then
             return;
         end if;
-        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+        if metered.one_snapshot() then
             -- The snapshot may be older than a record whose writer let go of the id
             -- just now, or than a purge. A write meets the first and a lock the
             -- second, with 40001; the block takes both back.
             begin
                 perform set_config('lock_timeout', wait_ms::text, true);
                 insert into metered.operations (namespace, id, at, fingerprint, result)
-                values (of_namespace, of_id, 'infinity', '', '') on conflict do nothing;
+                values (command.namespace, command.id, 'infinity', '', '') on conflict do nothing;
                 perform from metered.operations_horizon h where h.one for share;
                 raise exception using errcode = 'MT100';
             exception when sqlstate 'MT100' then
@@ -2512,22 +2978,22 @@ begin
         end if;
         -- Read after the record was not found: a purge moves the horizon in the
         -- transaction that deletes.
-        if issued <= (select h.at from metered.operations_horizon h where h.one) then
+        if command.issued_at <= (select h.at from metered.operations_horizon h where h.one) then
             status := 'retired';
             return;
-        elsif issued > metered.clock() + max_future then
+        elsif command.issued_at > metered.clock() + command.max_future then
             status := 'future';
             return;
         end if;
-        if timeout_ms > 0 then
+        if command.timeout_ms > 0 then
             foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
                 before := current_setting(setting);
-                if before = '0' or before::interval > timeout_ms * interval '1 ms' then
-                    unused := set_config(setting, timeout_ms::text, true);
+                if before = '0' or before::interval > command.timeout_ms * interval '1 ms' then
+                    unused := set_config(setting, command.timeout_ms::text, true);
                 end if;
             end loop;
         end if;
-        if timeout_ms is not null then
+        if command.timeout_ms is not null then
             -- COMMIT is sent before the charges are made: if the client is gone by the
             -- time a scope is free, let that be noticed. Not every platform can.
             begin
@@ -2536,15 +3002,15 @@ begin
                 null;
             end;
         end if;
-        unused := set_config('metered_tx.command', marker, true);
-        execute 'declare metered_command cursor with hold for select metered.unfinished()';
+        unused := set_config('metered_tx.command', command.marker, true);
+        execute 'declare metered_command cursor with hold for select metered.block_commit()';
     end if;
     status := 'new';
     if not opening then
         return;
     end if;
-    if token_digest is not null then
-        t := metered.consume_token(token_digest, token_purpose, token_subject, wait_ms);
+    if token.digest is not null then
+        t := metered.consume_token(token.digest, token.purpose, token.subject, wait_ms);
         token_status := t.status;
         payload := t.payload;
         uses_left := t.uses_left;
@@ -2555,8 +3021,8 @@ begin
             return;
         end if;
     end if;
-    if cardinality(limit_scopes) > 0 then
-        t := metered.post(charge_scopes, null, charge_amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, null, null, null, false);
+    if cardinality(charges) > 0 then
+        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null);
         denied := t.denied;
     end if;
 end
@@ -2565,11 +3031,8 @@ $$;
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then.
-create function metered.complete_command(marker text, of_namespace text, of_id text,
-    of_fingerprint bytea, issued timestamptz, of_result bytea,
-    charge_scopes text[], keys bigint[], charge_amounts bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
-    finishing boolean,
+create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea,
+    charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
 language plpgsql volatile
 security definer
@@ -2578,24 +3041,31 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c      record;
-    unused text;
+    c       record;
+    charge  metered.new_charge;
+    scopes  text[];
+    amounts bigint[];
+    unused  text;
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') <> marker then
+    perform metered.require(octet_length(of_result) <= 1048576, 'of_result');
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
-    if cardinality(charge_scopes) > 0 then
-        c := metered.post(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
-            max_ahead, wait_ms, notes, of_namespace, of_id, true);
+    if cardinality(charges) > 0 then
+        c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null);
         seqs := c.seqs;
         ats := c.ats;
         used := c.used;
         held := c.held;
+        foreach charge in array charges loop
+            scopes := scopes || charge.scope::text;
+            amounts := amounts || charge.amount::bigint;
+        end loop;
     end if;
     at := metered.clock();
     insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
-    values (of_namespace, of_id, of_fingerprint, issued, complete_command.at, of_result,
-        nullif(charge_scopes, '{}'), nullif(charge_amounts, '{}'), complete_command.seqs, complete_command.ats,
+    values (command.namespace, command.id, of_fingerprint, command.issued_at, complete_command.at, of_result,
+        scopes, amounts, complete_command.seqs, complete_command.ats,
         string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)))
     on conflict do nothing;
     if not found then
@@ -2617,7 +3087,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') <> marker then
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from coalesce(marker, '') then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     perform set_config('metered_tx.command', '', true);
@@ -2645,6 +3115,8 @@ declare
     latest timestamptz;
     before text := metered.bound_lock_wait(wait_ms);
 begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never
         -- updated, and locked here.

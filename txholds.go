@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -104,7 +105,7 @@ func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {
 	return nil
 }
 
-const lockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int)`
+const lockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::metered.hold_ids[], $5::int)`
 
 // queueSteps queues what the command does to budgets and holds before its charges: credits
 // and refunds, and then its holds. If that is more than one call, or if it charges too, all
@@ -117,7 +118,8 @@ func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 	wait, _ := c.timeouts(ctx)
 	if locked = steps > 1 || t.call != nil; locked {
 		keys, idKeys := []int64{}, []int64{} // not nil, which is sent as null
-		var scopes, tenants, holders, ids []string
+		scopes := []string{}
+		var named []ledger.HoldIDs
 		if t.call != nil {
 			keys = append(keys, t.call.Keys()...)
 			scopes = append(scopes, t.call.Scopes()...)
@@ -130,20 +132,18 @@ func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 			keys = append(keys, locks.Keys...)
 			idKeys = append(idKeys, locks.IDKeys...)
 			scopes = append(scopes, locks.Scopes...)
-			ids = append(ids, locks.IDs...)
-			for range locks.IDs {
-				tenants = append(tenants, locks.Tenant)
-				holders = append(holders, locks.Holder)
+			if locks.Holds != nil {
+				named = append(named, *locks.Holds)
 			}
 		}
-		batch.Queue(c.sql.lockAll, inOrder(keys), inOrder(idKeys), scopes, tenants, holders, ids, wait)
+		batch.Queue(c.sql.lockAll, inOrder(keys), inOrder(idKeys), scopes, ledger.AllHoldIDs(named), wait)
 	}
 	op := t.op.command
 	for _, p := range t.entries {
 		batch.Queue(p.SQL(), p.Args(wait, op.Namespace, op.ID)...)
 	}
 	for _, p := range t.holds {
-		batch.Queue(p.SQL(), p.Within(wait).Args(op.Namespace, op.ID, true)...)
+		batch.Queue(p.SQL(), p.Args(wait, op.Namespace, op.ID, true)...)
 	}
 	return locked
 }

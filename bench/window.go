@@ -43,7 +43,7 @@ from generate_series(1, $2::bigint) g`
 
 // refundChainSQL refunds every hundredth of the charges.
 const refundChainSQL = `
-select count(metered.refund($1, 1, g, 1, 1000, '', null, null, false))
+select count(metered.refund($1, null, g, 1, 1000, null, false))
 from generate_series(1, $2::bigint, 100) g`
 
 // chains is a kit with a chain in a scope for each power of ten from a hundred on; of

@@ -2,10 +2,11 @@ package budget
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Bounds of a call.
@@ -79,8 +80,7 @@ type Standing struct {
 
 const chargeSQL = `
 select seqs, ats, used, held, denied
-from metered.charge($1::text[], $2::bigint[], $3::bigint[], $4::int[], $5::bigint[], $6::interval[],
-    $7::interval, $8::int, $9::text[])`
+from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
 
 // Charge charges every scope named, or none: it is denied, with *ExceededError,
 // if any limit of any charge refuses, and has then written nothing. Charges of
@@ -106,7 +106,7 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Rece
 
 const checkSQL = `
 select used, held, denied
-from metered.check_charge($1::text[], $2::bigint[], $3::int[], $4::bigint[], $5::interval[], $6::interval)`
+from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
 // Check tells what Charge would say now, without writing and without a lock. The
 // answer may be out of date when it arrives: only a charge is authoritative. It
@@ -122,8 +122,7 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 	}
 	var used, held []int64
 	var denied []byte
-	args := call.Args()
-	row := db.QueryRow(ctx, l.sql.check, slices.Concat(args[:1], args[2:7])...)
+	row := db.QueryRow(ctx, l.sql.check, ledger.Charges(call.charges), call.tolerance)
 	if err := row.Scan(&used, &held, &denied); err != nil {
 		return Receipt{}, failed("check", err)
 	}

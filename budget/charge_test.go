@@ -208,7 +208,7 @@ func TestCharge_RaisedDenialIsTheSameError(t *testing.T) {
 	call, err := l.Prepare(budget.Charge{Scope: "a", Amount: 5, Limits: []budget.Limit{{Max: 4, Name: "four"}}})
 	require.NoError(t, err)
 	_, returned := call.Scan(pool.QueryRow(ctx, call.SQL(), call.Args()...))
-	_, err = pool.Exec(ctx, `select metered.post($1, $2, $3, $4, $5, $6, $7, $8, $9, null, null, true)`, call.Args()...)
+	_, err = pool.Exec(ctx, `select metered.write_charges($1::metered.new_charge[], $2::interval, $3::int, null, 'raise', null)`, call.Args()...)
 	require.Equal(t, sqlstate.Exceeded, code(err))
 	raised := call.Failed(err)
 	require.ErrorIs(t, raised, budget.ErrExceeded)

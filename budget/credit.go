@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Credit is an amount to add to a scope: a top-up, prepaid money.
@@ -17,7 +19,7 @@ type Credit struct {
 }
 
 const creditSQL = `
-select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5::text, $6::text, $7::text)`
+select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5::metered.origin)`
 
 // Credit adds credit to a scope. It counts for lifetime limits only: a window
 // never sees it, or spending would come back when the credit ages out of it.
@@ -53,8 +55,8 @@ func (l *Ledger) PrepareCredit(c Credit) (*PreparedEntry, error) {
 	key := l.LockKey(c.Scope)
 	return &PreparedEntry{
 		sql: l.sql.credit, key: key, waitMS: l.waitMS(),
-		args: func(wait int32, namespace, operation any, _ bool) []any {
-			return []any{c.Scope, key, c.Amount, wait, c.Note.JSON(), namespace, operation}
+		args: func(wait int32, namespace, operation string, _ bool) []any {
+			return []any{c.Scope, key, c.Amount, wait, ledger.Origin{Namespace: namespace, Operation: operation, Note: c.Note.JSON()}.String()}
 		},
 		scan: func(row pgx.Row) (Posted, error) {
 			p := Posted{Scope: c.Scope, Amount: c.Amount}

@@ -90,8 +90,12 @@ type Refusal struct {
 	// less their refunds; for a lifetime, less credits too, and so negative while
 	// there is credit.
 	Used int64
-	// Held is what open holds keep of the scope.
+	// Held is what the open holds of others keep of the scope.
 	Held int64
+	// OwnHeld is what this very transaction holds of it, by a hold that it has placed, or is
+	// about to capture. It goes if the transaction is rolled back, so RetryAfter does not wait
+	// for its end.
+	OwnHeld int64
 	// Requested is the amount of the charge: of all charges of the call on this
 	// scope together.
 	Requested int64

@@ -50,7 +50,7 @@ func (h *history) bulk(n int) {
 		if m.kept == 1 && len(m.entries) > 0 && i%refundEvery == 0 {
 			seq := int64(len(m.entries) - i*7%min(len(m.entries), 200))
 			if _, err := m.refund(h.now, seq, 1); err == nil {
-				batch.Queue(`select status from metered.refund($1, 0, $2, 1, 1000, '', null, null, false)`, m.scope, seq)
+				batch.Queue(`select status from metered.refund($1, null, $2, 1, 1000, null, false)`, m.scope, seq)
 			}
 		} else {
 			c := budget.Charge{Scope: m.scope, Amount: int64(i%5 + 1)}

@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-const lockSQL = `select metered.lock_scopes($1::bigint[], $2::int)`
+const lockSQL = `select metered.lock_scopes($1::text[], $2::int)`
 
 // Lock takes the locks of scopes, up to MaxScopes of them, as Charge would, until tx
 // ends.
@@ -28,17 +28,16 @@ func (l *Ledger) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 	if len(scopes) == 0 {
 		return invalid("scopes", "are none")
 	}
-	var keys []int64
 	for i, scope := range scopes {
 		if err := checkScope(index("scopes", i, ""), scope); err != nil {
 			return err
 		}
-		keys = append(keys, l.LockKey(scope))
 	}
-	slices.Sort(keys)
-	if keys = slices.Compact(keys); len(keys) > MaxScopes {
+	scopes = slices.Clone(scopes)
+	slices.Sort(scopes)
+	if scopes = slices.Compact(scopes); len(scopes) > MaxScopes {
 		return invalid("scopes", "are more than %d", MaxScopes)
 	}
-	_, err := tx.Exec(ctx, l.sql.lock, keys, l.waitMS())
+	_, err := tx.Exec(ctx, l.sql.lock, scopes, l.waitMS())
 	return failed("lock", err)
 }

@@ -121,12 +121,12 @@ func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 	// Each is given free before a time limit of its own would be up.
 	call, err := l.Prepare(charges...)
 	require.NoError(t, err)
-	for n, key := range call.Args()[1].([]int64) {
+	for n, key := range call.Keys() {
 		time.Sleep(time.Until(began.Add(time.Duration(n+1) * 200 * time.Millisecond)))
 		for i, scope := range scopes {
 			own, err := l.Prepare(one(scope))
 			require.NoError(t, err)
-			if own.Args()[1].([]int64)[0] == key {
+			if own.Keys()[0] == key {
 				require.NoError(t, holders[i].Rollback(ctx))
 			}
 		}
@@ -244,8 +244,8 @@ func TestLock_IsTakenOncePerScopeInTheOrderOfKeys(t *testing.T) {
 	}
 	call, err := l.Prepare(charges...)
 	require.NoError(t, err)
-	require.Equal(t, []string{"d", "a", "c", "b"}, call.Args()[0])
-	keys := call.Args()[1].([]int64)
+	require.Equal(t, []string{"d", "a", "c", "b"}, call.Scopes())
+	keys := call.Keys()
 	require.Len(t, keys, 4)
 	require.IsIncreasing(t, keys)
 }
@@ -265,7 +265,7 @@ func TestLock_KeysAreGolden(t *testing.T) {
 		l := newLedger(t, budget.Config{Schema: golden.schema})
 		call, err := l.Prepare(one(golden.scope))
 		require.NoError(t, err)
-		require.Equal(t, []int64{golden.key}, call.Args()[1], "%s %s", golden.schema, golden.scope)
+		require.Equal(t, []int64{golden.key}, call.Keys(), "%s %s", golden.schema, golden.scope)
 	}
 }
 

@@ -13,24 +13,19 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Prepared is a validated call of Charge, for those who send it themselves: in a
 // pgx.Batch together with other statements, or inside another function.
 type Prepared struct {
-	scopes  []string
-	keys    []int64
-	amounts []int64
-	notes   []string
-	limits  [][]Limit
-
-	limitScopes []int32
-	maxima      []int64
-	windows     []pgtype.Interval
-	tolerance   pgtype.Interval
-	waitMS      int32
-	sql         string
+	charges   []ledger.Charge
+	limits    [][]Limit // by charge, as they were given
+	keys      []int64   // of the scopes' locks, in order
+	tolerance pgtype.Interval
+	waitMS    int32
+	sql       string
 }
 
 // Prepare validates charges as Charge does, without any SQL.
@@ -38,11 +33,7 @@ func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
 	if len(charges) == 0 {
 		return nil, invalid("charges", "are none")
 	}
-	p := &Prepared{
-		// Not nil, which would be sent as NULL: a call may have no limits.
-		limitScopes: []int32{}, maxima: []int64{}, windows: []pgtype.Interval{},
-		tolerance: interval(l.tolerance), waitMS: l.waitMS(), sql: l.sql.charge,
-	}
+	p := &Prepared{tolerance: interval(l.tolerance), waitMS: l.waitMS(), sql: l.sql.charge}
 	at := make(map[string]int, len(charges))
 	for i, c := range charges {
 		if err := c.check(i); err != nil {
@@ -53,12 +44,12 @@ func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
 		}
 	}
 	for i, limits := range p.limits {
+		c := &p.charges[i]
 		for _, limit := range limits {
-			p.limitScopes = append(p.limitScopes, int32(i+1))
-			p.maxima = append(p.maxima, limit.Max)
-			p.windows = append(p.windows, interval(limit.Window))
+			c.Limits = append(c.Limits, ledger.Limit{Max: limit.Max, Window: limit.Window})
 		}
-		p.keys = append(p.keys, l.LockKey(p.scopes[i]))
+		c.Key = l.LockKey(c.Scope)
+		p.keys = append(p.keys, c.Key)
 	}
 	// In the order of the keys, not of the names: two names may share a key.
 	slices.SortFunc(p.keys, cmp.Compare[int64])
@@ -70,20 +61,18 @@ func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
 func (p *Prepared) add(at map[string]int, i int, c Charge) error {
 	j, seen := at[c.Scope]
 	if !seen {
-		if len(p.scopes) == MaxScopes {
+		if len(p.charges) == MaxScopes {
 			return invalid("charges", "name more than %d scopes", MaxScopes)
 		}
-		at[c.Scope] = len(p.scopes)
-		p.scopes = append(p.scopes, c.Scope)
-		p.amounts = append(p.amounts, c.Amount)
-		p.notes = append(p.notes, c.Note.JSON())
+		at[c.Scope] = len(p.charges)
+		p.charges = append(p.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.JSON()})
 		p.limits = append(p.limits, slices.Clone(c.Limits))
 		return nil
 	}
-	if p.amounts[j] += c.Amount; p.amounts[j] > MaxAmount {
+	if p.charges[j].Amount += c.Amount; p.charges[j].Amount > MaxAmount {
 		return invalid(index("charges", i, ".Amount"), "the charges of scope %q add up to more than %d", c.Scope, int64(MaxAmount))
 	}
-	if p.notes[j] != c.Note.JSON() {
+	if p.charges[j].Note != c.Note.JSON() {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
 	}
 	for _, limit := range c.Limits {
@@ -140,13 +129,23 @@ func checkWindow(field string, window time.Duration) error {
 // row, not an error of Postgres.
 func (p *Prepared) SQL() string { return p.sql }
 
-// Args are the first nine arguments of the function charge in schema.sql.
-func (p *Prepared) Args() []any {
-	return []any{p.scopes, p.keys, p.amounts, p.limitScopes, p.maxima, p.windows, p.tolerance, p.waitMS, p.notes}
-}
+// Args are the arguments of the statement.
+func (p *Prepared) Args() []any { return []any{ledger.Charges(p.charges), p.tolerance, p.waitMS} }
 
-// Scopes are the distinct scopes of the call, in the order of Args' amounts.
-func (p *Prepared) Scopes() []string { return p.scopes }
+// Charges are the charges as they are sent, one for each distinct scope.
+func (p *Prepared) Charges() []ledger.Charge { return p.charges }
+
+// Tolerance is Config.ClockTolerance as it is sent.
+func (p *Prepared) Tolerance() pgtype.Interval { return p.tolerance }
+
+// Scopes are the distinct scopes of the call, in the order of Charges.
+func (p *Prepared) Scopes() []string {
+	scopes := make([]string, len(p.charges))
+	for i, c := range p.charges {
+		scopes[i] = c.Scope
+	}
+	return scopes
+}
 
 // Keys are the keys of the scopes' locks, in the order in which they are taken.
 func (p *Prepared) Keys() []int64 { return p.keys }
@@ -178,10 +177,10 @@ func (p *Prepared) Receipt(seqs []int64, ats []time.Time, used, held []int64, de
 	if len(denied) > 0 {
 		return Receipt{}, p.exceeded(denied)
 	}
-	r := Receipt{Entries: make([]Posted, len(p.scopes))}
+	r := Receipt{Entries: make([]Posted, len(p.charges))}
 	n := 0
-	for i, scope := range p.scopes {
-		e := Posted{Scope: scope, Amount: p.amounts[i]}
+	for i, c := range p.charges {
+		e := Posted{Scope: c.Scope, Amount: c.Amount}
 		if seqs != nil {
 			e.Seq, e.At = seqs[i], ats[i]
 		}
@@ -196,12 +195,13 @@ func (p *Prepared) Receipt(seqs []int64, ats []time.Time, used, held []int64, de
 	return r, nil
 }
 
-// exceeded decodes the denial that the function judge in schema.sql wrote.
+// exceeded decodes the denial that the function check_limits in schema.sql wrote.
 func (p *Prepared) exceeded(denied []byte) error {
 	var rows []struct {
 		Limit   int    `json:"limit"`
 		Used    int64  `json:"used"`
 		Held    int64  `json:"held"`
+		Own     int64  `json:"own"`
 		RetryUS int64  `json:"retry_us"`
 		DueUS   *int64 `json:"due_us"`
 	}
@@ -212,9 +212,9 @@ func (p *Prepared) exceeded(denied []byte) error {
 	for _, row := range rows {
 		scope, limit := p.limitAt(row.Limit)
 		r := Refusal{
-			Scope: p.scopes[scope], Limit: limit,
-			Used: row.Used, Held: row.Held, Requested: p.amounts[scope],
-			Available:  available(limit.Max, row.Used, row.Held),
+			Scope: p.charges[scope].Scope, Limit: limit,
+			Used: row.Used, Held: row.Held, OwnHeld: row.Own, Requested: p.charges[scope].Amount,
+			Available:  available(limit.Max, row.Used, row.Held+row.Own),
 			RetryAfter: Never,
 		}
 		if row.RetryUS >= 0 {
@@ -230,9 +230,9 @@ func (p *Prepared) exceeded(denied []byte) error {
 
 // limitAt returns the n-th limit of the call and the scope it belongs to.
 func (p *Prepared) limitAt(n int) (scope int, limit Limit) {
-	scope = int(p.limitScopes[n]) - 1
-	for i := range scope {
-		n -= len(p.limits[i])
+	for n >= len(p.limits[scope]) {
+		n -= len(p.limits[scope])
+		scope++
 	}
 	return scope, p.limits[scope][n]
 }
@@ -243,7 +243,7 @@ type PreparedEntry struct {
 	sql    string
 	key    int64
 	waitMS int32
-	args   func(waitMS int32, namespace, operation any, raising bool) []any
+	args   func(waitMS int32, namespace, operation string, raising bool) []any
 	scan   func(pgx.Row) (Posted, error)
 }
 
@@ -264,7 +264,7 @@ func (p *PreparedEntry) Args(waitMS int32, namespace, operation string) []any {
 func (p *PreparedEntry) Scan(row pgx.Row) (Posted, error) { return p.scan(row) }
 
 func (p *PreparedEntry) run(ctx context.Context, tx pgx.Tx) (Posted, error) {
-	return p.scan(tx.QueryRow(ctx, p.sql, p.args(p.waitMS, nil, nil, false)...))
+	return p.scan(tx.QueryRow(ctx, p.sql, p.args(p.waitMS, "", "", false)...))
 }
 
 // available is what a limit still admits. Where a scope has so much credit that it would

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -35,7 +36,7 @@ func (e *RefundExceedsError) Unwrap() error { return ErrRefundExceeds }
 
 const refundSQL = `
 select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch')
-from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::text, $7::text, $8::text, $9::bool)`
+from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::metered.origin, $7::bool)`
 
 // Refund gives back part or all of a charge, once or several times, but never
 // more than was charged. It counts at the time of the charge: spending in a
@@ -75,8 +76,9 @@ func (l *Ledger) PrepareRefund(r Refund) (*PreparedEntry, error) {
 	key := l.LockKey(r.Scope)
 	return &PreparedEntry{
 		sql: l.sql.refund, key: key, waitMS: l.waitMS(),
-		args: func(wait int32, namespace, operation any, raising bool) []any {
-			return []any{r.Scope, key, r.Seq, r.Amount, wait, r.Note.JSON(), namespace, operation, raising}
+		args: func(wait int32, namespace, operation string, raising bool) []any {
+			origin := ledger.Origin{Namespace: namespace, Operation: operation, Note: r.Note.JSON()}
+			return []any{r.Scope, key, r.Seq, r.Amount, wait, origin.String(), raising}
 		},
 		scan: r.scan,
 	}, nil

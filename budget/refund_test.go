@@ -136,7 +136,7 @@ func TestRefund_CostDoesNotGrowWithTheirNumber(t *testing.T) {
 	for chunk := range n / 500 {
 		batch := &pgx.Batch{}
 		for i := range 500 {
-			batch.Queue(`select metered.refund('a', 0, $1, 1, 1000, '', null, null, false)`, chunk*500+i+1)
+			batch.Queue(`select metered.refund('a', null, $1, 1, 1000, null, false)`, chunk*500+i+1)
 		}
 		require.NoError(t, conn.SendBatch(ctx, batch).Close())
 	}

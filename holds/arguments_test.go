@@ -249,7 +249,7 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 	send := func(p *holds.Prepared, err error) func(raising bool) ([]holds.Hold, error) {
 		require.NoError(t, err)
 		return func(raising bool) ([]holds.Hold, error) {
-			return p.Scan(f.pool.QueryRow(t.Context(), p.SQL(), p.Args("", "", raising)...))
+			return p.Scan(f.pool.QueryRow(t.Context(), p.SQL(), p.Args(1000, "", "", raising)...))
 		}
 	}
 	metadata := json.RawMessage(`{"a": 1}`)
@@ -290,7 +290,7 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 		ids := []string{"h"}
 		p, err := prepare(ids)
 		ids[0] = "other"
-		require.Equal(t, []string{"h"}, p.Locks().IDs)
+		require.Equal(t, []string{"h"}, p.Locks().Holds.IDs)
 		_, err = send(p, err)(false)
 		require.NotErrorIs(t, err, holds.ErrUnknown)
 	}

@@ -8,9 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -31,7 +31,7 @@ const (
 )
 
 // policies are the policies as the function capture_holds in schema.sql knows them.
-var policies = map[Over]string{OverRefused: "n", OverIfFits: "f", OverAllowed: "a"}
+var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverAllowed: "allow"}
 
 // Capture says which holds become spending.
 type Capture struct {
@@ -67,9 +67,8 @@ type Capture struct {
 
 const captureSQL = `
 select refused, holds
-from metered.capture_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5::text[], $6::bigint[], $7::bool, $8::"char",
-    $9::int[], $10::bigint[], $11::interval[], $12::interval, $13::int, $14::text, $15::text, $16::text,
-    $17::text, $18::text, $19::bool)`
+from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
+    $5::int, $6::metered.origin, $7::text, $8::bool)`
 
 // Capture turns what holds keep into spending, all of them or none: each scope is
 // charged what was used, at the time of the capture, and the rest is free. It is possible
@@ -122,26 +121,27 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 	case len(c.Lines) == 0 && c.Over != OverRefused:
 		return nil, invalid("Capture.Over", "needs Lines: without, no more is captured than is held")
 	}
-	used, err := b.used(c.Lines, c.Over)
+	used, tolerance, err := b.used(c.Lines, c.Over)
 	if err != nil {
 		return nil, err
-	}
-	entity := any(nil)
-	if c.Entity != "" {
-		entity = c.Entity
 	}
 	kind := EventCaptured
 	if c.Keep {
 		kind = EventCapturedPart
 	}
-	locks := Locks{Tenant: c.Tenant, Holder: c.Holder, IDs: c.IDs}
+	ids := holdIDs(c.Tenant, c.Holder, c.IDs)
+	locks := Locks{Holds: &ids}
 	if c.Over != OverRefused {
-		locks.Scopes = used.scopes // their keys are the hold's
+		for _, u := range used { // their keys are the hold's
+			locks.Scopes = append(locks.Scopes, u.Scope)
+		}
 	}
+	terms := ledger.Capture{Closing: !c.Keep, Policy: policy, Entity: c.Entity}
 	p := &Prepared{
-		book: b, sql: b.sql.capture, locks: locks, kind: kind, note: c.Note, wait: 12,
-		args: []any{c.Tenant, c.IDs, issued(c.IDs), c.Holder, used.scopes, used.units, !c.Keep, policy,
-			used.limitScopes, used.maxima, used.windows, used.tolerance, b.waitMS(), entity, c.Note.JSON(), b.channel()},
+		book: b, sql: b.sql.capture, locks: locks, kind: kind, note: c.Note,
+		args: func(wait int32, origin string, raising bool) []any {
+			return []any{ids.String(), ledger.AllUsed(used), terms.String(), tolerance, wait, origin, b.channel(), raising}
+		},
 	}
 	p.failed = func(err error) error { return b.captureFailed(c, err) }
 	p.scan = func(row pgx.Row) ([]Hold, error) {
@@ -158,44 +158,28 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 	return p, nil
 }
 
-// used are the lines of a capture as its function wants them.
-type used struct {
-	scopes      []string // nil: all that is held
-	units       []int64
-	limitScopes []int32
-	maxima      []int64
-	windows     []pgtype.Interval
-	tolerance   any
-}
-
-func (b *Book) used(lines []Line, over Over) (used, error) {
-	u := used{limitScopes: []int32{}, maxima: []int64{}, windows: []pgtype.Interval{}, tolerance: interval(0)}
+// used are the lines of a capture as its function wants them: nil for all that is held.
+func (b *Book) used(lines []Line, over Over) (used []ledger.Used, tolerance any, err error) {
+	tolerance = interval(0)
 	for i, line := range lines {
-		if slices.Contains(u.scopes, line.Scope) {
-			return used{}, invalid(index("Capture.Lines", i, ".Scope"), "%q is there twice", line.Scope)
+		if slices.ContainsFunc(used, func(u ledger.Used) bool { return u.Scope == line.Scope }) {
+			return nil, nil, invalid(index("Capture.Lines", i, ".Scope"), "%q is there twice", line.Scope)
 		}
 		if line.Amount < 0 {
-			return used{}, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
+			return nil, nil, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
 		}
 		// The budget's own checks; 0 is an amount of a capture, and not of a charge.
 		call, err := b.ledger.Prepare(budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits})
 		if err != nil {
-			return used{}, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
+			return nil, nil, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
 		}
 		if over == OverIfFits && len(line.Limits) == 0 { // everything would fit
-			return used{}, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits needs a limit to fit into")
+			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits needs a limit to fit into")
 		}
-		args := call.Args()
-		u.scopes = append(u.scopes, line.Scope)
-		u.units = append(u.units, line.Amount)
-		for range line.Limits {
-			u.limitScopes = append(u.limitScopes, int32(i+1))
-		}
-		u.maxima = append(u.maxima, args[4].([]int64)...)
-		u.windows = append(u.windows, args[5].([]pgtype.Interval)...)
-		u.tolerance = args[6]
+		used = append(used, ledger.Used{Scope: line.Scope, Amount: line.Amount, Limits: call.Charges()[0].Limits})
+		tolerance = call.Tolerance()
 	}
-	return u, nil
+	return used, tolerance, nil
 }
 
 // captureFailed turns an error of Postgres into that of Capture.

@@ -100,7 +100,7 @@ func TestCapture_ThatEndsAClaimTakesItsOwnUnit(t *testing.T) {
 		require.NoError(t, err)
 		for _, raising := range []bool{false, true} {
 			tx := begin(t, f.pool, pgx.ReadCommitted)
-			_, err = p.Scan(tx.QueryRow(t.Context(), p.SQL(), p.Args("", "", raising)...))
+			_, err = p.Scan(tx.QueryRow(t.Context(), p.SQL(), p.Args(5000, "", "", raising)...))
 			requireArgument(t, err, "Capture.Lines")
 			require.ErrorContains(t, err, own, "which scope")
 			require.Equal(t, raising, tx.Commit(t.Context()) != nil, "the transaction is usable unless it was to fail")

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 func checkNames(tenant, holder string, ids ...string) error {
@@ -43,13 +43,13 @@ func checkIDs(tenant, holder string, ids []string) error {
 	return checkNames(tenant, holder, ids...)
 }
 
-// issued are the times that ids carry.
-func issued(ids []string) []*time.Time {
-	times := make([]*time.Time, len(ids))
-	for i, id := range ids {
-		times[i] = issuedAt(id)
+// holdIDs are ids as they are sent.
+func holdIDs(tenant, holder string, ids []string) ledger.HoldIDs {
+	h := ledger.HoldIDs{Tenant: tenant, Holder: holder, IDs: ids}
+	for _, id := range ids {
+		h.Issued = append(h.Issued, issuedAt(id))
 	}
-	return times
+	return h
 }
 
 func checkNote(field string, note budget.Note) error {

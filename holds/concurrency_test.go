@@ -255,7 +255,7 @@ func placeMany(f *fixture, n int, ttl time.Duration, scopes ...string) (ids []st
 			ids = append(ids, r.ID)
 			p, err := f.book.PreparePlace(r)
 			require.NoError(f, err)
-			batch.Queue(p.SQL(), p.Args("", "", false)...)
+			batch.Queue(p.SQL(), p.Args(5000, "", "", false)...)
 		}
 		n -= batch.Len()
 		require.NoError(f, f.pool.SendBatch(context.Background(), batch).Close())

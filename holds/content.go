@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"slices"
+
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // placed is what a hold's history says of its beginning.
@@ -19,11 +21,11 @@ type placed struct {
 
 // heldLines are the lines of a hold that was just placed, in the order of their
 // scopes.
-func heldLines(scopes []string, held []int64) []HeldLine {
+func heldLines(charges []ledger.Charge) []HeldLine {
 	var lines []HeldLine
-	for i, scope := range scopes {
-		if held[i] > 0 {
-			lines = append(lines, HeldLine{Scope: scope, Amount: held[i], Open: held[i]})
+	for _, c := range charges {
+		if c.Held > 0 {
+			lines = append(lines, HeldLine{Scope: c.Scope, Amount: c.Held, Open: c.Held})
 		}
 	}
 	slices.SortFunc(lines, func(a, b HeldLine) int { return cmp.Compare(a.Scope, b.Scope) })
@@ -34,7 +36,7 @@ const fingerprintVersion = 1
 
 // fingerprint is a version byte and the SHA-256 of the request's content, each part
 // preceded by its length in 8 bytes, big-endian.
-func (r *Request) fingerprint(scopes []string, held, amounts []int64) []byte {
+func (r *Request) fingerprint(charges []ledger.Charge) []byte {
 	h := sha256.New()
 	part := func(b []byte) {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
@@ -45,15 +47,12 @@ func (r *Request) fingerprint(scopes []string, held, amounts []int64) []byte {
 	if r.claim == "" {
 		part(r.Metadata) // of a claim, which is not made by its id, the first counts
 	}
-	order := make([]int, len(scopes))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(scopes[a], scopes[b]) })
-	for _, i := range order {
-		part([]byte(scopes[i]))
-		h.Write(binary.BigEndian.AppendUint64(nil, uint64(held[i])))
-		h.Write(binary.BigEndian.AppendUint64(nil, uint64(amounts[i]-held[i])))
+	charges = slices.Clone(charges)
+	slices.SortFunc(charges, func(a, b ledger.Charge) int { return cmp.Compare(a.Scope, b.Scope) })
+	for _, c := range charges {
+		part([]byte(c.Scope))
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(c.Held)))
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(c.Amount-c.Held)))
 	}
 	return h.Sum([]byte{fingerprintVersion})
 }

@@ -320,6 +320,10 @@ func refused(answer []byte) error {
 		return ErrNotReturnable
 	case "purged", "missing", "kind":
 		return ErrNotReturnable
+	case "left":
+		return &ExcessError{ID: a.ID, Scope: a.Scope, Requested: a.Requested, Open: a.Open}
+	case "claim_part":
+		return invalid("Refund.Lines", "leave out the unit of the claim, of scope %q: it is given back with all the rest", a.Scope)
 	case "ceiling":
 		return &CeilingError{ID: a.ID, Left: time.Duration(a.LeftUS) * time.Microsecond}
 	}

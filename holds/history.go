@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,12 +25,13 @@ const (
 	EventReleased     EventKind = "released"
 	EventExpired      EventKind = "expired"
 	EventReturned     EventKind = "returned"
+	EventReturnedPart EventKind = "returned in part"
 )
 
 // kinds are the kinds as the tables store them.
 var kinds = map[string]EventKind{
 	"h": EventPlaced, "p": EventCapturedPart, "c": EventCaptured, "e": EventExtended,
-	"r": EventReleased, "x": EventExpired, "b": EventReturned,
+	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
 // Event is one transition of a hold, recorded in the transaction that made it.
@@ -49,6 +51,8 @@ type Event struct {
 	// Captures are the entries of the ledger that a capture made. Their At may be later than
 	// the event's, since a scope's entries are never out of order.
 	Captures []budget.Posted
+	// Refunds are the charges that a Refund of Lines gave back a part of, with the amount.
+	Refunds []budget.Posted
 	// Skipped are the charges that a Refund left spent, because they were purged: see
 	// Refund.SkipPurged.
 	Skipped []budget.Posted
@@ -120,6 +124,8 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 		err = json.Unmarshal(detail, e.placed)
 	case EventCaptured, EventCapturedPart:
 		err = json.Unmarshal(detail, &e.Captures)
+	case EventReturnedPart:
+		err = json.Unmarshal(detail, &e.Refunds)
 	case EventReturned:
 		if detail != nil {
 			err = json.Unmarshal(detail, &e.Skipped)
@@ -128,7 +134,7 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	if err != nil {
 		return err
 	}
-	for _, posted := range [][]budget.Posted{e.Captures, e.Skipped} {
+	for _, posted := range [][]budget.Posted{e.Captures, e.Refunds, e.Skipped} {
 		for i := range posted {
 			posted[i].At = posted[i].At.UTC()
 		}
@@ -145,7 +151,7 @@ func Rebuild(history []Event) (Hold, error) {
 		if e.Version != i+1 || (e.Kind == EventPlaced) != (i == 0) || e.Kind == EventPlaced && e.placed == nil {
 			return Hold{}, fmt.Errorf("holds: the history of %q is not whole at version %d", e.ID, e.Version)
 		}
-		if i > 0 && h.State != Held && e.Kind != EventReturned {
+		if i > 0 && h.State != Held && e.Kind != EventReturned && e.Kind != EventReturnedPart {
 			return Hold{}, fmt.Errorf("holds: %q was %s after it had ended", e.ID, e.Kind)
 		}
 		h.Version, h.Now = e.Version, e.At
@@ -169,6 +175,7 @@ func (h *Hold) apply(e Event) error {
 		h.Deadline, h.Due = e.Deadline, e.Deadline.Add(grace)
 		h.Ceiling = e.At.Add(time.Duration(p.LifetimeUS) * time.Microsecond)
 		h.Lines = slices.Clone(p.Lines)
+		slices.SortFunc(h.Lines, func(a, b HeldLine) int { return cmp.Compare(a.Scope, b.Scope) })
 		h.Metadata = e.Metadata
 		if p.Claim != "" {
 			key, err := parseClaim(p.Claim)
@@ -199,8 +206,24 @@ func (h *Hold) apply(e Event) error {
 		h.end(Released, e.At)
 	case EventExpired:
 		h.end(Expired, h.Due)
+	case EventReturnedPart:
+		for _, r := range e.Refunds {
+			for i := range h.Lines {
+				if h.Lines[i].Scope == r.Scope {
+					h.Lines[i].Refunded += r.Amount
+				}
+			}
+		}
 	case EventReturned:
 		h.Returned = true
+		for i := range h.Lines {
+			h.Lines[i].Refunded = h.Lines[i].Captured
+			for _, kept := range e.Skipped {
+				if kept.Scope == h.Lines[i].Scope {
+					h.Lines[i].Refunded -= kept.Amount
+				}
+			}
+		}
 	default:
 		return fmt.Errorf("holds: the history of %q has a kind which this build does not know", e.ID)
 	}

@@ -69,9 +69,10 @@ type Hold struct {
 // HeldLine is what a hold keeps of one scope.
 type HeldLine struct {
 	Scope    string `json:"scope"`
-	Amount   int64  `json:"amount"`   // placed
-	Captured int64  `json:"captured"` // charged so far
-	Open     int64  `json:"open"`     // still held; 0 once the hold has ended
+	Amount   int64  `json:"amount"`             // placed
+	Captured int64  `json:"captured"`           // charged so far
+	Open     int64  `json:"open"`               // still held; 0 once the hold has ended
+	Refunded int64  `json:"refunded,omitempty"` // of Captured, what Refund has given back
 }
 
 // Live reports whether the hold was held, and not past its deadline, at Now.

@@ -187,7 +187,8 @@ func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
 				require.NoError(t, tx.QueryRow(ctx, `select count(*), pg_current_xact_id_if_assigned() is not null from pg_locks
 					where pid = pg_backend_pid() and locktype in ('advisory', 'tuple') and mode <> 'SIReadLock'`).Scan(&locks, &wrote))
 				require.Zero(t, locks, name)
-				require.False(t, wrote, name)
+				// Above READ COMMITTED an id that is unknown is looked for by a write that is taken back.
+				require.Equal(t, iso != pgx.ReadCommitted, wrote, name)
 				require.NoError(t, tx.Rollback(ctx))
 			}
 		})

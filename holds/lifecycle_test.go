@@ -241,7 +241,7 @@ func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
 			} {
 				p, err := prepare()
 				require.NoError(t, err)
-				_, err = p.Scan(f.pool.QueryRow(t.Context(), p.SQL(), p.Args("", "", raising)...))
+				_, err = p.Scan(f.pool.QueryRow(t.Context(), p.SQL(), p.Args(5000, "", "", raising)...))
 				var state *holds.StateError
 				require.ErrorAs(t, err, &state, "%s of %s", what, name)
 				require.Equal(t, holds.Released, state.State)

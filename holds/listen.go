@@ -246,7 +246,7 @@ func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
 
 // announced are the kinds as schema.sql's function announce is given them.
 var announced = map[string]EventKind{
-	"placed": EventPlaced, "captured_part": EventCapturedPart, "captured": EventCaptured, "extended": EventExtended,
+	"placed": EventPlaced, "captured_part": EventCapturedPart, "returned_part": EventReturnedPart, "captured": EventCaptured, "extended": EventExtended,
 	"released": EventReleased, "expired": EventExpired, "returned": EventReturned,
 }
 

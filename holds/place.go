@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/internal/uuidv7"
@@ -70,12 +71,8 @@ type Request struct {
 }
 
 const placeSQL = `
-select status, hold_id, placed_at, deadline, seqs, ats, denied, hold
-from metered.place($1::text, $2::text, $3::bool, $4::text, $5::text, $6::bytea, $7::timestamptz,
-    $8::interval, $9::interval, $10::interval, $11::text, $12::text, $13::text, $14::text,
-    $15::text[], $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[],
-    $21::int[], $22::bigint[], $23::interval[], $24::interval, $25::int, $26::text[],
-    $27::text, $28::text, $29::bool)`
+select status, placed_at, deadline, seqs, ats, denied, stored
+from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
 // Place reserves the amounts of all lines, and makes all charges, or nothing: it is
 // denied, with *budget.ExceededError, if any limit refuses. One round trip.
@@ -117,41 +114,28 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 	if err != nil {
 		return nil, err
 	}
-	scopes := call.Scopes()
-	held, keys := make([]int64, len(scopes)), make([]int64, len(scopes))
-	lineKeys := make([]int64, 0, len(r.Lines))
+	charges := call.Charges()
 	for _, line := range r.Lines {
-		i := slices.Index(scopes, line.Scope)
-		held[i] += line.Amount
-		keys[i] = b.ledger.LockKey(line.Scope)
-		lineKeys = append(lineKeys, keys[i])
+		i := slices.IndexFunc(charges, func(c ledger.Charge) bool { return c.Scope == line.Scope })
+		charges[i].Held += line.Amount
 	}
-	slices.Sort(lineKeys)
-	locks := Locks{Scopes: scopes, Keys: call.Keys()}
+	hold := ledger.NewHold{
+		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
+		TTL: r.TTL, Grace: r.Grace, Lifetime: b.cfg.MaxLifetime, Metadata: string(r.Metadata),
+	}
+	locks := Locks{Scopes: call.Scopes(), Keys: call.Keys()}
 	if chosen {
-		locks.IDKeys = []int64{lockkey.Of("metered/hold/"+b.schema.String(), r.Tenant+"\x00"+r.ID)}
+		hold.Key = lockkey.Of("metered/hold/"+b.schema.String(), r.Tenant+"\x00"+r.ID)
+		locks.IDKeys = []int64{hold.Key}
 	}
-	claim, metadata := any(nil), any(nil)
-	if r.claim != "" {
-		claim = r.claim
-	}
-	if r.Metadata != nil {
-		metadata = string(r.Metadata)
-	}
-	detail, _ := json.Marshal(placed{ // strings that are valid UTF-8 cannot fail to marshal
-		Tenant: r.Tenant, Holder: r.Holder, GraceUS: r.Grace.Microseconds(),
-		LifetimeUS: b.cfg.MaxLifetime.Microseconds(), Claim: r.claim, Lines: heldLines(scopes, held),
-	})
-	charge := call.Args() // scopes, keys, amounts, limit_scopes, maxima, windows, tolerance, wait, notes
 	p := &Prepared{
-		book: b, sql: b.sql.place, locks: locks, kind: EventPlaced, note: r.Note, placed: r.ID, wait: 24,
-		args: []any{r.Tenant, r.ID, chosen, r.Holder, claim, r.fingerprint(scopes, held, charge[2].([]int64)), issuedAt(r.ID),
-			interval(r.TTL), interval(r.Grace), interval(b.cfg.MaxLifetime), metadata, string(detail), r.Note.JSON(), b.channel(),
-			scopes, slices.Concat(locks.Keys, locks.IDKeys), charge[2], held, keys, slices.Compact(lineKeys),
-			charge[3], charge[4], charge[5], charge[6], charge[7], charge[8]},
+		book: b, sql: b.sql.place, locks: locks, kind: EventPlaced, note: r.Note, placed: r.ID,
+		args: func(wait int32, origin string, raising bool) []any {
+			return []any{hold.String(), ledger.Charges(charges), call.Tolerance(), wait, origin, b.channel(), raising}
+		},
 	}
 	p.failed = func(err error) error { return placeFailed(call, r.key, err) }
-	p.scan = func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(call, r, held, row) }
+	p.scan = func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(call, r, row) }
 	return p, nil
 }
 
@@ -227,13 +211,13 @@ func placeFailed(call *budget.Prepared, key Key, err error) error {
 	return err
 }
 
-func (b *Book) scanPlaced(call *budget.Prepared, r Request, held []int64, row pgx.Row) ([]Hold, error) {
-	var status, id string
+func (b *Book) scanPlaced(call *budget.Prepared, r Request, row pgx.Row) ([]Hold, error) {
+	var status string
 	var at, deadline *time.Time
 	var seqs []int64
 	var ats []time.Time
 	var denied, same []byte
-	if err := row.Scan(&status, &id, &at, &deadline, &seqs, &ats, &denied, &same); err != nil {
+	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &denied, &same); err != nil {
 		return nil, placeFailed(call, r.key, err)
 	}
 	switch status {
@@ -257,21 +241,20 @@ func (b *Book) scanPlaced(call *budget.Prepared, r Request, held []int64, row pg
 		}
 		return []Hold{h}, nil
 	default:
-		answer, _ := json.Marshal(map[string]string{"status": status, "id": id})
+		answer, _ := json.Marshal(map[string]string{"status": status, "id": r.ID})
 		return nil, refused(answer)
 	}
 	h := Hold{
-		Tenant: r.Tenant, ID: id, Holder: r.Holder, State: Held, Version: 1, Created: true,
+		Tenant: r.Tenant, ID: r.ID, Holder: r.Holder, State: Held, Version: 1, Created: true,
 		PlacedAt: at.UTC(), Deadline: deadline.UTC(), Due: deadline.Add(r.Grace).UTC(), Ceiling: at.Add(b.cfg.MaxLifetime).UTC(), Now: at.UTC(),
-		Lines: heldLines(call.Scopes(), held), Metadata: r.Metadata,
+		Lines: heldLines(call.Charges()), Metadata: r.Metadata,
 	}
 	if r.claim != "" {
 		h.Claim = &r.key
 	}
-	amounts := call.Args()[2].([]int64)
-	for i, scope := range call.Scopes() {
-		if rest := amounts[i] - held[i]; rest > 0 {
-			h.Charges = append(h.Charges, budget.Posted{Scope: scope, Seq: seqs[i], Amount: rest, At: ats[i].UTC()})
+	for i, c := range call.Charges() {
+		if rest := c.Amount - c.Held; rest > 0 {
+			h.Charges = append(h.Charges, budget.Posted{Scope: c.Scope, Seq: seqs[i], Amount: rest, At: ats[i].UTC()})
 		}
 	}
 	return []Hold{h}, nil

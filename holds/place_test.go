@@ -42,7 +42,7 @@ func TestPlace_OfAHoldThatHasEndedSaysHow(t *testing.T) {
 		require.NoError(t, err)
 		for _, raising := range []bool{false, true} {
 			tx := begin(t, f.pool, pgx.ReadCommitted)
-			_, err := p.Scan(tx.QueryRow(t.Context(), p.SQL(), p.Args("", "", raising)...))
+			_, err := p.Scan(tx.QueryRow(t.Context(), p.SQL(), p.Args(5000, "", "", raising)...))
 			var state *holds.StateError
 			require.ErrorAs(t, err, &state, "%s, %v", how, raising)
 			require.Equal(t, []any{string(how), want, want}, []any{state.ID, state.State, state.Hold.State}, raising)

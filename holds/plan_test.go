@@ -161,7 +161,7 @@ func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 	for round := range 7 { // until plans are made
 		all := buffers(t, conn, `select metered.first_due('room', $1, metered.clock())`, first)
 		usage := buffers(t, conn, `select * from metered.usage('{room}', '{0}')`)
-		refusal := buffers(t, conn, strings.TrimSpace(denied.SQL()), denied.Args("", "", false)...)
+		refusal := buffers(t, conn, strings.TrimSpace(denied.SQL()), denied.Args(5000, "", "", false)...)
 		if round == 6 {
 			t.Logf("looking at all that ended: %d pages; usage: %d, a refusal: %d", all, usage, refusal)
 			require.Greater(t, all, 40)
@@ -223,11 +223,11 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 	run := func(name string, p *holds.Prepared, err error) {
 		f.Helper()
 		require.NoError(f, err)
-		pages[name] = buffers(f.T, conn, strings.TrimSpace(p.SQL()), p.Args("", "", false)...)
+		pages[name] = buffers(f.T, conn, strings.TrimSpace(p.SQL()), p.Args(5000, "", "", false)...)
 	}
 	for round := range 9 {
 		f.clock.Advance(11 * time.Second)
-		pages["locks of a command"] = buffers(f.T, conn, `select metered.lock_all('{1}', '{2}', '{room,none}', '{""}', '{""}', '{stays}', 1000)`)
+		pages["locks of a command"] = buffers(f.T, conn, `select metered.lock_all('{1}', '{2}', '{room,none}', array[('', '{stays}', '{null}', '')]::metered.hold_ids[], 1000)`)
 		lines := []holds.Line{capacity("room", 1, 1_000_000)}
 		r := holds.Request{ID: fmt.Sprint("h", f.clock.Now()), TTL: 30 * time.Minute, Lines: lines}
 		p, err := f.book.PreparePlace(r)
@@ -347,7 +347,7 @@ func (f *fixture) everyFunction(round int) {
 	f.usage("a")
 	f.get(id("captured"))
 	require.NoError(f, pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) error { return f.ledger.Lock(f.Context(), tx, "a", "b") }))
-	_, err = f.pool.Exec(f.Context(), `select metered.lock_all('{1}', '{2}', '{a,b}', '{""}', '{""}', array[$1], 1000)`, id("captured"))
+	_, err = f.pool.Exec(f.Context(), `select metered.lock_all('{1}', '{2}', '{a,b}', array[('', array[$1], '{null}', '')]::metered.hold_ids[], 1000)`, id("captured"))
 	require.NoError(f, err)
 	_, err = f.book.List(f.Context(), f.pool, holds.Filter{Scope: "a", Max: 1})
 	require.NoError(f, err)

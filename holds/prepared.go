@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Prepared is a validated call, for those who send it themselves: together with
@@ -18,8 +18,7 @@ import (
 type Prepared struct {
 	book   *Book
 	sql    string
-	args   []any // all but namespace, operation and raising
-	wait   int   // the index in args of the longest wait for locks, in ms
+	args   func(waitMS int32, origin string, raising bool) []any
 	locks  Locks
 	placed string // ID
 	kind   EventKind
@@ -38,37 +37,22 @@ func Decode(raw []byte) (Hold, error) {
 // SQL is the statement to send with Args, to be read by Scan.
 func (p *Prepared) SQL() string { return p.sql }
 
-// Args are the statement's arguments. namespace and operation are recorded in the
-// ledger and in the hold's history; both may be empty. With raising, a refusal is an
-// error of Postgres (for Failed), and otherwise a row that leaves the transaction
-// usable.
-func (p *Prepared) Args(namespace, operation string, raising bool) []any {
-	args := append(p.args[:len(p.args):len(p.args)], nil, nil, raising)
-	if operation != "" {
-		args[len(p.args)], args[len(p.args)+1] = namespace, operation
-	}
-	return args
-}
-
-// Within returns the same call, which waits for its locks at most waitMS milliseconds
-// instead of the ledger's LockTimeout.
-func (p *Prepared) Within(waitMS int32) *Prepared {
-	other := *p
-	other.args = slices.Clone(p.args)
-	other.args[p.wait] = waitMS
-	return &other
+// Args are the arguments of a statement that waits for its locks at most waitMS milliseconds.
+// namespace and operation are recorded in the ledger and in the hold's history; both may be
+// empty. With raising, a refusal is an error of Postgres (for Failed), and otherwise a row that
+// leaves the transaction usable.
+func (p *Prepared) Args(waitMS int32, namespace, operation string, raising bool) []any {
+	return p.args(waitMS, ledger.Origin{Namespace: namespace, Operation: operation, Note: p.note.JSON()}.String(), raising)
 }
 
 // Locks says what a call locks, in this order: the scopes that it names, and those of the
 // holds that it names; the ids of holds that it places; the rows of the holds that it names,
 // and of those that are due in scopes that it may charge.
 type Locks struct {
-	Scopes []string // that it may charge
-	Keys   []int64  // of the locks of Scopes; none for a capture, whose scopes are its hold's
-	IDKeys []int64  // of the locks of the ids that it places
-	Tenant string   // of the holds that IDs names
-	Holder string   // of the holds that IDs names; "" for any
-	IDs    []string // of the holds that it captures, releases, extends or refunds
+	Scopes []string        // that it may charge
+	Keys   []int64         // of the locks of Scopes; none for a capture, whose scopes are its hold's
+	IDKeys []int64         // of the locks of the ids that it places
+	Holds  *ledger.HoldIDs // that it captures, releases, extends or refunds
 }
 
 // Locks are what the call locks.
@@ -93,7 +77,11 @@ func (p *Prepared) Tell(ctx context.Context, tx pgx.Tx, holds []Hold) error {
 		if p.kind == EventPlaced && !h.Created {
 			continue
 		}
-		if err := p.book.tell(ctx, tx, Transition{Kind: p.kind, Hold: h, Note: p.note}); err != nil {
+		kind := p.kind
+		if kind == EventReturned && !h.Returned {
+			kind = EventReturnedPart
+		}
+		if err := p.book.tell(ctx, tx, Transition{Kind: kind, Hold: h, Note: p.note}); err != nil {
 			return err
 		}
 	}
@@ -132,10 +120,10 @@ func (e *SubscriberError) Unwrap() error { return e.Err }
 // run carries out a call in tx.
 func (p *Prepared) run(ctx context.Context, tx pgx.Tx) ([]Hold, error) {
 	if !p.Subscribed() {
-		return p.Scan(tx.QueryRow(ctx, p.sql, p.Args("", "", false)...))
+		return p.Scan(tx.QueryRow(ctx, p.sql, p.Args(p.book.waitMS(), "", "", false)...))
 	}
 	return inSavepoint(ctx, tx, func(sub pgx.Tx) ([]Hold, error) {
-		holds, err := p.Scan(sub.QueryRow(ctx, p.sql, p.Args("", "", false)...))
+		holds, err := p.Scan(sub.QueryRow(ctx, p.sql, p.Args(p.book.waitMS(), "", "", false)...))
 		if err == nil {
 			err = p.Tell(ctx, sub, holds)
 		}

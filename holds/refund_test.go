@@ -34,7 +34,7 @@ func (f *fixture) refused(r holds.Refund, want error) {
 	require.NoError(f, err)
 	for _, raising := range []bool{false, true} {
 		tx := begin(f, f.pool, pgx.ReadCommitted)
-		_, err := p.Scan(tx.QueryRow(f.Context(), p.SQL(), p.Args("", "", raising)...))
+		_, err := p.Scan(tx.QueryRow(f.Context(), p.SQL(), p.Args(5000, "", "", raising)...))
 		require.ErrorIs(f, err, want)
 		require.Equal(f, raising, tx.Commit(f.Context()) != nil, "the transaction is usable unless it was to fail")
 	}
@@ -162,7 +162,7 @@ func TestRefund_OfACaptureInPartIsTheLedgers(t *testing.T) {
 		})
 		require.NoError(t, err)
 		used, _ := f.usage("a")
-		require.Zero(t, used)
+		require.Zero(t, used, id)
 	}
 	f.verify()
 }

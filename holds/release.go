@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Release says which holds are given up.
@@ -24,7 +25,7 @@ type Release struct {
 
 const releaseSQL = `
 select refused, holds
-from metered.release_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5::int, $6::text, $7::text, $8::text, $9::text, $10::bool)`
+from metered.release_holds($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
 // Release frees what holds keep, all of them or none. What was captured of one
 // stays spent. Locks, rollback and errors are those of Capture, without a denial. A
@@ -49,6 +50,9 @@ type Refund struct {
 	IDs    []string
 	// Holder must be that of each hold. Defaults to "", not checked.
 	Holder string
+	// Lines are how much to give back of what was captured of each scope, where IDs names a
+	// single hold. Defaults to none: all that is left.
+	Lines []Line
 	// SkipPurged gives back what can be refunded, which may be nothing, and leaves spent
 	// the charges that were purged from the ledger; Event.Skipped in the History says which.
 	// A claim's own unit is never skipped, since nobody could claim its key then. Defaults
@@ -60,20 +64,21 @@ type Refund struct {
 
 const refundSQL = `
 select refused, holds
-from metered.refund_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5::int, $6::text, $7::text, $8::bool, $9::text, $10::text, $11::bool)`
+from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Refund gives back all that captured holds spent, all of them or none, as refunds
-// of their charges: capacity that was captured is free again, and so is a confirmed
-// claim. The holds stay Captured, and are marked Returned. For a part of what was
-// captured use budget.Ledger.Refund, with the entry's number from History; after that
-// Refund is ErrNotReturnable. So it is once one of the charges was purged from the ledger,
-// unless SkipPurged is set: without it, the key of an old claim that carries further lines
-// would stay taken.
+// Refund gives back what captured holds spent, all of them or none, as refunds of their charges:
+// capacity that was captured is free again, and so is a confirmed claim. It gives back all that
+// is left of it, also of several captures, or Lines. Once all is given back the hold, which
+// stays Captured, is marked Returned.
+//
+// A charge that was purged from the ledger is ErrNotReturnable, unless SkipPurged is set: without
+// it, the key of an old claim that carries further lines would stay taken.
 //
 // Locks, rollback and the other errors are those of Capture. A hold that is not captured is
-// a *StateError, and so is one that was given back before (ErrReturned). What was captured
-// in part (Capture.Keep) of a hold that is still held, or was then released, or has
-// expired, stays spent: give it back by budget.Ledger.Refund, too.
+// a *StateError, and so is one that was given back before (ErrReturned). Lines of more than is left
+// are an *ExcessError. A claim's own unit is given back with all the rest, or not at all. What
+// was captured in part (Capture.Keep) of a hold that is still held, or was then released, or has
+// expired, stays spent: give it back by budget.Ledger.Refund.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
 	p, err := b.PrepareRefund(r)
 	if err != nil {
@@ -84,12 +89,24 @@ func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) 
 
 // PrepareRefund validates a refund as Refund does, without any SQL.
 func (b *Book) PrepareRefund(r Refund) (*Prepared, error) {
-	p, err := b.prepare(b.sql.refund, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note)
-	if err != nil {
-		return nil, err
+	var parts []ledger.Used
+	for i, line := range r.Lines {
+		field := index("Refund.Lines", i, "")
+		switch {
+		case len(r.IDs) != 1:
+			return nil, invalid("Refund.Lines", "are for one hold, and IDs are %d", len(r.IDs))
+		case line.Amount < 1 || line.Amount > budget.MaxAmount:
+			return nil, invalid(field+".Amount", "%d is not from 1 to %d", line.Amount, int64(budget.MaxAmount))
+		case len(line.Limits) > 0:
+			return nil, invalid(field+".Limits", "are not for a refund")
+		case slices.ContainsFunc(parts, func(u ledger.Used) bool { return u.Scope == line.Scope }):
+			return nil, invalid(field+".Scope", "%q is there twice", line.Scope)
+		case line.Scope == "" || checkText(field+".Scope", line.Scope) != nil:
+			return nil, invalid(field+".Scope", "is no scope")
+		}
+		parts = append(parts, ledger.Used{Scope: line.Scope, Amount: line.Amount})
 	}
-	p.args = append(p.args, r.SkipPurged)
-	return p, nil
+	return b.prepare(b.sql.refund, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note, ledger.AllUsed(parts), r.SkipPurged)
 }
 
 // Extend says which holds are held for longer.
@@ -108,7 +125,7 @@ type Extend struct {
 
 const extendSQL = `
 select refused, holds
-from metered.extend_holds($1::text, $2::text[], $3::timestamptz[], $4::text, $5::int, $6::text, $7::text, $8::interval, $9::text, $10::text, $11::bool)`
+from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
 // Extend moves the deadlines of holds, all of them or none, and with each the end of
 // its grace. A hold past its deadline is a *StateError (ErrExpired), also during its
@@ -129,16 +146,12 @@ func (b *Book) PrepareExtend(e Extend) (*Prepared, error) {
 	if e.By < time.Microsecond || e.By > MaxMaxLifetime || e.By%time.Microsecond != 0 {
 		return nil, invalid("Extend.By", "%v is not from 1µs to %v in whole microseconds", e.By, MaxMaxLifetime)
 	}
-	p, err := b.prepare(b.sql.extend, EventExtended, e.Tenant, e.IDs, e.Holder, e.Note)
-	if err != nil {
-		return nil, err
-	}
-	p.args = append(p.args, interval(e.By))
-	return p, nil
+	return b.prepare(b.sql.extend, EventExtended, e.Tenant, e.IDs, e.Holder, e.Note, interval(e.By))
 }
 
-// prepare validates what release, refund and extension have in common.
-func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string, note budget.Note) (*Prepared, error) {
+// prepare validates what release, refund and extension have in common. terms are the arguments of
+// the statement that are its own.
+func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string, note budget.Note, terms ...any) (*Prepared, error) {
 	ids = slices.Clone(ids) // the caller may use its own again
 	if err := checkIDs(tenant, holder, ids); err != nil {
 		return nil, err
@@ -146,9 +159,12 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	if err := checkNote("Note", note); err != nil {
 		return nil, err
 	}
+	named := holdIDs(tenant, holder, ids)
 	p := &Prepared{
-		book: b, sql: sql, locks: Locks{Tenant: tenant, Holder: holder, IDs: ids}, kind: kind, note: note, wait: 4,
-		args: []any{tenant, ids, issued(ids), holder, b.waitMS(), note.JSON(), b.channel()},
+		book: b, sql: sql, locks: Locks{Holds: &named}, kind: kind, note: note,
+		args: func(wait int32, origin string, raising bool) []any {
+			return slices.Concat([]any{named.String()}, terms, []any{wait, origin, b.channel(), raising})
+		},
 	}
 	p.failed = func(err error) error { return failed(string(kind), err) }
 	p.scan = func(row pgx.Row) ([]Hold, error) {

@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Bounds of a Mint.
@@ -145,6 +147,10 @@ func (p *prepared) stamp(mintedAt time.Time) {
 	p.ExpiresAt = p.MintedAt.Add(p.ttl)
 }
 
+func (p *prepared) sent() ledger.NewToken {
+	return ledger.NewToken{Digest: p.Digest[:], Purpose: p.Purpose, Subject: p.Subject, Payload: p.payload, Uses: p.Uses, TTL: p.ttl}
+}
+
 func (s *Store) prepare(field string, m Mint) (prepared, error) {
 	if err := checkPurpose(field+".Purpose", m.Purpose); err != nil {
 		return prepared{}, err
@@ -218,25 +224,20 @@ func encodePayload(field string, payload any) (*string, error) {
 	return &text, nil
 }
 
-const mintSQL = `select status, minted_at from metered.mint_tokens($1, $2, $3, $4, $5, $6, $7)`
+const mintSQL = `select status, minted_at from metered.mint_tokens($1::metered.new_token[], $2::int)`
 
 // insert stores the batch and fills in its times.
 func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
 	if tx == nil {
 		return errNoTx
 	}
-	n := len(batch)
-	digests, purposes, subjects := make([][]byte, n), make([]string, n), make([]string, n)
-	payloads, uses, ttls := make([]*string, n), make([]int32, n), make([]int64, n)
+	sent := make([]ledger.NewToken, len(batch))
 	for i := range batch {
-		p := &batch[i]
-		digests[i], purposes[i], subjects[i] = p.Digest[:], p.Purpose, p.Subject
-		payloads[i], uses[i], ttls[i] = p.payload, int32(p.Uses), p.ttl.Microseconds()
+		sent[i] = batch[i].sent()
 	}
 	var status string
 	var mintedAt time.Time
-	err := tx.QueryRow(ctx, s.sql.mint, digests, purposes, subjects, payloads, uses, ttls, s.lockTimeoutMS).
-		Scan(&status, &mintedAt)
+	err := tx.QueryRow(ctx, s.sql.mint, ledger.NewTokens(sent), s.lockTimeoutMS).Scan(&status, &mintedAt)
 	if err != nil {
 		return dbError("mint", err)
 	}

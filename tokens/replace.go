@@ -8,7 +8,7 @@ import (
 )
 
 const replaceSQL = `select status, minted_at, revoked
-from metered.replace_token($1, $2, $3, $4, $5, $6, $7, $8)`
+from metered.replace_token($1::bigint, $2::metered.new_token, $3::int)`
 
 // Replace revokes every live token of m's purpose and subject and mints another,
 // in one round trip: "send me a new link". Minted.Replaced says how many went.
@@ -38,8 +38,7 @@ func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) 
 	var status string
 	var mintedAt *time.Time
 	var revoked *int64
-	err = tx.QueryRow(ctx, s.sql.replace, s.lockKey(p.Purpose, p.Subject), p.Digest[:],
-		p.Purpose, p.Subject, p.payload, int32(p.Uses), p.ttl.Microseconds(), s.lockTimeoutMS).
+	err = tx.QueryRow(ctx, s.sql.replace, s.lockKey(p.Purpose, p.Subject), p.sent().String(), s.lockTimeoutMS).
 		Scan(&status, &mintedAt, &revoked)
 	if err != nil {
 		return Minted{}, dbError("replace", err)

@@ -40,7 +40,7 @@ type Function struct {
 // for functions that run with their owner's rights.
 var Functions = []Function{
 	{"clock", Application | Maintenance, plain},
-	{"unfinished", Application, plain},
+	{"block_commit", Application, plain},
 
 	{"lock_scopes", Application, owned},
 	{"charge", Application, write},

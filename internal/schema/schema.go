@@ -41,11 +41,15 @@ func (n Name) String() string { return n.plain }
 // follows is in lower case: comments speak of metered.Migrate, too.
 var mention = regexp.MustCompile(`\bmetered\.[a-z_]|\bschema (if not exists )?metered\b|\bto_regnamespace\('metered'`)
 
+// space is what the keys of advisory locks are derived from: a kind, and the schema's name.
+var space = regexp.MustCompile(`'metered/([a-z]+)/metered'`)
+
 // SQL returns query with each mention of the schema replaced by n: "metered." in
 // front of a name, "schema metered", and its name for to_regnamespace, which takes it
 // quoted as an identifier is. With the default name the query means the
 // same as before.
 func (n Name) SQL(query string) string {
+	query = space.ReplaceAllString(query, "'metered/${1}/"+n.plain+"'")
 	return mention.ReplaceAllStringFunc(query, func(m string) string {
 		return strings.Replace(m, Default, n.quoted, 1)
 	})

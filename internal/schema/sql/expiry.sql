@@ -53,10 +53,10 @@ as $$
     end
 $$;
 
--- Frees what the holds still keep of the scopes whose keys are given, which are
--- locked: one entry for each scope.
-create function metered.free_lines(nos bigint[], keys bigint[], as_kind "char", clk timestamptz,
-    of_hold text, note text, of_namespace text, of_operation text) returns void
+-- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
+-- entry for each scope.
+create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
+    of_hold text, origin metered.origin) returns void
 language plpgsql volatile
 as $$
 declare
@@ -66,18 +66,18 @@ declare
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
-          where l.hold = any (nos) and l.open <> 0 and l.key = any (keys)
+          where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
         return;
     end if;
     update metered.hold_lines l set open = 0
-    where l.hold = any (nos) and l.open <> 0 and l.key = any (keys);
+    where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
-        of_hold, of_namespace, of_operation, nullif(free_lines.note, '')::jsonb
+        of_hold, origin.namespace, origin.operation, origin.note
     from unnest(scopes, sums) f(scope, units),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
@@ -88,9 +88,17 @@ begin
 end
 $$;
 
+-- What the system does by itself is noted so: a caller that only needs the room of what is due
+-- did not ask for its end.
+create function metered.by_system() returns metered.origin
+language sql immutable
+as $$
+    select row(null, null, '{"actor": "system"}')::metered.origin
+$$;
+
 -- Ends those of the holds that are due and have not ended. Their rows are locked,
 -- in order.
-create function metered.expire_rows(nos bigint[], clk timestamptz, note text) returns void
+create function metered.expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
 language plpgsql volatile
 as $$
 begin
@@ -99,14 +107,13 @@ begin
         where h.no = any (nos) and h.state = 'h' and h.due <= clk
         returning h.no, h.version)
     insert into metered.hold_events (hold, at, version, kind, note)
-    select e.no, clk, e.version, 'x', nullif(expire_rows.note, '')::jsonb from ended e;
+    select e.no, clk, e.version, 'x', expire_rows.note from ended e;
 end
 $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, which are locked
--- and none of whose lines is due before "since". The note names the system, as
--- sweep_holds does: the caller only needs their room, and did not ask for their end.
-create function metered.expire_due(scopes text[], keys bigint[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
+-- and none of whose lines is due before "since".
+create function metered.expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
@@ -124,8 +131,8 @@ begin
     before := metered.bound_lock_wait(wait_ms);
     perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
     before := metered.unbound_lock_wait(before);
-    perform metered.expire_rows(nos, clk, '{"actor": "system"}');
-    perform metered.free_lines(nos, keys, 'x', clk, null, '{"actor": "system"}', null, null);
+    perform metered.expire_rows(nos, clk, (metered.by_system()).note);
+    perform metered.release_lines(nos, scopes, 'x', clk, null, metered.by_system());
 end
 $$;
 
@@ -142,11 +149,12 @@ declare
     keys   bigint[];
     clk    timestamptz;
     h      record;
+    origin metered.origin;
     before text;
 begin
     select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
-        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        status := metered.missing_hold(of_tenant, of_id, issued, wait_ms);
         return;
     end if;
     perform metered.lock_keys(keys, wait_ms);
@@ -165,8 +173,9 @@ begin
         when h.deadline <> of_deadline then 'extended'
         when h.state = 'h' and h.due > clk then 'due_later' end;
     if status is null then
-        perform metered.expire_rows(array[of_no], clk, note);
-        perform metered.free_lines(array[of_no], keys, 'x', clk, of_id, note, null, null);
+        origin := row(null, null, nullif(note, '')::jsonb);
+        perform metered.expire_rows(array[of_no], clk, origin.note);
+        perform metered.release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
         if channel is not null then
             perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
@@ -196,6 +205,7 @@ declare
     locked  bigint[] := '{}';
     k       bigint;
 begin
+    perform metered.require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
     select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
         count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
         count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
@@ -227,8 +237,8 @@ begin
     if due_nos is null then
         return;
     end if;
-    perform metered.expire_rows(due_nos, clk, '{"actor": "system"}');
-    perform metered.free_lines(due_nos, locked, 'x', clk, null, '{"actor": "system"}', null, null);
+    perform metered.expire_rows(due_nos, clk, (metered.by_system()).note);
+    perform metered.release_lines(due_nos, null, 'x', clk, null, metered.by_system());
     nos := due_nos;
     if not keep_pending then
         perform metered.announced(nos, channel);
@@ -241,6 +251,7 @@ create function metered.announced(nos bigint[], channel text) returns void
 language plpgsql volatile
 as $$
 begin
+    perform metered.require(cardinality(nos) <= 10000, 'nos');
     update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
     if channel is not null then
         perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
@@ -263,6 +274,8 @@ declare
     latest timestamptz;
     before text := metered.bound_lock_wait(wait_ms);
 begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
     perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
     before := metered.unbound_lock_wait(before);
     select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (

@@ -12,10 +12,10 @@ $$;
 
 -- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
-create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint) returns json
+create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint) returns json
 language sql stable
 as $$
-    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open)
+    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded)
 $$;
 
 -- The hold of that no.
@@ -26,7 +26,7 @@ begin
     return (
         select metered.hold_as_json(h, (
             select json_agg(metered.line_json(l.scope, l.amount, l.captured,
-                case when h.state = 'h' and h.due > clk then l.open else 0 end) order by l.scope)
+                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), clk)
         from metered.holds h where h.no = of_no);
 end
@@ -48,24 +48,32 @@ $$;
 -- another holder's (see lock_holds); the ids that it places, by key; then rows of holds, by
 -- no: of those that are named, and of those that are due in scopes that it may charge and
 -- could be in its way. A command that names thousands of scopes needs a larger lock table.
-create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], tenants text[], holders text[], ids text[], wait_ms int) returns void
+--
+-- A hold that was not there before the locks, and is there behind them, was placed while this
+-- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms metered.wait_ms) returns void
 language plpgsql volatile
 as $$
 declare
     nos    bigint[];
+    there  bigint[];
     due    bigint[];
     clk    timestamptz;
     before text;
 begin
-    select array_agg(h.no) into nos
-    from unnest(tenants, holders, ids) n(tenant, holder, id),
-         lateral (select x.no, x.holder from metered.holds x where x.tenant = n.tenant and x.id = n.id limit 1) h
-    where n.holder = '' or h.holder = n.holder;
+    perform metered.require(cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000, 'locks');
+    nos := metered.named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
-    perform metered.lock_keys(coalesce(keys, '{}') || id_keys, wait_ms);
+    perform metered.lock_keys(keys || id_keys, wait_ms);
+    if cardinality(named) > 0 then
+        there := metered.named_holds(named);
+        if not coalesce(there, '{}') <@ coalesce(nos, '{}') then
+            raise exception 'could not serialize access: a hold was placed meanwhile' using errcode = '40001';
+        end if;
+    end if;
     clk := metered.clock();
     -- As many as expire_due would take at first. If it comes to need more, or another one
     -- falls due before it looks, that one is locked out of order.
@@ -84,6 +92,19 @@ begin
 end
 $$;
 
+-- The holds that are named, but for those of another holder.
+create function metered.named_holds(named metered.hold_ids[]) returns bigint[]
+language plpgsql volatile
+as $$
+begin
+    return (
+        select array_agg(h.no)
+        from unnest(named) n, lateral unnest(n.ids) i(id),
+             lateral (select x.no, x.holder from metered.holds x where x.tenant = n.tenant and x.id = i.id limit 1) h
+        where n.holder = '' or h.holder = n.holder);
+end
+$$;
+
 -- Notifies those who listen to the channel of a hold's transition.
 create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
@@ -93,95 +114,87 @@ begin
 end
 $$;
 
--- Places a hold on the scopes of which hold_amounts is not 0, and charges the rest
--- of amounts, all or none. status: placed; same (placed before, with the same
--- content: hold tells); conflict (with other content); retired; taken (of a claim:
--- somebody else has it, until deadline if that is not null); denied.
+-- Locks what a placement locks: its scopes, by key, and then the id that the caller chose.
+create function metered.lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    if cardinality(charges) = 1 and pg_try_advisory_xact_lock(charges[1].key)
+       and (id_key is null or pg_try_advisory_xact_lock(id_key)) then
+        return false;
+    end if;
+    return metered.lock_charges(charges, wait_ms) or id_key is not null and metered.lock_keys(array[id_key], wait_ms);
+end
+$$;
+
+-- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
+-- status: placed; same (placed before, with the same content: stored tells); conflict (with other
+-- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
+-- null); denied.
 --
--- If the caller chose the id, keys end with that of the id: whoever places the same id
+-- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
 -- id that was made up for this call is not looked for.
--- hold_keys are those of the scopes; line_keys those of them that are held, ascending.
-create function metered.place(of_tenant text, of_id text, chosen boolean, of_holder text, of_claim text, print bytea, issued timestamptz,
-    ttl interval, grace interval, lifetime interval, of_metadata text, detail text, note text, channel text,
-    scopes text[], keys bigint[], amounts bigint[], hold_amounts bigint[], hold_keys bigint[], line_keys bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
-    of_namespace text, of_operation text, raising boolean,
-    out status text, out hold_id text, out placed_at timestamptz, out deadline timestamptz,
-    out seqs bigint[], out ats timestamptz[], out denied jsonb, out hold json)
+create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms,
+    origin metered.origin, channel text, raising boolean,
+    out status text, out placed_at timestamptz, out deadline timestamptz,
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
 language plpgsql volatile
 as $$
 declare
     c      record;
     was    record;
     clk    timestamptz;
+    due_in interval := hold.ttl + hold.grace;
+    line_keys bigint[] := '{}';
+    lines  jsonb := '[]';
+    claimed boolean := hold.claim is null;
     new_no bigint;
-    waited boolean;
-    before text;
     unused text;
+    charge metered.new_charge;
 begin
-    hold_id := of_id;
-    if chosen or of_claim is not null then
-        waited := metered.lock_keys(keys, wait_ms);
-        clk := metered.clock();     -- else post does both
+    foreach charge in array charges loop
+        if charge.held > 0 then
+            charge.key := coalesce(charge.key, metered.scope_key(charge.scope));
+            if not metered.key_fits(charge.key, charge.scope) then
+                perform metered.require(false, 'key');
+            end if;
+            line_keys := line_keys || charge.key;
+            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
+            claimed := claimed or charge.scope = hold.claim and charge.held = 1;
+        end if;
+    end loop;
+    if not (claimed and hold.ttl > interval '0' and due_in <= hold.lifetime + hold.grace and line_keys <> '{}') then
+        perform metered.require(false, 'hold');
     end if;
-    if chosen then
-        select h.no, h.fingerprint, h.state, h.holder, h.due into was
-        from metered.holds h where h.tenant = of_tenant and h.id = of_id;
-        if found then
-            status := case when was.fingerprint = print then 'same' else 'conflict' end;
-        else
-            if issued is not null and current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-                -- It may have been placed and purged since this snapshot, with which the
-                -- horizon has moved: then this fails with 40001, as a lock of a row does
-                -- that was updated since. FOR KEY SHARE would not.
-                before := metered.bound_lock_wait(wait_ms);
-                perform from metered.holds_horizon z where z.one for share;
-                before := metered.unbound_lock_wait(before);
-            end if;
-            if issued <= (select z.at from metered.holds_horizon z where z.one) then
-                status := 'retired';
-            end if;
-        end if;
-    elsif of_claim is not null then
-        select h.no, h.fingerprint, h.state, h.holder, h.due into was
-        from metered.holds h where h.claim = of_claim and (h.state = 'h' or h.state = 'c' and not h.returned);
-        if found and (was.state = 'c' or was.due > clk) then
-            if was.state = 'c' or was.holder <> of_holder then
-                status := 'taken';
-                if was.state = 'h' then
-                    deadline := was.due;
-                    placed_at := clk;
-                end if;
-            else
-                status := case when was.fingerprint = print then 'same' else 'conflict' end;
-            end if;
-        end if;
+    if cardinality(line_keys) > 1 then
+        line_keys := array(select distinct k from unnest(line_keys) k order by k);
+    end if;
+    if hold.chosen or hold.claim is not null then
+        unused := metered.lock_place(charges, case when hold.chosen then coalesce(hold.key, metered.lock_key('metered/hold/metered',
+            convert_to(hold.tenant, 'UTF8') || '\x00'::bytea || convert_to(hold.id, 'UTF8'))) end, wait_ms);
+        clk := metered.clock();     -- else write_charges does both
+        was := metered.placed_before(hold, clk, wait_ms);
+        status := was.status;
+        deadline := was.deadline;
+        placed_at := was.at;
     end if;
     if status = 'same' then
-        -- A snapshot that is too old for what the hold is by now fails here.
-        before := metered.bound_lock_wait(wait_ms);
-        perform from metered.holds h where h.no = was.no for share;
-        if not found then
-            perform metered.collided();
+        stored := metered.hold_json(was.no, clk);
+        if raising and was.state <> 'h' then
+            perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
         end if;
-        before := metered.unbound_lock_wait(before);
-        hold := metered.hold_json(was.no, clk);
-        if raising and (was.state <> 'h' or was.due <= clk) then
-            perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold_id,
-                'state', case when was.state = 'h' then 'x' else was.state end, 'hold', hold));
-        end if;
-        unused := case when of_operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered.remember_hold(stored) end;
     end if;
     if status is not null then
         if raising and status <> 'same' then
             raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = jsonb_build_object(
-                'status', status, 'id', hold_id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint);
+                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint);
         end if;
         return;
     end if;
-    c := metered.post(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes,
-        of_namespace, of_operation, raising, hold_amounts, hold_id, ttl + grace, clk);
+    c := metered.write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
+        row(hold.id, due_in, null, clk));
     seqs := c.seqs;
     ats := c.ats;
     denied := c.denied;
@@ -190,31 +203,121 @@ begin
         status := 'denied';
         return;
     end if;
-    deadline := placed_at + ttl;
-    insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
-        tenant, id, holder, claim, fingerprint, keys, metadata)
-    values (place.placed_at, place.deadline, place.deadline + grace, place.placed_at + lifetime, issued, 1, 'h',
-        of_tenant, hold_id, of_holder, of_claim, print, line_keys, of_metadata::json)
-    on conflict do nothing
-    returning no into new_no;
-    if new_no is null then
-        perform metered.collided();     -- this view is older than one that was placed
-    end if;
+    deadline := placed_at + hold.ttl;
+    loop
+        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
+            tenant, id, holder, claim, fingerprint, keys, metadata)
+        values (place.placed_at, place.deadline, place.placed_at + due_in, place.placed_at + hold.lifetime, hold.issued_at, 1, 'h',
+            hold.tenant, hold.id, hold.holder, hold.claim, hold.fingerprint, line_keys, hold.metadata)
+        on conflict do nothing
+        returning no into new_no;
+        exit when new_no is not null;
+        if not metered.raise_sequence() then
+            perform metered.collided();     -- this view is older than one that was placed
+        end if;
+    end loop;
     insert into metered.hold_lines (hold, key, amount, open, due, scope)
-    select new_no, l.key, l.units, l.units, place.deadline + grace, l.scope
-    from unnest(scopes, hold_keys, hold_amounts) l(scope, key, units) where l.units > 0;
+    select new_no, coalesce(l.key, metered.scope_key(l.scope)), l.held, l.held, place.placed_at + due_in, l.scope
+    from unnest(charges) l where l.held > 0;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
-    values (new_no, place.placed_at, place.deadline, 1, 'h', place.detail::jsonb, nullif(place.note, '')::jsonb,
-        of_namespace, of_operation);
+    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_strip_nulls(jsonb_build_object(
+            'tenant', hold.tenant, 'holder', hold.holder, 'claim', hold.claim,
+            'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines)),
+        origin.note, origin.namespace, origin.operation);
     if channel is not null then
-        perform metered.announce(channel, of_tenant, hold_id, 1, 'placed');
+        perform metered.announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;
-    if of_operation is not null then
-        unused := metered.remember_hold(('{"created":true,' || case when amounts <> hold_amounts then '"charges":' || (
-            select json_agg(json_build_object('scope', s.scope, 'seq', s.seq, 'amount', s.amount - s.held, 'at', s.at) order by s.n)
-            from unnest(scopes, seqs, amounts, hold_amounts, ats) with ordinality s(scope, seq, amount, held, at, n)
-            where s.amount > s.held)::text || ',' else '' end || substr(metered.hold_json(new_no, placed_at)::text, 2))::json);
+    if origin.operation is not null then
+        unused := metered.remember_hold(metered.created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
+end
+$$;
+
+-- What was placed before: with this id, if the caller chose it, or of this claim. status as place
+-- has it, or null: nothing is in the way. state is what it is by now.
+create function metered.placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
+    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    was    record;
+    before text;
+begin
+    if hold.chosen then
+        select h.no, h.fingerprint, h.state, h.holder, h.due into was
+        from metered.holds h where h.tenant = hold.tenant and h.id = hold.id;
+    else
+        select h.no, h.fingerprint, h.state, h.holder, h.due into was
+        from metered.holds h where h.claim = hold.claim and (h.state = 'h' or h.state = 'c' and not h.returned);
+    end if;
+    no := was.no;
+    if no is null then
+        if hold.chosen and hold.issued_at is not null and metered.one_snapshot() then
+            -- It may have been placed and purged since this snapshot, with which the
+            -- horizon has moved: then this fails with 40001, as a lock of a row does
+            -- that was updated since. FOR KEY SHARE would not.
+            before := metered.bound_lock_wait(wait_ms);
+            perform from metered.holds_horizon z where z.one for share;
+            before := metered.unbound_lock_wait(before);
+        end if;
+        if hold.chosen and hold.issued_at <= (select z.at from metered.holds_horizon z where z.one) then
+            status := 'retired';
+        end if;
+        return;
+    end if;
+    state := case when was.state = 'h' and was.due <= clk then 'x' else was.state end;
+    if not hold.chosen then
+        if state = 'x' then
+            no := null;
+            return;
+        elsif state = 'c' or was.holder <> hold.holder then
+            status := 'taken';
+            if state = 'h' then
+                deadline := was.due;
+                at := clk;
+            end if;
+        end if;
+    end if;
+    status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
+    if status = 'same' or metered.one_snapshot() then
+        -- A snapshot that is too old for what the hold is by now fails here.
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds h where h.no = was.no for share;
+        if not found then
+            perform metered.collided();
+        end if;
+        before := metered.unbound_lock_wait(before);
+    end if;
+end
+$$;
+
+-- Moves the sequence of holds.no on, if it has fallen behind, as it has on a server that was
+-- switched to by logical replication. False if the number that was tried last was free.
+create function metered.raise_sequence() returns boolean
+language plpgsql volatile
+as $$
+declare
+    of_no regclass := pg_get_serial_sequence('metered.holds', 'no');
+begin
+    if not exists (select from metered.holds h where h.no = currval(of_no)) then
+        return false;
+    end if;
+    perform setval(of_no, (select max(h.no) from metered.holds h));
+    return true;
+end
+$$;
+
+-- A hold that was just placed, with what its request charged besides.
+create function metered.created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
+language plpgsql stable
+as $$
+begin
+    return ('{"created":true,' || coalesce('"charges":' || (
+        select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount', s.amount - s.held, 'at', q.at) order by s.n)
+        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, n)
+             join unnest(seqs, ats) with ordinality q(seq, at, n) on q.n = s.n
+        where s.amount > s.held)::text || ',', '') || substr(hold::text, 2))::json;
 end
 $$;

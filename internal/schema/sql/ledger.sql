@@ -18,7 +18,7 @@ end
 $$;
 
 -- The last entry of a scope, for a reader.
-create function metered.tip(of_scope text) returns metered.ledger
+create function metered.last_entry(of_scope text) returns metered.ledger
 language plpgsql stable
 as $$
 declare
@@ -48,7 +48,7 @@ $$;
 -- too, would no longer collide. That holds for entry 1 as well, since a purge puts
 -- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
 -- passed over instead, until none is left; hence the second look.
-create function metered.tip_for_write(of_scope text) returns metered.ledger
+create function metered.entry_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -125,7 +125,8 @@ begin
     -- The aggregate inside lateral leaves the planner no join to choose.
     return (
         select coalesce(sum(x.amount), 0)
-        from generate_series(0, top) lv,
+        -- A limit, or the planner expects a thousand levels, and compiles (jit) what they would cost.
+        from (select generate_series(0, top) limit 16) g(lv),
              lateral (select sum(r.amount) as amount from metered.refund_sum r
               where r.scope = of_scope and r.level = lv
                 and r.block > after_seq >> (4 * lv)
@@ -154,21 +155,21 @@ end
 $$;
 
 -- Begins an entry after the scope's last one, under its lock.
-create function metered.next_entry(of_scope text, key bigint, wait_ms int, note text, of_namespace text, of_operation text) returns metered.ledger
+create function metered.next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     e metered.ledger;
 begin
-    perform metered.lock_keys(array[key], wait_ms);
-    e := metered.tip_for_write(of_scope);
+    perform metered.lock_keys(array[coalesce(key, metered.scope_key(of_scope))], wait_ms);
+    e := metered.entry_for_write(of_scope);
     e.seq := e.seq + 1;
     e.at := greatest(metered.clock(), e.at);
     e.ref := null;
     e.hold := null;
-    e.namespace := of_namespace;
-    e.operation := of_operation;
-    e.note := nullif(note, '')::jsonb;
+    e.namespace := origin.namespace;
+    e.operation := origin.operation;
+    e.note := origin.note;
     return e;
 end
 $$;
@@ -198,12 +199,12 @@ begin
 end
 $$;
 
-create function metered.credit(of_scope text, key bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms metered.wait_ms, origin metered.origin,
     out seq bigint, out at timestamptz)
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
+    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
     e.kind := 'd';
     e.amount := units;
@@ -218,13 +219,13 @@ $$;
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
 -- than remains of the charge). remaining is what can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope text, key bigint, charge_seq bigint, units bigint, wait_ms int, note text, of_namespace text, of_operation text,
-    raising boolean,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms metered.wait_ms,
+    origin metered.origin, raising boolean,
     out status text, out remaining bigint, out seq bigint, out at timestamptz)
 language plpgsql volatile
 as $$
 declare
-    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, of_namespace, of_operation);
+    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
 begin
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
@@ -242,18 +243,8 @@ begin
         status := case when units > remaining then 'excess' end;
     end if;
     if status is not null then
-        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-            -- This view of the scope may be an old one. An entry meets what it has not
-            -- seen, with 40001; the block takes it back.
-            begin
-                e.kind := 'r';
-                e.amount := units;
-                perform metered.append(e);
-                raise exception using errcode = 'MT100';
-            exception when sqlstate 'MT100' then
-                null;
-            end;
-        end if;
+        e.seq := e.seq - 1;
+        perform metered.refuse_stale(array[e]);
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
                 detail = jsonb_build_object('status', status, 'remaining', remaining);
@@ -279,7 +270,7 @@ $$;
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
 -- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
 -- whoever sees the scope as empty to collide with, but as a new row, for whoever
--- sees it as the last entry (tip_for_write). What follows begins at a multiple of
+-- sees it as the last entry (entry_for_write). What follows begins at a multiple of
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
@@ -300,8 +291,13 @@ declare
     keep  bigint;   -- the first entry to stay
     rest  bigint;
 begin
+    perform metered.require(metered.key_fits(key, of_scope), 'key');
+    perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
+    -- A purge takes a prefix of the chain: what is before after_seq is gone.
+    perform metered.require(not exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1), 'after_seq');
+    cutoff := least(cutoff, metered.clock());
     perform metered.lock_keys(array[key], wait_ms);
-    tip := metered.tip(of_scope);
+    tip := metered.last_entry(of_scope);
     forgotten := false;
     keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
     keep := greatest(1, ((keep - 1) & ~15) + 1);
@@ -346,9 +342,12 @@ create function metered.repair_clock(of_scope text, key bigint, wait_ms int, not
 language plpgsql volatile
 as $$
 declare
-    e   metered.ledger := metered.next_entry(of_scope, key, wait_ms, note, null, null);
-    clk timestamptz := metered.clock();
+    e   metered.ledger;
+    clk timestamptz;
 begin
+    perform metered.require(metered.key_fits(key, of_scope), 'key');
+    e := metered.next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
+    clk := metered.clock();
     ahead := greatest(e.at - clk, interval '0');
     if e.at <= clk then
         return;

@@ -53,91 +53,193 @@ begin
     end loop;
     if in_epoch < tip.epoch then   -- a repair is the first entry of its epoch
         at := least(at, (
-            select min(r.at) from generate_series(in_epoch + 1, tip.epoch) e,
+            select min(r.at) from (select generate_series(in_epoch + 1, tip.epoch) limit 32767) g(e),
                  lateral (select k.at from metered.ledger k
-                  where k.scope = tip.scope and k.epoch = e and (k.seq & 15 = 1 or k.kind = 'k')
+                  where k.scope = tip.scope and k.epoch = g.e and (k.seq & 15 = 1 or k.kind = 'k')
                   order by k.at, k.seq limit 1) r));
     end if;
     return at + win;
 end
 $$;
 
--- Judges the limits of one call. tips are the last entries of its scopes, held is
--- what open holds keep of each, and amounts is what they are to be charged;
--- limit_scopes says which of them a limit belongs to; a window of 0 is the lifetime.
--- used is what counts against each limit so far, holds aside; denied lists every limit
--- that refuses, with the microseconds until it would not (-1 for never: a lifetime's
--- spending does not age) and until a hold falls due.
---
--- A caller that has looked at some limits already passes what it knows: "first" is the
--- first limit that may refuse, used is filled as far as it got, and base_seq and
--- base_spent are the base that the last of these was counted from.
-create function metered.judge(tips metered.ledger[], held bigint[], amounts bigint[], clk timestamptz,
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    inout used bigint[], out denied jsonb,
-    first int default 1, base_seq bigint default null, base_spent bigint default null)
+-- Whether this transaction wrote the row of that xmin, in a savepoint of it or outside. The row
+-- is visible, so a transaction that is in progress can only be this one.
+create function metered.written_here(row_xmin xid) returns boolean
 language plpgsql stable
 as $$
 declare
-    s     int;
+    own   numeric := pg_current_xact_id_if_assigned()::text::numeric;
+    ahead numeric := row_xmin::text::numeric - own % 4294967296;
+begin
+    if ahead < 0 then
+        ahead := ahead + 4294967296;
+    end if;
+    return ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress';
+exception when invalid_parameter_value then     -- "in the future": an old row, from before the ids wrapped around
+    return false;
+end
+$$;
+
+-- How many units of a scope are held by this very transaction, or by the holds of_nos, which
+-- it is about to capture. They go when it is rolled back, so no refusal may wait for their end.
+-- A writer has locked the scope, so its last entries are those of its transaction.
+create function metered.held_here(tip metered.ledger, of_nos bigint[]) returns bigint
+language plpgsql stable
+as $$
+declare
+    e     record;
+    ended jsonb := '{}';    -- by hold: what this transaction has spent or freed of it
+    units bigint := 0;
+begin
+    if pg_current_xact_id_if_assigned() is not null then
+        for e in select l.kind, coalesce(l.hold, '') as hold, l.amount, l.xmin from metered.ledger l
+                 where l.scope = tip.scope and l.seq <= tip.seq order by l.seq desc loop
+            exit when not metered.written_here(e.xmin);
+            if e.kind = 'h' then
+                units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
+            elsif e.kind in ('u', 'l', 'x') then
+                ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
+            end if;
+        end loop;
+    end if;
+    return least(tip.held, units + coalesce((
+        select sum(l.open) from metered.hold_lines l where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0), 0));
+end
+$$;
+
+-- When the first unit that others hold of a scope falls due.
+create function metered.others_fall_due(tip metered.ledger, of_nos bigint[], clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    l    record;
+    mine boolean := pg_current_xact_id_if_assigned() is not null;
+begin
+    for l in select y.due, y.hold, y.xmin from metered.hold_lines y
+             where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
+             order by y.due loop
+        if l.hold = any (of_nos) then
+            continue;
+        end if;
+        if not mine or not metered.written_here(l.xmin) then
+            return l.due;
+        end if;
+    end loop;
+    return greatest(clk, tip.next_due);     -- this transaction has extended it
+end
+$$;
+
+-- Checks the limits of one call. tips are the last entries of the charges' scopes, and held is
+-- what open holds keep of each. used is what counts against each limit so far, holds aside.
+-- denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
+-- hold falls due. There, held is what others hold, and own what this transaction does, or
+-- the holds of_nos, which it captures.
+--
+-- A caller that has looked at some limits passes what it knows: used as far as it got, and what
+-- the last of these was counted from.
+create function metered.check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
+    clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
+    inout used bigint[], out denied jsonb)
+language plpgsql stable
+as $$
+declare
+    c     metered.new_charge;
+    l     metered.charge_limit;
+    i     int := 0;
+    n     int := 0;
     t     metered.ledger;
     u     bigint;
+    own   bigint;
     room  bigint;
     since timestamptz;
     w     record;
+    base_seq   bigint := known.base_seq;
+    base_spent bigint := known.base_spent;
     retry timestamptz;
     falls timestamptz;
 begin
-    for i in first..cardinality(limit_scopes) loop
-        s := limit_scopes[i];
-        t := tips[s];
-        u := used[i];
-        if u is not null then
-            null;
-        elsif windows[i] = interval '0' then
-            u := t.spent - t.refunded - t.credited;
-        else
-            if t.at > clk + max_ahead then
-                raise exception 'the last entry is ahead of the clock'
-                    using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
-                        'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
+    foreach c in array charges loop
+        i := i + 1;
+        t := tips[i];
+        foreach l in array c.limits loop
+            n := n + 1;
+            continue when n < known.nth;
+            u := used[n];
+            if u is not null then
+                null;
+            elsif l.win = interval '0' then
+                u := t.spent - t.refunded - t.credited;
+            else
+                if t.at > clk + ahead then
+                    raise exception 'the last entry is ahead of the clock'
+                        using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
+                            'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
+                end if;
+                since := greatest(clk, t.at) - l.win;
+                u := 0;
+                if t.at > since then
+                    w := metered.spent_since(t, since);
+                    u := w.used;
+                    base_seq := w.base_seq;
+                    base_spent := w.base_spent;
+                end if;
             end if;
-            since := greatest(clk, t.at) - windows[i];
-            u := 0;
-            if t.at > since then
-                w := metered.spent_since(t, since);
-                u := w.used;
-                base_seq := w.base_seq;
-                base_spent := w.base_spent;
+            used[n] := u;
+            continue when u <= l.max - held[i] - c.amount;
+            own := metered.held_here(t, of_nos);
+            falls := case when held[i] > own then metered.others_fall_due(t, of_nos, clk) end;
+            retry := null;
+            room := l.max - held[i] - c.amount;
+            if l.win > interval '0' and room >= 0 then
+                retry := metered.leaves_at(t, base_seq, base_spent, u, l.win, room);
             end if;
-        end if;
-        used[i] := u;
-        room := maxima[i] - held[s] - amounts[s];
-        continue when u <= room;
-        falls := case when held[s] > 0 then metered.first_due(t.scope, t.next_due, clk) end;
-        retry := null;
-        if windows[i] > interval '0' and room >= 0 then
-            retry := metered.leaves_at(t, base_seq, base_spent, u, windows[i], room);
-        end if;
-        -- The end of holds can make room, sooner or at all.
-        room := maxima[i] - amounts[s];
-        if u <= room then
-            retry := least(retry, falls);
-        elsif windows[i] > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
-            retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, windows[i], room)));
-        end if;
-        denied := coalesce(denied, '[]') || jsonb_build_object(
-            'limit', i - 1, 'used', u, 'held', held[s],
-            'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
-            'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
+            -- The end of holds can make room, sooner or at all.
+            room := l.max - own - c.amount;
+            if u <= room then
+                retry := least(retry, falls);
+            elsif l.win > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
+                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, l.win, room)));
+            end if;
+            denied := coalesce(denied, '[]') || jsonb_build_object(
+                'limit', n - 1, 'used', u, 'held', held[i] - own, 'own', own,
+                'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
+                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
+        end loop;
     end loop;
 end
 $$;
 
--- Judges a charge that meets holds which are due, and, if it is let in, ends those of
+-- Fails with 40001 unless these are still the last entries of their scopes, where the snapshot
+-- may be older than what has been committed since: there, a refusal must not be final. The
+-- scopes are locked. An entry meets what the snapshot does not see; the block takes it back.
+create function metered.refuse_stale(tips metered.ledger[]) returns void
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    if not metered.one_snapshot() then
+        return;
+    end if;
+    foreach tip in array tips loop
+        perform from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq for key share;
+        tip.seq := tip.seq + 1;
+        tip.amount := 1;
+        tip.at := coalesce(nullif(tip.at, '-infinity'), metered.clock());
+        tip.kind := 'c';
+        perform metered.append(tip);
+    end loop;
+    raise exception using errcode = 'MT100';
+exception when sqlstate 'MT100' then
+    null;
+end
+$$;
+
+-- Checks a charge that meets holds which are due, and, if it is let in, ends those of
 -- them that are in its way. stand are the last entries after that.
-create function metered.admit(tips metered.ledger[], keys bigint[], amounts bigint[], clk timestamptz,
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
+create function metered.expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
+    ahead interval, wait_ms int, of_nos bigint[],
     out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql volatile
 as $$
@@ -156,7 +258,7 @@ begin
         kept := kept || tip.held;
         held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
-    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead, null);
+    verdict := metered.check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     denied := verdict.denied;
     stand := tips;
@@ -171,13 +273,12 @@ begin
         for i in 1..cardinality(scopes) loop
             remain[i] := kept[i] - case when due[i] <= clk then metered.overdue(scopes[i], due[i], clk, max_lines) else 0 end;
         end loop;
-        exit when remain = held or (metered.judge(tips, remain, amounts, clk,
-            limit_scopes, maxima, windows, max_ahead, null)).denied is null;
+        exit when remain = held or (metered.check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
         max_lines := 2 * max_lines;
     end loop;
-    perform metered.expire_due(scopes, keys, due, clk, max_lines, wait_ms);
+    perform metered.expire_due(scopes, due, clk, max_lines, wait_ms);
     for i in 1..cardinality(scopes) loop
-        tip := metered.tip_for_write(scopes[i]);
+        tip := metered.entry_for_write(scopes[i]);
         if tip.held > remain[i] then
             perform metered.collided();
         end if;
@@ -186,240 +287,3 @@ begin
 end
 $$;
 
--- What charge answers, as post has it.
-create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
-
--- Charges scopes, all or none. keys are their lock keys, sorted and distinct.
--- Either denied is null, and each scope has one new entry, or nothing was
--- written; with raising, a denial is SQLSTATE MT001 instead, its detail the JSON.
---
--- Of amounts, hold_amounts are not spent but held, by the hold of_hold until ttl from
--- now; they get an entry of their own. at is what counts as now: as_of, if the caller
--- has read the clock under the locks and judged holds by it, or else the clock.
---
--- Without keys it only looks, takes no lock and writes nothing: denied is what
--- check_charge says, which is asked if the charge is not plainly let in. A charge that
--- follows in the same transaction finds its statements prepared.
---
--- Most charges are let in while nothing is due. That case is decided here; all others
--- are left to judge or admit. limit_scopes ascend. What a statement of PL/pgSQL costs in
--- a transaction that runs it once is mostly its preparation, so there are few.
-create function metered.post(scopes text[], keys bigint[], amounts bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    wait_ms int, notes text[], of_namespace text, of_operation text, raising boolean,
-    hold_amounts bigint[] default null, of_hold text default null, ttl interval default null, as_of timestamptz default null,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
-language plpgsql volatile
-as $$
-declare
-    k     bigint;
-    tip   metered.ledger;
-    tips  metered.ledger[];
-    n     int := 1;
-    since timestamptz;
-    base_seq      bigint;   -- what a window's use is counted from
-    base_spent    bigint;
-    base_refunded bigint;
-    w     record;
-    plain boolean := metered.memory_kept();     -- true; what for, is said there
-    due   boolean := false;
-    a     record;
-    units bigint;
-begin
-    foreach k in array coalesce(keys, '{}') loop
-        continue when pg_try_advisory_xact_lock(k);
-        perform metered.lock_keys(keys, wait_ms);
-        exit;
-    end loop;
-    at := coalesce(as_of, metered.clock());     -- after the lock: a wait must not date the entry back
-    for i in 1..cardinality(scopes) loop
-        if keys is null then
-            select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1;
-        else
-            -- tip_for_write, without the call where there is an entry.
-            select * into tip from metered.ledger l where l.scope = scopes[i] order by l.seq desc limit 1 for key share;
-        end if;
-        if not found then
-            tip := case when keys is null then metered.fresh(scopes[i]) else metered.first_for_write(scopes[i]) end;
-        end if;
-        tips[i] := tip;
-        held[i] := tip.held;
-        if tip.at > at or tip.next_due <= at then
-            plain := false;
-            due := due or tip.next_due <= at;
-        end if;
-        while plain and limit_scopes[n] = i loop
-            since := at - windows[n];
-            if since = at then
-                used[n] := tip.spent - tip.refunded - tip.credited;
-            elsif tip.at <= since then
-                used[n] := 0;
-            else
-                -- spent_since where the base is in the newest epoch, or all that was ever
-                -- spent is inside.
-                select b.seq, b.spent, b.refunded into base_seq, base_spent, base_refunded
-                from (select l.seq from metered.ledger l
-                      where l.scope = scopes[i] and l.epoch = tip.epoch and l.at <= since
-                        and (l.seq & 15 = 1 or l.kind = 'k')
-                      order by l.at desc, l.seq desc limit 1) x,
-                     lateral (select l.seq, l.spent, l.refunded from metered.ledger l
-                      where l.scope = scopes[i] and l.seq between x.seq and x.seq + 15
-                        and l.epoch = tip.epoch and l.at <= since
-                      order by l.seq desc limit 1) b;
-                if base_seq > 1 and base_refunded = tip.refunded then
-                    used[n] := tip.spent - base_spent;
-                elsif base_seq > 1 then
-                    used[n] := tip.spent - base_spent - metered.refunds_after(scopes[i], tip.seq, base_seq);
-                elsif base_seq is null and tip.epoch = 0 and tip.seq <= 16 then
-                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
-                -- Apart from that: a condition with a query in it is a statement.
-                elsif base_seq is null and tip.epoch = 0
-                      and exists (select from metered.ledger l where l.scope = scopes[i] and l.seq = 2) then
-                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(scopes[i], tip.seq, 0) end;
-                else
-                    w := metered.spent_since(tip, since);
-                    base_seq := w.base_seq;
-                    base_spent := w.base_spent;
-                    used[n] := w.used;
-                end if;
-            end if;
-            plain := used[n] <= maxima[n] - tip.held - amounts[i];
-            n := n + 1;
-        end loop;
-    end loop;
-    plain := plain and n > cardinality(limit_scopes);
-    if keys is null or not plain then
-        if keys is null then
-            if not plain then
-                denied := (metered.check_charge(scopes, amounts, limit_scopes, maxima, windows, max_ahead)).denied;
-            end if;
-            return;
-        end if;
-        if due then
-            a := metered.admit(tips, keys, amounts, at, limit_scopes, maxima, windows, max_ahead, wait_ms);
-            tips := a.stand;
-            held := a.held;
-        else
-            -- The last limit of which something is known is the first that may refuse.
-            a := metered.judge(tips, held, amounts, at, limit_scopes, maxima, windows, max_ahead, used,
-                greatest(1, cardinality(used)), coalesce(base_seq, 0), coalesce(base_spent, 0));
-        end if;
-        used := a.used;
-        denied := a.denied;
-        if denied is not null then
-            if raising then
-                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
-            end if;
-            return;
-        end if;
-    end if;
-    for i in 1..cardinality(scopes) loop
-        tip := tips[i];
-        if tip.held > 0 then
-            tip.next_due := metered.due_after(scopes[i], tip.seq, tip.held, tip.next_due, at);
-        end if;
-        tip.at := greatest(at, tip.at);
-        units := amounts[i] - coalesce(hold_amounts[i], 0);
-        if units < amounts[i] then
-            tip.seq := tip.seq + 1;
-            tip.held := tip.held + hold_amounts[i];
-            tip.next_due := least(tip.next_due, at + ttl);
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note)
-            values (tip.seq, hold_amounts[i], tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'h', scopes[i], tip.next_due, of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
-            on conflict do nothing;
-            if not found then
-                perform metered.collided();
-            end if;
-        end if;
-        if units > 0 then
-            tip.seq := tip.seq + 1;
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', scopes[i], tip.next_due, of_hold, of_namespace, of_operation, nullif(notes[i], '')::jsonb)
-            on conflict do nothing;
-            if not found then
-                perform metered.collided();
-            end if;
-        elsif units < 0 or amounts[i] < 1 then
-            perform metered.no_amount();
-        end if;
-        seqs[i] := tip.seq;
-        ats[i] := tip.at;
-    end loop;
-end
-$$;
-
--- post, for applications: a charge that is no command's, and is answered when denied. It
--- returns the whole: that costs less than to assign each part.
-create function metered.charge(scopes text[], keys bigint[], amounts bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    wait_ms int, notes text[]) returns metered.posted
-language plpgsql volatile
-as $$
-begin
-    return metered.post(scopes, keys, amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, notes, null, null, false);
-end
-$$;
-
--- What charge would say now, without a lock and without writing. STABLE, so that
--- all its statements see one snapshot.
-create function metered.check_charge(scopes text[], amounts bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
-    out used bigint[], out held bigint[], out denied jsonb)
-language plpgsql stable
-as $$
-declare
-    tip     metered.ledger;
-    tips    metered.ledger[];
-    clk     timestamptz := metered.clock();
-    verdict record;
-begin
-    for i in 1..cardinality(scopes) loop
-        tip := metered.tip(scopes[i]);
-        tips[i] := tip;
-        held[i] := tip.held - case when tip.next_due <= clk then metered.overdue(scopes[i], tip.next_due, clk) else 0 end;
-    end loop;
-    verdict := metered.judge(tips, held, amounts, clk, limit_scopes, maxima, windows, max_ahead, null);
-    used := verdict.used;
-    denied := verdict.denied;
-end
-$$;
-
--- Where each scope stands, for as many windows as there are pairs; window 0 is
--- the lifetime.
-create function metered.usage(scopes text[], windows interval[])
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint)
-language plpgsql stable
-as $$
-declare
-    clk   timestamptz := metered.clock();
-    since timestamptz;
-    tip   metered.ledger;
-begin
-    for i in 1..cardinality(scopes) loop
-        tip := metered.tip(scopes[i]);
-        since := greatest(clk, tip.at) - windows[i];
-        if windows[i] = interval '0' then
-            used := tip.spent - tip.refunded - tip.credited;
-        elsif tip.at <= since then
-            used := 0;
-        else
-            used := (metered.spent_since(tip, since)).used;
-        end if;
-        held := tip.held;
-        if tip.next_due <= clk then
-            held := held - metered.overdue(scopes[i], tip.next_due, clk);
-        end if;
-        spent := tip.spent;
-        refunded := tip.refunded;
-        credited := tip.credited;
-        seq := tip.seq;
-        due_us := case when held > 0 then
-            extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
-        return next;
-    end loop;
-end
-$$;

@@ -76,11 +76,63 @@ as $$
     select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered.try_each(keys) end
 $$;
 
--- Takes the locks of scopes for a caller that then reads, charges or credits.
-create function metered.lock_scopes(keys bigint[], wait_ms int) returns void
+-- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
+-- derives the same one.
+create function metered.lock_key(space text, name bytea) returns bigint
+language sql immutable
+as $$
+    select ('x' || encode(substr(sha256(convert_to(space, 'UTF8') || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
+$$;
+
+create function metered.scope_key(of_scope text) returns bigint
+language sql immutable
+as $$
+    select metered.lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
+$$;
+
+-- Whether key is that of the scope's lock: cheaper than to derive it.
+create function metered.key_fits(key bigint, of_scope text) returns boolean
+language sql immutable
+as $$
+    select int8send(key) = substr(sha256(convert_to('metered/scope/metered', 'UTF8') || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+$$;
+
+-- Refuses a call of a function with an argument that is out of bounds. Go never makes one.
+create function metered.require(holds boolean, what text) returns void
+language plpgsql
+as $$
+begin
+    if holds is not true then
+        raise exception 'out of bounds: %', what using errcode = '22023';
+    end if;
+end
+$$;
+
+-- The locks of several scopes, in the one order in which everybody takes them.
+create function metered.lock_all_scopes(scopes text[], keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
-    perform metered.lock_keys(keys, wait_ms);
+    return metered.lock_keys(array(
+        select distinct coalesce(s.key, metered.scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
+end
+$$;
+
+-- Takes the locks of scopes for a caller that then reads, charges or credits.
+create function metered.lock_scopes(scopes text[], wait_ms metered.wait_ms) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered.require(cardinality(scopes) <= 64, 'scopes');
+    perform metered.lock_all_scopes(scopes, null, wait_ms);
+end
+$$;
+
+-- Whether this transaction's statements all read from one snapshot.
+create function metered.one_snapshot() returns boolean
+language plpgsql stable
+as $$
+begin
+    return current_setting('transaction_isolation') in ('repeatable read', 'serializable');
 end
 $$;

@@ -1,6 +1,6 @@
 -- Keeps a transaction from being committed by anyone but its command's last flush. A
 -- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
-create function metered.unfinished() returns void
+create function metered.block_commit() returns void
 language plpgsql
 as $$
 begin
@@ -21,11 +21,8 @@ $$;
 -- Opening spends the token, if there is one, and then looks at the budget without
 -- a lock, so that a hopeless command is refused before it works. The columns from
 -- token_status to consumed_at are consume_token's.
-create function metered.begin_command(claiming boolean, opening boolean,
-    of_namespace text, of_id text, key bigint, issued timestamptz, max_future interval,
-    wait_ms int, timeout_ms int, marker text,
-    token_digest bytea, token_purpose text, token_subject text,
-    charge_scopes text[], charge_amounts bigint[], limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval,
+create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
+    charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms,
     out status text, out fingerprint bytea, out result bytea,
     out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
     out denied jsonb,
@@ -43,23 +40,23 @@ begin
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
             raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
         end if;
-        if not pg_try_advisory_xact_lock(key) then
-            perform metered.lock_keys(array[key], wait_ms);
+        if not pg_try_advisory_xact_lock(command.key) then
+            perform metered.lock_keys(array[command.key], wait_ms);
         end if;
         select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at
         into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at
-        from metered.operations o where o.namespace = of_namespace and o.id = of_id;
+        from metered.operations o where o.namespace = command.namespace and o.id = command.id;
         if found then
             return;
         end if;
-        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+        if metered.one_snapshot() then
             -- The snapshot may be older than a record whose writer let go of the id
             -- just now, or than a purge. A write meets the first and a lock the
             -- second, with 40001; the block takes both back.
             begin
                 perform set_config('lock_timeout', wait_ms::text, true);
                 insert into metered.operations (namespace, id, at, fingerprint, result)
-                values (of_namespace, of_id, 'infinity', '', '') on conflict do nothing;
+                values (command.namespace, command.id, 'infinity', '', '') on conflict do nothing;
                 perform from metered.operations_horizon h where h.one for share;
                 raise exception using errcode = 'MT100';
             exception when sqlstate 'MT100' then
@@ -68,22 +65,22 @@ begin
         end if;
         -- Read after the record was not found: a purge moves the horizon in the
         -- transaction that deletes.
-        if issued <= (select h.at from metered.operations_horizon h where h.one) then
+        if command.issued_at <= (select h.at from metered.operations_horizon h where h.one) then
             status := 'retired';
             return;
-        elsif issued > metered.clock() + max_future then
+        elsif command.issued_at > metered.clock() + command.max_future then
             status := 'future';
             return;
         end if;
-        if timeout_ms > 0 then
+        if command.timeout_ms > 0 then
             foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
                 before := current_setting(setting);
-                if before = '0' or before::interval > timeout_ms * interval '1 ms' then
-                    unused := set_config(setting, timeout_ms::text, true);
+                if before = '0' or before::interval > command.timeout_ms * interval '1 ms' then
+                    unused := set_config(setting, command.timeout_ms::text, true);
                 end if;
             end loop;
         end if;
-        if timeout_ms is not null then
+        if command.timeout_ms is not null then
             -- COMMIT is sent before the charges are made: if the client is gone by the
             -- time a scope is free, let that be noticed. Not every platform can.
             begin
@@ -92,15 +89,15 @@ begin
                 null;
             end;
         end if;
-        unused := set_config('metered_tx.command', marker, true);
-        execute 'declare metered_command cursor with hold for select metered.unfinished()';
+        unused := set_config('metered_tx.command', command.marker, true);
+        execute 'declare metered_command cursor with hold for select metered.block_commit()';
     end if;
     status := 'new';
     if not opening then
         return;
     end if;
-    if token_digest is not null then
-        t := metered.consume_token(token_digest, token_purpose, token_subject, wait_ms);
+    if token.digest is not null then
+        t := metered.consume_token(token.digest, token.purpose, token.subject, wait_ms);
         token_status := t.status;
         payload := t.payload;
         uses_left := t.uses_left;
@@ -111,8 +108,8 @@ begin
             return;
         end if;
     end if;
-    if cardinality(limit_scopes) > 0 then
-        t := metered.post(charge_scopes, null, charge_amounts, limit_scopes, maxima, windows, max_ahead, wait_ms, null, null, null, false);
+    if cardinality(charges) > 0 then
+        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null);
         denied := t.denied;
     end if;
 end
@@ -121,33 +118,37 @@ $$;
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then.
-create function metered.complete_command(marker text, of_namespace text, of_id text,
-    of_fingerprint bytea, issued timestamptz, of_result bytea,
-    charge_scopes text[], keys bigint[], charge_amounts bigint[],
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int, notes text[],
-    finishing boolean,
+create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea,
+    charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
 language plpgsql volatile
 as $$
 declare
-    c      record;
-    unused text;
+    c       record;
+    charge  metered.new_charge;
+    scopes  text[];
+    amounts bigint[];
+    unused  text;
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') <> marker then
+    perform metered.require(octet_length(of_result) <= 1048576, 'of_result');
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
-    if cardinality(charge_scopes) > 0 then
-        c := metered.post(charge_scopes, keys, charge_amounts, limit_scopes, maxima, windows,
-            max_ahead, wait_ms, notes, of_namespace, of_id, true);
+    if cardinality(charges) > 0 then
+        c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null);
         seqs := c.seqs;
         ats := c.ats;
         used := c.used;
         held := c.held;
+        foreach charge in array charges loop
+            scopes := scopes || charge.scope::text;
+            amounts := amounts || charge.amount::bigint;
+        end loop;
     end if;
     at := metered.clock();
     insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
-    values (of_namespace, of_id, of_fingerprint, issued, complete_command.at, of_result,
-        nullif(charge_scopes, '{}'), nullif(charge_amounts, '{}'), complete_command.seqs, complete_command.ats,
+    values (command.namespace, command.id, of_fingerprint, command.issued_at, complete_command.at, of_result,
+        scopes, amounts, complete_command.seqs, complete_command.ats,
         string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)))
     on conflict do nothing;
     if not found then
@@ -167,7 +168,7 @@ create function metered.finish_command(marker text) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') <> marker then
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from coalesce(marker, '') then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     perform set_config('metered_tx.command', '', true);
@@ -189,6 +190,8 @@ declare
     latest timestamptz;
     before text := metered.bound_lock_wait(wait_ms);
 begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never
         -- updated, and locked here.

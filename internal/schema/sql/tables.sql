@@ -3,12 +3,7 @@ create table metered.schema_version (
     applied_at timestamptz not null default clock_timestamp()
 );
 
-insert into metered.schema_version (version) values (1);
-
--- The amount of an entry, never negative: whoever may only execute the functions
--- cannot make an entry that takes spending back. A domain, since a table's check
--- would be parsed anew for each statement that inserts: 6 microseconds.
-create domain metered.units as bigint check (value >= 0);
+insert into metered.schema_version (version) values (2);
 
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
@@ -111,6 +106,7 @@ create table metered.hold_lines (
     open     bigint      not null,      -- counted in the scope's held
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null,
+    refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
     primary key (hold, scope)
 );
 
@@ -126,9 +122,9 @@ create table metered.hold_events (
     deadline  timestamptz,              -- of a place or an extension: the new one
     version   int         not null,
     kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
-                                        -- r released, x expired, b given back
+                                        -- r released, x expired, g given back in part, b given back
     entity    text,
-    detail    jsonb,                    -- a place's constants; a capture's lines; what was not given back
+    detail    jsonb,                    -- a place's constants; a capture's lines; what was given back, or (b) was not
     note      jsonb,                    -- actor, tenant, correlation, reason
     namespace text,                     -- of the operation
     operation text,

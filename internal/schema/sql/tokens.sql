@@ -3,8 +3,7 @@
 -- is there already, and nothing was written. That is an answer and not a unique
 -- violation, which would end the caller's transaction; where a snapshot is too
 -- old to see the other token, ON CONFLICT raises 40001.
-create function metered.mint_tokens(digests bytea[], purposes text[], subjects text[], payloads text[],
-    uses int[], ttls_us bigint[], wait_ms int,
+create function metered.mint_tokens(minted metered.new_token[], wait_ms metered.wait_ms,
     out status text, out minted_at timestamptz)
 language plpgsql volatile
 as $$
@@ -12,24 +11,36 @@ declare
     before  text := metered.bound_lock_wait(wait_ms);
     fresh   bytea[];
 begin
+    perform metered.require(metered.fit_tokens(minted), 'tokens');
     mint_tokens.minted_at := metered.clock();
     with inserted as (
         insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject, payload)
-        select m.digest, mint_tokens.minted_at, mint_tokens.minted_at + m.ttl_us * interval '1 microsecond',
-               m.uses, m.purpose, m.subject, m.payload::json
-        from unnest(digests, purposes, subjects, payloads, mint_tokens.uses, ttls_us)
-             as m(digest, purpose, subject, payload, uses, ttl_us)
+        select m.digest, mint_tokens.minted_at, mint_tokens.minted_at + m.ttl, m.uses, m.purpose, m.subject, m.payload
+        from unnest(minted) m
         order by m.digest
         on conflict do nothing
         returning tokens.digest)
     select array_agg(i.digest) into fresh from inserted i;
-    if coalesce(cardinality(fresh), 0) < cardinality(digests) then
+    if coalesce(cardinality(fresh), 0) < cardinality(minted) then
         delete from metered.tokens t where t.digest = any (fresh);
         status := 'exists';
     else
         status := 'ok';
     end if;
     before := metered.unbound_lock_wait(before);
+end
+$$;
+
+-- Whether these are within the bounds of tokens. What is null is caught by the table.
+create function metered.fit_tokens(minted metered.new_token[]) returns boolean
+language plpgsql
+as $$
+begin
+    return cardinality(minted) <= 1000 and (
+        select coalesce(bool_and(m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+            and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
+            and coalesce(octet_length(m.payload::text), 0) <= 8192), true)
+        from unnest(minted) m);
 end
 $$;
 
@@ -96,6 +107,9 @@ begin
         if not found then
             status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
             continue when status = 'ok';
+            if status = 'unknown' and metered.one_snapshot() then
+                perform metered.missing_token(token_digest);
+            end if;
         end if;
         if bounds then
             unused := set_config('lock_timeout', before, true);
@@ -103,6 +117,20 @@ begin
         return;
     end loop;
     raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
+end
+$$;
+
+-- Fails with 40001 where a token was minted since this snapshot: it is not unknown. Its insertion
+-- meets the other one; the block takes it back.
+create function metered.missing_token(token_digest bytea) returns void
+language plpgsql volatile
+as $$
+begin
+    insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
+    values (token_digest, 'epoch', 'epoch', 1, '', '') on conflict do nothing;
+    raise exception using errcode = 'MT100';
+exception when sqlstate 'MT100' then
+    null;
 end
 $$;
 
@@ -153,26 +181,25 @@ end
 $$;
 
 -- Revokes every token of a purpose and subject and mints another, under the
--- advisory lock lock_key. Status 'exists' as with mint_tokens: nothing was written.
-create function metered.replace_token(lock_key bigint, token_digest bytea, for_purpose text, for_subject text,
-    with_payload text, allowed_uses int, ttl_us bigint, wait_ms int,
+-- advisory lock of that key. Status 'exists' as with mint_tokens: nothing was written.
+create function metered.replace_token(key bigint, token metered.new_token, wait_ms metered.wait_ms,
     out status text, out minted_at timestamptz, out revoked bigint)
 language plpgsql volatile
 as $$
 declare
     before  text;
 begin
-    perform metered.lock_keys(array[lock_key], wait_ms);
+    perform metered.require(metered.fit_tokens(array[token]), 'token');
+    perform metered.lock_keys(array[key], wait_ms);
     before := metered.bound_lock_wait(wait_ms);
-    if exists (select from metered.tokens t where t.digest = token_digest) then
+    if exists (select from metered.tokens t where t.digest = token.digest) then
         status := 'exists';
     else
-        revoked := metered.revoke_tokens(for_purpose, for_subject, wait_ms);
+        revoked := metered.revoke_tokens(token.purpose, token.subject, wait_ms);
         minted_at := metered.clock();
         insert into metered.tokens (digest, minted_at, expires_at, uses, sole, purpose, subject, payload)
-        values (token_digest, replace_token.minted_at,
-                replace_token.minted_at + ttl_us * interval '1 microsecond',
-                allowed_uses, true, for_purpose, for_subject, with_payload::json)
+        values (token.digest, replace_token.minted_at, replace_token.minted_at + token.ttl,
+                token.uses, true, token.purpose, token.subject, token.payload)
         on conflict do nothing;
         if not found then
             raise exception 'could not serialize access: the token was replaced meanwhile'
@@ -195,6 +222,7 @@ as $$
 declare
     ended timestamptz := least(coalesce(cutoff, '-infinity'), metered.clock());
 begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
     with gone as (
         delete from metered.tokens t
         where t.digest = any (array(

@@ -1,3 +1,29 @@
+-- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be
+-- older than one that was placed since, its insertion fails with 40001. The block takes it back.
+-- So a caller that names a holder may learn that somebody has placed the id since its snapshot, and
+-- no more: tried again, another's hold is as unknown as none.
+create function metered.missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
+language plpgsql volatile
+as $$
+begin
+    if issued <= (select z.at from metered.holds_horizon z where z.one) then
+        return 'retired';
+    end if;
+    if metered.one_snapshot() then
+        begin
+            perform metered.bound_lock_wait(wait_ms);
+            insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
+            values ('epoch', 'epoch', 'epoch', 'epoch', 0, 'x', of_tenant, of_id, '', '', '{}')
+            on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+    return 'unknown';
+end
+$$;
+
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
 -- then their rows, by no. nos are in the order of ids. needs is the state that they
 -- must be in, c or h; an h must not be due. States are read under the locks, as is clk.
@@ -6,11 +32,14 @@
 --
 -- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
 -- for one, or a 40001 would tell another's hold from none.
-create function metered.lock_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, needs "char", wait_ms int,
+create function metered.lock_holds(named metered.hold_ids, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
 as $$
 declare
+    of_tenant text := named.tenant;
+    of_holder text := named.holder;
+    ids     text[] := named.ids;
     h       record;
     seen    bigint[];
     waited  boolean;
@@ -34,13 +63,16 @@ begin
             end if;
         end if;
     end if;
+    perform metered.require(cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
         select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
         if h.no is null or of_holder <> '' and h.holder <> of_holder then
             -- What does not exist would be retired with such an id: so is one of somebody else.
-            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
-                when h.no is null then 'unknown' else 'holder' end;
+            status := case
+                when h.no is null then metered.missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
+                when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
+                else 'holder' end;
             failed := ids[i];
             return;
         end if;
@@ -63,7 +95,7 @@ begin
         end if;
         failed := ids[i];
         if h.no is null then
-            status := case when issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+            status := case when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         else
             status := 'state';
             stands := case when h.state = 'h' and h.due <= clk then 'x' else h.state end;
@@ -87,14 +119,10 @@ begin
 end
 $$;
 
--- Captures holds, all or none: spends what they keep, or the units given for the
--- scopes of one hold, and with closing frees the rest and ends them. policy says what
--- happens to units beyond what is kept: n (refused), f (charged if the limits given
--- let them), a (charged). refused is null, or why nothing was written.
-create function metered.capture_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text,
-    line_scopes text[], line_units bigint[], closing boolean, policy "char",
-    limit_scopes int[], maxima bigint[], windows interval[], max_ahead interval, wait_ms int,
-    of_entity text, note text, channel text, of_namespace text, of_operation text, raising boolean,
+-- Captures holds, all or none: spends what they keep (used is null), or the units given for the
+-- scopes of one hold. refused is null, or why nothing was written.
+create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
+    ahead metered.tolerance, wait_ms metered.wait_ms, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 as $$
@@ -103,13 +131,11 @@ declare
     own     text;
     l       record;
     c       record;
+    u       metered.used_units;
     take    bigint;
     covered bigint;
-    excess_scopes text[];
-    excess_units bigint[];
-    excess_limits int[];
-    excess_maxima bigint[];
-    excess_windows interval[];
+    takes   jsonb := '{}';          -- by scope
+    excess  metered.new_charge[];
     detail  jsonb;
     lines   json[];
     n       int;
@@ -117,73 +143,65 @@ declare
     hold    json;
     unused  text;
 begin
-    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'allow') and (used is null or cardinality(named.ids) = 1)
+        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 then
+        perform metered.require(false, 'terms');
+    end if;
+    k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
-    -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
-    -- it back; were it not spent, the key would be taken, and nothing given back would end
-    -- that. Without lines, all is taken.
-    if line_scopes is not null then
+    if used is not null then
+        foreach u in array used loop
+            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
+            if l.open is null then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+                return;
+            elsif u.amount > l.open and terms.policy = 'refuse' then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
+                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
+                return;
+            elsif u.amount > l.open then
+                excess := excess || row(u.scope, null, u.amount - l.open, 0,
+                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
+            end if;
+            perform metered.require(u.amount is not null and not takes ? u.scope, 'used');
+            takes := takes || jsonb_build_object(u.scope, u.amount);
+        end loop;
+        -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
+        -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
+        -- it back; were it not spent, the key would be taken, and nothing given back would end
+        -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
-        if own is not null and closing <> coalesce(line_units[array_position(line_scopes, own)] > 0, false) then
-            refused := metered.refuse_hold(raising, json_build_object('status', case when closing then 'unconfirmed' else 'claim' end,
-                'id', ids[1], 'scope', own));
+        if own is not null and terms.closing <> coalesce((takes ->> own)::bigint > 0, false) then
+            refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
+                'id', named.ids[1], 'scope', own));
             return;
         end if;
-        for i in 1..cardinality(line_scopes) loop
-            select y.open, y.key into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = line_scopes[i];
-            if l.open is null then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', ids[1],
-                    'scope', line_scopes[i]));
-                return;
-            end if;
-            if line_units[i] > l.open then
-                if policy = 'n' then
-                    refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', ids[1],
-                        'scope', line_scopes[i], 'requested', line_units[i], 'open', l.open));
-                    return;
-                end if;
-                excess_scopes := excess_scopes || line_scopes[i];
-                excess_units := excess_units || (line_units[i] - l.open);
-                if policy = 'f' then
-                    for j in 1..cardinality(limit_scopes) loop
-                        continue when limit_scopes[j] <> i;
-                        excess_limits := excess_limits || cardinality(excess_scopes);
-                        excess_maxima := excess_maxima || maxima[j];
-                        excess_windows := excess_windows || windows[j];
-                    end loop;
-                end if;
-            end if;
-        end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
-    if excess_scopes is not null then
-        c := metered.post(excess_scopes, k.keys, excess_units,
-            coalesce(excess_limits, '{}'), coalesce(excess_maxima, '{}'), coalesce(excess_windows, '{}'), max_ahead, wait_ms,
-            array_fill(note, array[cardinality(excess_scopes)]), of_namespace, of_operation, false, null, ids[1], null, k.clk);
+    if excess is not null then
+        c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk));
         if c.denied is not null then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
-                'scopes', excess_scopes, 'units', excess_units));
+                'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
     end if;
-    for i in 1..cardinality(ids) loop
+    for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
+            select y.scope, y.amount, y.captured, y.open, y.refunded, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
         loop
-            take := case when line_scopes is null then l.open
-                else coalesce(line_units[array_position(line_scopes, l.scope)], 0) end;
+            take := case when used is null then l.open else coalesce((takes ->> l.scope)::bigint, 0) end;
             covered := least(take, l.open);
-            if covered > 0 or closing and l.open > 0 then
+            if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
                     perform metered.collided();
                 end if;
@@ -193,7 +211,7 @@ begin
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - covered,
                         l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
-                        ids[i], of_namespace, of_operation, nullif(capture_holds.note, '')::jsonb)
+                        named.ids[i], origin.namespace, origin.operation, origin.note)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
@@ -201,13 +219,13 @@ begin
                     detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
                 end if;
-                if closing and covered < l.open then
+                if terms.closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note)
                     values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - l.open,
                         l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
-                        ids[i], of_namespace, of_operation, nullif(capture_holds.note, '')::jsonb)
+                        named.ids[i], origin.namespace, origin.operation, origin.note)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
@@ -215,34 +233,33 @@ begin
                 end if;
             end if;
             if take > covered then
-                n := array_position(excess_scopes, l.scope);
+                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
-            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when closing then 0 else l.open - covered end);
-            if take > 0 or closing and l.open > 0 then
-                update metered.hold_lines y set captured = y.captured + take, open = case when closing then 0 else y.open - covered end
+            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.refunded);
+            if take > 0 or terms.closing and l.open > 0 then
+                update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;
             end if;
         end loop;
-        update metered.holds h set version = h.version + 1, entity = coalesce(of_entity, h.entity),
-            state = case when closing then 'c' else 'h' end::"char", ended_at = case when closing then k.clk end, pending = not closing
+        update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
+            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
         where h.no = k.nos[i]
         returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk) into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
-        values (k.nos[i], k.clk, v, case when closing then 'c' else 'p' end, of_entity, detail,
-            nullif(capture_holds.note, '')::jsonb, of_namespace, of_operation);
+        values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
+            origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, of_tenant, ids[i], v, case when closing then 'captured' else 'captured_part' end);
+            perform metered.announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
         end if;
-        unused := case when of_operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
     end loop;
 end
 $$;
 
 -- Releases holds, all or none.
-create function metered.release_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
-    note text, channel text, of_namespace text, of_operation text, raising boolean,
+create function metered.release_holds(named metered.hold_ids, wait_ms metered.wait_ms, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 as $$
@@ -252,33 +269,33 @@ declare
     hold   json;
     unused text;
 begin
-    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    perform metered.free_lines(k.nos, k.keys, 'l', k.clk, case when cardinality(ids) = 1 then ids[1] end, note, of_namespace, of_operation);
-    for i in 1..cardinality(ids) loop
+    perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
+    for i in 1..cardinality(named.ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
         where h.no = k.nos[i]
         returning h.version, metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0) order by l.scope)
+            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), k.clk) into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
-        values (k.nos[i], k.clk, v, 'r', nullif(release_holds.note, '')::jsonb, of_namespace, of_operation);
+        values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, of_tenant, ids[i], v, 'released');
+            perform metered.announce(channel, named.tenant, named.ids[i], v, 'released');
         end if;
-        unused := case when of_operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
     end loop;
 end
 $$;
 
 -- Extends holds, all or none: each deadline by "by", no deadline past its ceiling.
-create function metered.extend_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
-    note text, channel text, by interval, of_namespace text, of_operation text, raising boolean,
+create function metered.extend_holds(named metered.hold_ids, by metered.span, wait_ms metered.wait_ms, origin metered.origin,
+    channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 as $$
@@ -287,58 +304,57 @@ declare
     h      record;
     unused text;
 begin
-    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'h', wait_ms);
+    perform metered.require(by > interval '0', 'by');
+    k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    for i in 1..cardinality(ids) loop
+    for i in 1..cardinality(named.ids) loop
         select y.deadline, y.ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
-            refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', ids[i], 'state', 'x',
+            refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
         elsif h.deadline + by > h.ceiling then
-            refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', ids[i],
+            refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
                 'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
         end if;
         if refused is not null then
             return;
         end if;
     end loop;
-    for i in 1..cardinality(ids) loop
+    for i in 1..cardinality(named.ids) loop
         update metered.holds y set version = y.version + 1, deadline = y.deadline + by, due = y.due + by
         where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
         update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
         insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
-        values (k.nos[i], k.clk, h.deadline, h.version, 'e', nullif(extend_holds.note, '')::jsonb, of_namespace, of_operation);
+        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, of_tenant, ids[i], h.version, 'extended');
+            perform metered.announce(channel, named.tenant, named.ids[i], h.version, 'extended');
         end if;
         holds[i] := metered.hold_json(k.nos[i], k.clk);
-        unused := case when of_operation is not null then metered.remember_hold(holds[i]) end;
+        unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
     end loop;
 end
 $$;
 
--- Gives back what captured holds spent, all or none, as refunds of their charges; with
--- skip_purged, without those that were purged, unless it is of the claim's own unit,
--- which would stay taken. refused: besides lock_holds's, returned (it was before),
--- purged, excess (somebody refunded part of a charge by hand).
-create function metered.refund_holds(of_tenant text, ids text[], issued timestamptz[], of_holder text, wait_ms int,
-    note text, channel text, skip_purged boolean, of_namespace text, of_operation text, raising boolean,
+-- Gives back what captured holds spent, all or none, as refunds of their charges: all that is left
+-- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
+-- charges that were purged; not if one is of a claim's own unit, which would stay taken. refused:
+-- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
+-- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
+create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms metered.wait_ms,
+    origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 as $$
 declare
     k      record;
-    e      record;
-    answer text;
-    kept   jsonb;
-    v      int;
     unused text;
 begin
-    k := metered.lock_holds(of_tenant, ids, issued, of_holder, 'c', wait_ms);
+    perform metered.require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    k := metered.lock_holds(named, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
         select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
         from metered.holds h where h.no = any (k.nos) and h.returned order by h.no limit 1;
@@ -351,38 +367,93 @@ begin
     -- A refusal after the first refund takes that back, too. By a code that does not end in
     -- 000: such a one would catch its whole class, and what refuse_hold raises with it.
     begin
-        for i in 1..cardinality(ids) loop
-            kept := null;
-            for e in select d.scope, d.amount, d.seq, d.at, l.key, (
-                         -- Of a scope that was forgotten the number may be another's by now. Not
-                         -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
-                         select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = ids[i]
-                     ) is not null as there
-                     from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
-                          lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
-                     where y.hold = k.nos[i] and y.kind in ('p', 'c') order by d.scope, d.seq loop
-                answer := case when not e.there then 'purged' else
-                    (metered.refund(e.scope, e.key, e.seq, e.amount, wait_ms, note, of_namespace, of_operation, false)).status end;
-                if skip_purged and answer = 'purged' and not exists (
-                    select from metered.holds h where h.no = k.nos[i] and h.claim = e.scope) then
-                    kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', e.amount, 'seq', e.seq, 'at', e.at);
-                elsif answer <> 'ok' then
-                    refused := metered.refuse_hold(raising, json_build_object('status', answer, 'id', ids[i], 'scope', e.scope));
-                    raise exception using errcode = 'MT100';
-                end if;
-            end loop;
-            update metered.holds h set version = h.version + 1, returned = true
-            where h.no = k.nos[i] returning h.version into v;
-            insert into metered.hold_events (hold, at, version, kind, detail, note, namespace, operation)
-            values (k.nos[i], k.clk, v, 'b', kept, nullif(refund_holds.note, '')::jsonb, of_namespace, of_operation);
-            if channel is not null then
-                perform metered.announce(channel, of_tenant, ids[i], v, 'returned');
+        for i in 1..cardinality(named.ids) loop
+            refused := metered.refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
+            if refused is not null then
+                refused := metered.refuse_hold(raising, refused);
+                raise exception using errcode = 'MT100';
             end if;
             holds[i] := metered.hold_json(k.nos[i], k.clk);
-            unused := case when of_operation is not null then metered.remember_hold(holds[i]) end;
+            if channel is not null then
+                perform metered.announce(channel, named.tenant, named.ids[i], (holds[i] ->> 'version')::int,
+                    case when (holds[i] ->> 'returned')::boolean then 'returned' else 'returned_part' end);
+            end if;
+            unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
         end loop;
     exception when sqlstate 'MT100' then
         holds := null;
     end;
+end
+$$;
+
+-- Gives back what one captured hold spent; see refund_holds. Its scopes and its row are locked.
+create function metered.refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
+    clk timestamptz, wait_ms int, origin metered.origin) returns json
+language plpgsql volatile
+as $$
+declare
+    e      record;
+    u      metered.used_units;
+    own    text;
+    wanted jsonb := '{}';       -- by scope: what is still to be given back
+    want   bigint;
+    left_over bigint;
+    answer text;
+    given  jsonb := '[]';
+    kept   jsonb;
+    whole  boolean := true;
+    own_returned boolean := false;
+    v      int;
+begin
+    select h.claim into own from metered.holds h where h.no = of_no;
+    foreach u in array coalesce(used, '{}') loop
+        perform metered.require(u.amount > 0 and not wanted ? u.scope, 'used');
+        wanted := wanted || jsonb_build_object(u.scope, u.amount);
+    end loop;
+    for e in select d.scope, d.amount, d.seq, d.at, l.key, (
+                 -- Of a scope that was forgotten the number may be another's by now. Not
+                 -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
+                 select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = of_id
+             ) is not null as there
+             from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
+                  lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
+             where y.hold = of_no and y.kind in ('p', 'c') order by d.scope, d.seq loop
+        left_over := e.amount - coalesce((select r.amount from metered.refund_sum r
+            where r.scope = e.scope and r.level = 0 and r.block = e.seq), 0);
+        want := case when used is null then left_over else least(left_over, coalesce((wanted ->> e.scope)::bigint, 0)) end;
+        answer := case when not e.there then 'purged' when want = 0 then 'ok' else
+            (metered.refund(e.scope, e.key, e.seq, want, wait_ms, origin, false)).status end;
+        if answer = 'ok' then
+            whole := whole and want = left_over;
+            own_returned := own_returned or e.scope = own and want > 0;
+            if want > 0 then
+                given := given || jsonb_build_object('scope', e.scope, 'amount', want, 'seq', e.seq, 'at', e.at);
+                wanted := wanted || jsonb_build_object(e.scope, coalesce((wanted ->> e.scope)::bigint, want) - want);
+            end if;
+        elsif answer = 'purged' and (used is not null or skip_purged and e.scope is distinct from own) then
+            whole := whole and used is null;
+            kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', e.amount, 'seq', e.seq, 'at', e.at);
+        else
+            return json_build_object('status', answer, 'id', of_id, 'scope', e.scope);
+        end if;
+    end loop;
+    foreach u in array coalesce(used, '{}') loop
+        if (wanted ->> u.scope)::bigint > 0 then
+            return json_build_object('status', 'left', 'id', of_id, 'scope', u.scope, 'requested', u.amount,
+                'open', u.amount - (wanted ->> u.scope)::bigint);
+        end if;
+    end loop;
+    if own_returned and not whole then
+        return json_build_object('status', 'claim_part', 'id', of_id, 'scope', own);
+    end if;
+    update metered.hold_lines l set refunded = case
+        when whole then l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0)
+        else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
+    where l.hold = of_no;
+    update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into v;
+    insert into metered.hold_events (hold, at, version, kind, detail, note, namespace, operation)
+    values (of_no, clk, v, case when whole then 'b' else 'g' end, case when whole then kept else given end,
+        origin.note, origin.namespace, origin.operation);
+    return null;
 end
 $$;

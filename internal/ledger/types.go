@@ -1,0 +1,190 @@
+// Package ledger is the form in which calls are sent to the functions of the schema: a Go
+// type for each composite type of internal/schema/sql/types.sql, and its text.
+package ledger
+
+import "time"
+
+// Limit is metered.charge_limit.
+type Limit struct {
+	Max    int64
+	Window time.Duration // 0 for the lifetime
+}
+
+// Charge is metered.new_charge: an amount of a scope, of which Held is to be held.
+type Charge struct {
+	Scope        string
+	Key          int64
+	Amount, Held int64
+	Limits       []Limit
+	Note         string // JSON, or "" for none
+}
+
+func limits(of []Limit) string {
+	rows := make([]string, len(of))
+	for i, l := range of {
+		rows[i] = composite(number(l.Max), interval(l.Window))
+	}
+	return array(rows)
+}
+
+// Charges is an array of metered.new_charge.
+func Charges(of []Charge) string {
+	rows := make([]string, len(of))
+	for i, c := range of {
+		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), text(limits(c.Limits)), textOrNull(c.Note))
+	}
+	return array(rows)
+}
+
+// Origin is metered.origin: the command, if it is one, and a note as JSON.
+type Origin struct{ Namespace, Operation, Note string }
+
+// String is the origin as text.
+func (o Origin) String() string {
+	if o.Operation == "" {
+		return composite("", "", textOrNull(o.Note))
+	}
+	return composite(text(o.Namespace), text(o.Operation), textOrNull(o.Note))
+}
+
+// HoldIDs is metered.hold_ids: holds of a tenant, and whose they must be ("" for any).
+type HoldIDs struct {
+	Tenant, Holder string
+	IDs            []string
+	Issued         []*time.Time // the times that the ids carry
+}
+
+// String is the ids as text.
+func (h HoldIDs) String() string {
+	issued := "{"
+	for i, t := range h.Issued {
+		if i > 0 {
+			issued += ","
+		}
+		if t == nil {
+			issued += "null"
+		} else {
+			issued += `"` + timestamp(*t) + `"`
+		}
+	}
+	return composite(text(h.Tenant), text(array(h.IDs)), text(issued+"}"), text(h.Holder))
+}
+
+// AllHoldIDs is an array of metered.hold_ids.
+func AllHoldIDs(of []HoldIDs) string {
+	rows := make([]string, len(of))
+	for i, h := range of {
+		rows[i] = h.String()
+	}
+	return array(rows)
+}
+
+// NewHold is metered.new_hold.
+type NewHold struct {
+	Tenant, ID           string
+	Chosen               bool // the caller chose ID
+	Key                  int64
+	Holder, Claim        string
+	Fingerprint          []byte
+	IssuedAt             *time.Time
+	TTL, Grace, Lifetime time.Duration
+	Metadata             string // JSON, or "" for none
+}
+
+// String is the hold as text.
+func (h NewHold) String() string {
+	key := ""
+	if h.Chosen {
+		key = number(h.Key)
+	}
+	return composite(text(h.Tenant), text(h.ID), boolean(h.Chosen), key, text(h.Holder), textOrNull(h.Claim), bytes(h.Fingerprint),
+		moment(h.IssuedAt), interval(h.TTL), interval(h.Grace), interval(h.Lifetime), textOrNull(h.Metadata))
+}
+
+// Used is metered.used_units: units of a scope that a capture takes or a refund gives back.
+type Used struct {
+	Scope  string
+	Amount int64
+	Limits []Limit
+}
+
+// AllUsed is an array of metered.used_units; nil is null, for all that is held.
+func AllUsed(of []Used) any {
+	if of == nil {
+		return nil
+	}
+	rows := make([]string, len(of))
+	for i, u := range of {
+		rows[i] = composite(text(u.Scope), number(u.Amount), text(limits(u.Limits)))
+	}
+	return array(rows)
+}
+
+// Capture is metered.capture_terms.
+type Capture struct {
+	Closing bool
+	Policy  string // refuse, fit or allow
+	Entity  string
+}
+
+// String is the terms as text.
+func (c Capture) String() string {
+	return composite(boolean(c.Closing), text(c.Policy), textOrNull(c.Entity))
+}
+
+// Command is metered.new_command.
+type Command struct {
+	Namespace, ID string
+	Key           int64
+	IssuedAt      *time.Time
+	MaxFuture     time.Duration
+	TimeoutMS     *int32 // 0 leaves the session's timeouts, nil all its settings
+	Marker        string
+}
+
+// String is the command as text.
+func (c Command) String() string {
+	timeout := ""
+	if c.TimeoutMS != nil {
+		timeout = number(int64(*c.TimeoutMS))
+	}
+	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker))
+}
+
+// PresentedToken is metered.presented_token; without a digest it is no token.
+type PresentedToken struct {
+	Digest           []byte
+	Purpose, Subject string
+}
+
+// String is the token as text.
+func (t PresentedToken) String() string {
+	return composite(bytes(t.Digest), text(t.Purpose), text(t.Subject))
+}
+
+// NewToken is metered.new_token.
+type NewToken struct {
+	Digest           []byte
+	Purpose, Subject string
+	Payload          *string // JSON
+	Uses             int
+	TTL              time.Duration
+}
+
+// String is the token as text.
+func (t NewToken) String() string {
+	payload := ""
+	if t.Payload != nil {
+		payload = text(*t.Payload)
+	}
+	return composite(bytes(t.Digest), text(t.Purpose), text(t.Subject), payload, number(int64(t.Uses)), interval(t.TTL))
+}
+
+// NewTokens is an array of metered.new_token.
+func NewTokens(of []NewToken) string {
+	rows := make([]string, len(of))
+	for i, t := range of {
+		rows[i] = t.String()
+	}
+	return array(rows)
+}

@@ -1,0 +1,262 @@
+-- Writes the entries of charges, all or none. Either denied is null, and each charge has an
+-- entry, or nothing was written. mode says what becomes of a denial: answer; or raise, as
+-- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
+-- answers what a charge that follows in the same transaction would be told; that one then
+-- finds its statements prepared.
+--
+-- Most charges are let in while nothing is due. That case is decided here; all others
+-- are left to check_limits or expire_and_check. What a statement of PL/pgSQL costs in
+-- a transaction that runs it once is mostly its preparation, so there are few.
+create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms,
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    c     metered.new_charge;
+    l     metered.charge_limit;
+    tip   metered.ledger;
+    tips  metered.ledger[];
+    i     int := 0;
+    n     int := 0;
+    since timestamptz;
+    base_seq      bigint;   -- what a window's use is counted from
+    base_spent    bigint;
+    base_refunded bigint;
+    w     record;
+    look  boolean := mode = 'look';
+    plain boolean := metered.memory_kept();     -- true; what for, is said there
+    due   boolean := false;
+    a     record;
+    units bigint;
+begin
+    at := hold.at;
+    if at is null then
+        -- One lock needs no order.
+        if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
+            perform metered.lock_charges(charges, wait_ms);
+        end if;
+        at := metered.clock();  -- after the lock: a wait must not date the entry back
+    end if;
+    foreach c in array charges loop
+        i := i + 1;
+        if look then
+            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
+        else
+            -- entry_for_write, without the call where there is an entry.
+            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1 for key share;
+        end if;
+        if not found then
+            tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
+        end if;
+        tips[i] := tip;
+        held[i] := tip.held;
+        if tip.at > at or tip.next_due <= at then
+            plain := false;
+            due := due or tip.next_due <= at;
+        end if;
+        foreach l in array c.limits loop
+            exit when plain is not true;
+            n := n + 1;
+            since := at - l.win;
+            if since = at then
+                used[n] := tip.spent - tip.refunded - tip.credited;
+            elsif tip.at <= since then
+                used[n] := 0;
+            else
+                -- spent_since where the base is in the newest epoch, or all that was ever
+                -- spent is inside.
+                select b.seq, b.spent, b.refunded into base_seq, base_spent, base_refunded
+                from (select y.seq from metered.ledger y
+                      where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
+                        and (y.seq & 15 = 1 or y.kind = 'k')
+                      order by y.at desc, y.seq desc limit 1) x,
+                     lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                      where y.scope = c.scope and y.seq between x.seq and x.seq + 15
+                        and y.epoch = tip.epoch and y.at <= since
+                      order by y.seq desc limit 1) b;
+                if base_seq > 1 and base_refunded = tip.refunded then
+                    used[n] := tip.spent - base_spent;
+                elsif base_seq > 1 then
+                    used[n] := tip.spent - base_spent - metered.refunds_after(c.scope, tip.seq, base_seq);
+                elsif base_seq is null and tip.epoch = 0 and tip.seq <= 16 then
+                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(c.scope, tip.seq, 0) end;
+                -- Apart from that: a condition with a query in it is a statement.
+                elsif base_seq is null and tip.epoch = 0
+                      and exists (select from metered.ledger y where y.scope = c.scope and y.seq = 2) then
+                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(c.scope, tip.seq, 0) end;
+                else
+                    w := metered.spent_since(tip, since);
+                    base_seq := w.base_seq;
+                    base_spent := w.base_spent;
+                    used[n] := w.used;
+                end if;
+            end if;
+            plain := used[n] <= l.max - tip.held - c.amount;
+        end loop;
+    end loop;
+    if look or plain is not true then
+        if look and plain then
+            return;
+        end if;
+        if look then
+            a := metered.check_now(charges, tips, at, ahead);
+        elsif due then
+            a := metered.expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
+            tips := a.stand;
+            held := a.held;
+        else
+            -- The last limit of which something is known is the first that may refuse.
+            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(n, coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+        end if;
+        denied := a.denied;
+        if denied is not null then
+            if look and metered.one_snapshot() then
+                perform metered.lock_charges(charges, wait_ms);
+            end if;
+            perform metered.refuse_stale(tips);
+            if mode = 'raise' then
+                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
+            end if;
+            return;
+        elsif look then
+            return;
+        end if;
+        used := a.used;
+    end if;
+    i := 0;
+    foreach c in array charges loop
+        i := i + 1;
+        tip := tips[i];
+        if tip.held > 0 then
+            tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+        end if;
+        tip.at := greatest(at, tip.at);
+        units := c.amount - c.held;
+        if c.held > 0 and hold.due_in >= interval '0' then
+            tip.seq := tip.seq + 1;
+            tip.held := tip.held + c.held;
+            tip.next_due := least(tip.next_due, at + hold.due_in);
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note)
+            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note)
+            on conflict do nothing;
+            if not found then
+                perform metered.collided();
+            end if;
+        elsif c.held <> 0 then
+            raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
+        end if;
+        if units > 0 then
+            tip.seq := tip.seq + 1;
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note)
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note)
+            on conflict do nothing;
+            if not found then
+                perform metered.collided();
+            end if;
+        elsif units < 0 then
+            perform metered.no_amount();
+        end if;
+        seqs[i] := tip.seq;
+        ats[i] := tip.at;
+    end loop;
+end
+$$;
+
+-- The locks of the charges' scopes, in order.
+create function metered.lock_charges(charges metered.new_charge[], wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return metered.lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
+end
+$$;
+
+-- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
+-- returns the whole answer: that costs less than to assign each part.
+create function metered.charge(charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms) returns metered.posted
+language plpgsql volatile
+as $$
+begin
+    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null);
+end
+$$;
+
+-- What check_limits says of charges if what is due is free, without ending it.
+create function metered.check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
+    out used bigint[], out held bigint[], out denied jsonb)
+language plpgsql stable
+as $$
+declare
+    tip     metered.ledger;
+    verdict record;
+begin
+    foreach tip in array tips loop
+        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+    end loop;
+    verdict := metered.check_limits(charges, tips, held, clk, ahead, null, null, null);
+    used := verdict.used;
+    denied := verdict.denied;
+end
+$$;
+
+-- What charge would say now, without a lock and without writing. STABLE, so that
+-- all its statements see one snapshot.
+create function metered.check_charge(charges metered.new_charge[], ahead metered.tolerance,
+    out used bigint[], out held bigint[], out denied jsonb)
+language plpgsql stable
+as $$
+declare
+    c    metered.new_charge;
+    tips metered.ledger[];
+    a    record;
+begin
+    foreach c in array charges loop
+        tips := tips || metered.last_entry(c.scope);
+    end loop;
+    a := metered.check_now(charges, tips, metered.clock(), ahead);
+    used := a.used;
+    held := a.held;
+    denied := a.denied;
+end
+$$;
+
+-- Where each scope stands, for as many windows as there are pairs; window 0 is
+-- the lifetime.
+create function metered.usage(scopes text[], windows interval[])
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint)
+language plpgsql stable
+as $$
+declare
+    clk   timestamptz := metered.clock();
+    since timestamptz;
+    tip   metered.ledger;
+begin
+    for i in 1..cardinality(scopes) loop
+        tip := metered.last_entry(scopes[i]);
+        since := greatest(clk, tip.at) - windows[i];
+        if windows[i] = interval '0' then
+            used := tip.spent - tip.refunded - tip.credited;
+        elsif tip.at <= since then
+            used := 0;
+        else
+            used := (metered.spent_since(tip, since)).used;
+        end if;
+        held := tip.held;
+        if tip.next_due <= clk then
+            held := held - metered.overdue(scopes[i], tip.next_due, clk);
+        end if;
+        spent := tip.spent;
+        refunded := tip.refunded;
+        credited := tip.credited;
+        seq := tip.seq;
+        due_us := case when held > 0 then
+            extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+        return next;
+    end loop;
+end
+$$;
