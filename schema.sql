@@ -954,9 +954,10 @@ declare
     units bigint := 0;
 begin
     if pg_current_xact_id_if_assigned() is not null then
-        for e in select l.kind, coalesce(l.hold, '') as hold, l.amount, l.xmin from metered.ledger l
-                 where l.scope = tip.scope and l.seq <= tip.seq order by l.seq desc loop
-            exit when not metered.written_here(e.xmin);
+        for back in 0..tip.seq loop
+            select l.kind, coalesce(l.hold, '') as hold, l.amount, l.xmin into e
+            from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
+            exit when not found or not metered.written_here(e.xmin);
             if e.kind = 'h' then
                 units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
             elsif e.kind in ('u', 'l', 'x') then
@@ -977,13 +978,12 @@ declare
     l    record;
     mine boolean := pg_current_xact_id_if_assigned() is not null;
 begin
-    for l in select y.due, y.hold, y.xmin from metered.hold_lines y
-             where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
-             order by y.due loop
-        if l.hold = any (of_nos) then
-            continue;
-        end if;
-        if not mine or not metered.written_here(l.xmin) then
+    for skipped in 0..1000 loop     -- one by one: the planner would sort all that a loop over a query could want
+        select y.due, y.hold, y.xmin into l from metered.hold_lines y
+        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
+        order by y.due limit 1 offset skipped;
+        exit when not found;
+        if (l.hold = any (of_nos)) is not true and not (mine and metered.written_here(l.xmin)) then
             return l.due;
         end if;
     end loop;
@@ -2274,7 +2274,7 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.refunded, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
+            select y.scope, y.amount, y.captured, y.open, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
@@ -2316,7 +2316,7 @@ begin
                 n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
-            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.refunded);
+            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back);
             if take > 0 or terms.closing and l.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;

@@ -99,7 +99,7 @@ type statements struct {
 	lock, charge, check, usage, credit, refund string
 	entries, newest                            string
 	scopes, purge, repair                      string
-	chain, refundSums, refunded                string
+	chain, refundSums, refunded, held          string
 }
 
 func render(n schema.Name) statements {
@@ -108,6 +108,6 @@ func render(n schema.Name) statements {
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
-		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
+		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL), held: n.SQL(heldSQL),
 	}
 }

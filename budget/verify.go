@@ -79,10 +79,17 @@ group by c.seq, c.kind, c.amount
 having sum(r.amount) > case when c.kind in ('c', 'u') then c.amount else 0 end
 order by c.seq`
 
+// heldSQL is what the open lines of holds keep of a scope. A line that keeps less than nothing, or
+// of which less than nothing was captured, counts as a difference of its own.
+const heldSQL = `
+select coalesce(sum(l.open), 0)::bigint, count(*) filter (where l.open < 0 or l.captured < 0 or l.amount < 1)
+from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)`
+
 // Verify recomputes what each entry should say from the entry before it (its
-// number, its time's order, its running sums), and the sums of refunds from the
-// refunds, which must not be more than was charged, and reports each difference. What a
-// purge took cannot be recomputed: there the check begins with the first entry kept.
+// number, its time's order, its running sums, none of which is negative), the sums of refunds
+// from the refunds, which must not be more than was charged, and what is held from the open lines
+// of holds; and reports each difference. What a purge took cannot be recomputed: there the check
+// begins with the first entry kept.
 //
 // Each scope is read in one REPEATABLE READ, READ ONLY transaction of its own, so
 // that nothing that happens meanwhile looks like a difference. It takes no lock
@@ -176,6 +183,9 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 	if err := v.refundSums(ctx, tx, scope, first); err != nil {
 		return err
 	}
+	if err := v.held(ctx, tx, prev); err != nil {
+		return err
+	}
 	v.report.Scopes++
 	v.progress()
 	return nil
@@ -221,10 +231,31 @@ func (v *verification) entry(prev, e Entry) {
 		{"seq", e.Seq, want.Seq}, {"epoch", int64(e.Epoch), int64(want.Epoch)}, {"spent", e.Spent, want.Spent},
 		{"refunded", e.Refunded, want.Refunded}, {"credited", e.Credited, want.Credited}, {"held", e.Held, want.Held},
 	} {
-		if sum.got != sum.want {
+		switch {
+		case sum.got != sum.want:
 			v.differs(e, sum.field, sum.got, sum.want)
+		case sum.got < 0:
+			v.differs(e, sum.field, sum.got, "0 or more")
 		}
 	}
+	if e.Refunded > e.Spent {
+		v.differs(e, "refunded", e.Refunded, fmt.Sprintf("at most %d, which was spent", e.Spent))
+	}
+}
+
+// held compares what the last entry says is held with the lines of holds.
+func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
+	var open, wrong int64
+	if err := tx.QueryRow(ctx, v.ledger.sql.held, pgx.QueryExecModeExec, last.Scope).Scan(&open, &wrong); err != nil {
+		return failed("verify holds", err)
+	}
+	if open != last.Held {
+		v.differs(last, "units of open holds", open, last.Held)
+	}
+	if wrong > 0 {
+		v.differs(last, "hold lines", fmt.Sprintf("negative in %d", wrong), "none negative")
+	}
+	return nil
 }
 
 func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, first int64) error {

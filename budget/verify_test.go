@@ -42,7 +42,7 @@ func tampered(t *testing.T) (find func(tamper string) []string) {
 			require.Contains(t, d.String(), fmt.Sprintf(`scope "a", entry %d: %s is %s, want %s`, d.Seq, d.Field, d.Got, d.Want))
 			found = append(found, fmt.Sprintf("%d %s", d.Seq, d.Field))
 		}
-		execute(t, pool, `truncate metered.ledger, metered.refund_sum;
+		execute(t, pool, `truncate metered.ledger, metered.refund_sum, metered.hold_lines;
 			insert into metered.ledger table saved_ledger; insert into metered.refund_sum table saved_sums;
 			drop table saved_ledger, saved_sums`)
 		return found
@@ -62,7 +62,7 @@ func TestVerify_NamesEveryKindOfDifference(t *testing.T) {
 		{update + `spent = 0 where scope = 'a' and seq = 1`, []string{"1 spent", "2 spent"}},
 		{update + `refunded = 0 where scope = 'a' and seq = 21`, []string{"21 refunded", "22 refunded"}},
 		{update + `credited = 8 where scope = 'a' and seq = 24`, []string{"24 credited"}},
-		{update + `held = 8 where scope = 'a' and seq = 24`, []string{"24 held"}},
+		{update + `held = 8 where scope = 'a' and seq = 24`, []string{"24 held", "24 units of open holds"}},
 		{update + `epoch = 0 where scope = 'a' and seq = 24`, []string{"24 epoch"}},
 		{update + `amount = 4 where scope = 'a' and seq = 3`, []string{"3 spent"}},
 		{update + `amount = 0 where scope = 'a' and seq = 3`, []string{"3 amount", "3 spent"}},
@@ -82,6 +82,11 @@ func TestVerify_NamesEveryKindOfDifference(t *testing.T) {
 		{`delete from metered.refund_sum where level = 1`, []string{"16 refund sum of level 1"}},
 		{`insert into metered.refund_sum values (19, 1, 0, 'a')`, []string{"19 refund sum of level 0"}},
 		{`insert into metered.refund_sum values (1, 1, 2, 'a')`, []string{"256 refund sum of level 2"}},
+		{update + `refunded = refunded + 100 where scope = 'a' and seq = 24`, []string{"24 refunded", "24 refunded"}},
+		{update + `spent = -9, amount = -9 where scope = 'a' and seq = 1`, []string{"1 amount", "1 spent", "1 refunded", "2 spent"}},
+		{`insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 1, 3, 3, now(), 'a')`, []string{"24 units of open holds"}},
+		{`insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 1, 3, -3, now(), 'a')`, []string{"24 units of open holds", "24 hold lines"}},
+		{`insert into metered.hold_lines (hold, key, amount, open, captured, due, scope) values (1, 1, 3, 0, -3, now(), 'a')`, []string{"24 hold lines"}},
 		{`update metered.refund_sum set amount = 4; ` + update + `refunded = 4, amount = case when seq = 21 then 4 else amount end
 			where scope = 'a' and seq >= 21`, []string{"17 refunds"}},
 	} {
@@ -127,7 +132,7 @@ func TestVerify_CancelledReturnsWhatItFound(t *testing.T) {
 	report, err := l.Verify(ctx, pool, budget.VerifyOptions{Progress: func(budget.VerifyReport) { cancel() }})
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, 1, report.Scopes)
-	require.Len(t, report.Differences, 1)
+	require.Len(t, report.Differences, 2)
 }
 
 // A purge leaves nothing that looks like a difference, and what it kept is checked.

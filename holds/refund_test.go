@@ -119,8 +119,8 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 	f.verify()
 }
 
-// What somebody gave back by hand is no purged charge.
-func TestRefund_SkipsNothingThatWasRefundedByHand(t *testing.T) {
+// What somebody gave back by hand is given back: Refund gives back what is left.
+func TestRefund_GivesBackWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 4, 9), capacity("b", 4, 9)}})
@@ -133,7 +133,75 @@ func TestRefund_SkipsNothingThatWasRefundedByHand(t *testing.T) {
 		return f.ledger.Refund(ctx, tx, budget.Refund{Scope: charge.Scope, Seq: charge.Seq, Amount: 1})
 	})
 	require.NoError(t, err)
-	f.refused(holds.Refund{IDs: []string{"h"}, SkipPurged: true}, holds.ErrNotReturnable)
+	_, err = do(f, refund(f, "h"))
+	require.NoError(t, err)
+	for _, scope := range []string{"a", "b"} {
+		used, _ := f.usage(scope)
+		require.Zero(t, used)
+	}
+	require.True(t, f.get("h").Returned)
+	f.refused(holds.Refund{IDs: []string{"h"}}, holds.ErrReturned)
+	f.verify()
+}
+
+// A part is given back of several captures, oldest first, and the rest later.
+func TestRefund_InPartsOverSeveralCaptures(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 9, 9), capacity("b", 5, 9)}})
+	for _, amount := range []int64{2, 3, 4} {
+		_, err := f.capture(holds.Capture{IDs: []string{"h"}, Keep: amount < 4, Lines: []holds.Line{{Scope: "a", Amount: amount}, {Scope: "b", Amount: 1}}})
+		require.NoError(t, err)
+	}
+	part := func(lines ...holds.Line) holds.Hold {
+		t.Helper()
+		h, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h"}, Lines: lines})
+		})
+		require.NoError(t, err)
+		f.verify()
+		return h[0]
+	}
+	more := holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 1}, {Scope: "a", Amount: 10}}}
+	f.refused(more, holds.ErrExcess)
+	h := part(holds.Line{Scope: "a", Amount: 4}) // 2 of the first capture, 2 of the second
+	require.False(t, h.Returned)
+	require.Equal(t, int64(4), h.Lines[0].Refunded)
+	used, _ := f.usage("a")
+	require.Equal(t, int64(5), used)
+	history, err := f.book.History(t.Context(), f.pool, "", "h", "")
+	require.NoError(t, err)
+	last := history[len(history)-1]
+	require.Equal(t, holds.EventReturnedPart, last.Kind)
+	require.Equal(t, []int64{2, 2}, []int64{last.Refunds[0].Amount, last.Refunds[1].Amount})
+	more.Lines[1].Amount = 6
+	f.refused(more, holds.ErrExcess)
+	part(holds.Line{Scope: "b", Amount: 3})
+	h = part(holds.Line{Scope: "a", Amount: 5})
+	require.True(t, h.Returned, "nothing is left")
+	f.refused(holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}}, holds.ErrReturned)
+}
+
+// A claim is given up whole: its key would else be free in the ledger, and taken in the book.
+func TestRefund_InPartsLeavesAClaimsOwnUnit(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	key := holds.Key{Type: "desk", Value: "4"}
+	h, err := f.claim(holds.Claim{Key: key, Holder: "ann", Lines: []holds.Line{capacity("power", 4, 9)}})
+	require.NoError(t, err)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}})
+	require.NoError(t, err)
+	own := holds.Line{Scope: claimScope("", key), Amount: 1}
+	f.refused(holds.Refund{IDs: []string{h.ID}, Lines: []holds.Line{own}}, holds.ErrArgument)
+	f.refused(holds.Refund{IDs: []string{h.ID}, Lines: []holds.Line{own, {Scope: "power", Amount: 3}}}, holds.ErrArgument)
+	for _, lines := range [][]holds.Line{{{Scope: "power", Amount: 3}}, {{Scope: "power", Amount: 1}, own}} {
+		_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, Lines: lines})
+		})
+		require.NoError(t, err)
+	}
+	_, err = f.claim(holds.Claim{Key: key, Holder: "ben"})
+	require.NoError(t, err)
 	f.verify()
 }
 

@@ -92,9 +92,10 @@ declare
     units bigint := 0;
 begin
     if pg_current_xact_id_if_assigned() is not null then
-        for e in select l.kind, coalesce(l.hold, '') as hold, l.amount, l.xmin from metered.ledger l
-                 where l.scope = tip.scope and l.seq <= tip.seq order by l.seq desc loop
-            exit when not metered.written_here(e.xmin);
+        for back in 0..tip.seq loop
+            select l.kind, coalesce(l.hold, '') as hold, l.amount, l.xmin into e
+            from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
+            exit when not found or not metered.written_here(e.xmin);
             if e.kind = 'h' then
                 units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
             elsif e.kind in ('u', 'l', 'x') then
@@ -115,13 +116,12 @@ declare
     l    record;
     mine boolean := pg_current_xact_id_if_assigned() is not null;
 begin
-    for l in select y.due, y.hold, y.xmin from metered.hold_lines y
-             where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
-             order by y.due loop
-        if l.hold = any (of_nos) then
-            continue;
-        end if;
-        if not mine or not metered.written_here(l.xmin) then
+    for skipped in 0..1000 loop     -- one by one: the planner would sort all that a loop over a query could want
+        select y.due, y.hold, y.xmin into l from metered.hold_lines y
+        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
+        order by y.due limit 1 offset skipped;
+        exit when not found;
+        if (l.hold = any (of_nos)) is not true and not (mine and metered.written_here(l.xmin)) then
             return l.due;
         end if;
     end loop;

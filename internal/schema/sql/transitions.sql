@@ -194,7 +194,7 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.refunded, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
+            select y.scope, y.amount, y.captured, y.open, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
@@ -236,7 +236,7 @@ begin
                 n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
-            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.refunded);
+            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back);
             if take > 0 or terms.closing and l.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;

@@ -1,0 +1,316 @@
+package metered_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// hostileCalls is how many calls the test below makes: METERED_HOSTILE_CALLS, or few.
+func hostileCalls(t *testing.T) int {
+	text := os.Getenv("METERED_HOSTILE_CALLS")
+	if text == "" {
+		return 6000
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
+// A role with the documented grants calls every function it may, with whatever arguments:
+// nulls, negative and huge numbers, arrays of wrong lengths and bounds, other tenants' ids. It
+// may charge, credit, refund and end holds, as any application. It breaks no invariant.
+func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
+	t.Parallel()
+	for _, grant := range []struct {
+		name   string
+		render func(schema, role string) (string, error)
+		share  int // of the calls
+	}{{"application", metered.GrantSQL, 5}, {"maintenance", metered.GrantMaintenanceSQL, 1}} {
+		t.Run(grant.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHostile(t)
+			role := pgtest.AsRole(t, h.owner, grant.render, "")
+			functions := h.functions(role)
+			require.Greater(t, len(functions), 5)
+			calls := hostileCalls(t) * grant.share / 6
+			done, refused := 0, map[string]int{}
+			for n := range calls {
+				if n%(calls/4+1) == calls/4 {
+					h.clock.Advance(20 * time.Minute) // what is held falls due
+				}
+				f := functions[h.rand.IntN(len(functions))]
+				sql := h.call(f)
+				_, err := role.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+				var answer *pgconn.PgError
+				switch {
+				case err == nil:
+					done++
+				case errors.As(err, &answer):
+					require.NotContains(t, []string{"XX000", "XX001", "57P01", "57014", "42601"}, answer.Code, "%s\n%v", sql, err)
+					refused[answer.Code]++
+				if os.Getenv("HOSTILE_SHOW") == answer.Code {
+					t.Logf("%v\n%s", err, sql)
+				}
+				default:
+					require.NoError(t, err, sql)
+				}
+			}
+			t.Logf("%d calls of %d functions: %d done, refused: %v", calls, len(functions), done, refused)
+			require.Greater(t, done, calls/20, "a part of the calls must get through")
+			h.check(grant.name == "maintenance")
+		})
+	}
+}
+
+type hostile struct {
+	*testing.T
+	owner *pgxpool.Pool
+	c     *metered.Client
+	clock *pgtest.Clock
+	rand  *rand.Rand
+
+	entries map[string]string // the ledger as it was, by scope and seq
+	types   map[uint32]hostileType
+}
+
+func newHostile(t *testing.T) *hostile {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	ctx := t.Context()
+	owner, c := setUp(t, metered.Config{})
+	h := &hostile{T: t, owner: owner, c: c, rand: rand.New(rand.NewPCG(seed, 0)), types: map[uint32]hostileType{}}
+	h.clock = pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
+	require.NoError(t, pgx.BeginFunc(ctx, owner, func(tx pgx.Tx) error {
+		_, err := c.Budget.Charge(ctx, tx, charge("full", 100, 100))
+		for i := range 40 {
+			_, again := c.Budget.Charge(ctx, tx, charge("a", int64(1+i), 1_000_000))
+			err = errors.Join(err, again)
+		}
+		_, credit := c.Budget.Credit(ctx, tx, budget.Credit{Scope: "credit", Amount: 100})
+		return errors.Join(err, credit)
+	}))
+	for i := range 12 {
+		id, tenant := fmt.Sprintf("h%d", i), []string{"", "acme"}[i%2]
+		_, err := pgtest.InTx(ctx, owner, func(tx pgx.Tx) (holds.Hold, error) {
+			return c.Holds.Place(ctx, tx, holds.Request{ID: id, Tenant: tenant, Holder: []string{"", "ann"}[i/2%2], TTL: 10 * time.Minute,
+				Lines: []holds.Line{{Scope: "seats", Amount: 3}, {Scope: "a", Amount: 2}}})
+		})
+		require.NoError(t, err)
+		if i >= 8 {
+			_, err = pgtest.InTx(ctx, owner, func(tx pgx.Tx) ([]holds.Hold, error) {
+				return c.Holds.Capture(ctx, tx, holds.Capture{Tenant: tenant, IDs: []string{id}})
+			})
+			require.NoError(t, err)
+		}
+	}
+	_, err := pgtest.InTx(ctx, owner, func(tx pgx.Tx) (tokens.Minted, error) {
+		return c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", Uses: 3, TTL: time.Hour})
+	})
+	require.NoError(t, err)
+	_, err = metered.Do[int](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{charge("a", 1, 1_000_000)}}, nil)
+	require.NoError(t, err)
+	h.entries = h.ledger()
+	return h
+}
+
+// ledger is every entry, whole.
+func (h *hostile) ledger() map[string]string {
+	rows, err := h.owner.Query(h.Context(), `select scope || ' ' || seq, to_jsonb(l)::text from metered.ledger l`)
+	require.NoError(h, err)
+	entries := map[string]string{}
+	var key, entry string
+	_, err = pgx.ForEachRow(rows, []any{&key, &entry}, func() error { entries[key] = entry; return nil })
+	require.NoError(h, err)
+	return entries
+}
+
+// check looks at all invariants, when everything that is due has been swept.
+func (h *hostile) check(purged bool) {
+	h.Helper()
+	ctx := h.Context()
+	report, err := h.c.Budget.Verify(ctx, h.owner, budget.VerifyOptions{})
+	require.NoError(h, err)
+	require.Empty(h, report.Differences)
+	if !purged {
+		now := h.ledger()
+		for key, entry := range h.entries {
+			require.Equal(h, entry, now[key], "an entry was changed")
+		}
+	}
+	for what, sql := range map[string]string{
+		"sums that are negative":            `select count(*) from metered.ledger where least(spent, refunded, credited, held) < 0`,
+		"lines at odds with themselves":     `select count(*) from metered.hold_lines where open < 0 or captured < 0 or refunded < 0 or open > amount or refunded > captured`,
+		"open lines of holds that ended":    `select count(*) from metered.hold_lines l join metered.holds h on h.no = l.hold where l.open <> 0 and (h.state in ('c', 'r') or not h.pending)`,
+		"holds without their line's key":    `select count(*) from metered.hold_lines l join metered.holds h on h.no = l.hold where l.key <> metered.scope_key(l.scope) or l.key <> all (h.keys)`,
+		"deadlines behind the ceiling":      `select count(*) from metered.holds where deadline > ceiling or due < deadline or deadline <= placed_at`,
+		"holds that ended twice":            `select count(*) from (select hold from metered.hold_events where kind in ('c', 'r', 'x') group by hold having count(*) > 1) e`,
+		"histories with gaps":               `select count(*) from metered.holds h where version <> (select count(*) from metered.hold_events e where e.hold = h.no) or version <> (select max(version) from metered.hold_events e where e.hold = h.no)`,
+		"claims that are there twice":       `select count(*) from (select claim from metered.holds where claim is not null and (state = 'h' or state = 'c' and not returned) group by claim having count(*) > 1) c`,
+		"tokens used too often":             `select count(*) from metered.tokens where used > uses or expires_at > minted_at + interval '400 days'`,
+		"horizons in the future":            `select count(*) from (select at from metered.holds_horizon union all select at from metered.operations_horizon) z where at > metered.clock()`,
+		"notes and names beyond the bounds": `select count(*) from metered.ledger where octet_length(scope) > 255 or octet_length(note::text) > 16384`,
+	} {
+		require.Zero(h, count(h.T, h.owner, "("+sql+") x(n) where n > 0"), what)
+	}
+	list, err := h.c.Holds.List(ctx, h.owner, holds.Filter{})
+	require.NoError(h, err)
+	for _, hold := range list.Holds {
+		history, err := h.c.Holds.History(ctx, h.owner, hold.Tenant, hold.ID, "")
+		require.NoError(h, err)
+		if history[0].Kind != holds.EventPlaced {
+			continue
+		}
+		_, err = holds.Rebuild(history)
+		require.NoError(h, err)
+	}
+	// Whatever is held falls due, and then everybody gets through.
+	h.clock.Advance(20 * 365 * 24 * time.Hour)
+	for sweeps := 0; ; sweeps++ {
+		swept, err := h.c.Holds.Sweep(ctx, h.owner, holds.SweepOptions{})
+		require.NoError(h, err)
+		if swept.Expired == 0 {
+			break
+		}
+		require.Less(h, sweeps, 50)
+	}
+	require.Zero(h, count(h.T, h.owner, "metered.hold_lines where open <> 0"))
+	require.Zero(h, count(h.T, h.owner, "(select distinct on (scope) held from metered.ledger order by scope, seq desc) l where held <> 0"))
+	for _, scope := range []string{"full", "seats", "a", "credit"} {
+		_, err := pgtest.InTx(ctx, h.owner, func(tx pgx.Tx) (budget.Receipt, error) {
+			return h.c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: budget.MaxLimit, Window: time.Second}}})
+		})
+		require.NoError(h, err, scope)
+	}
+}
+
+// hostileFunction is a function that the role may execute.
+type hostileFunction struct {
+	name string
+	args []uint32
+}
+
+func (h *hostile) functions(role *pgxpool.Pool) []hostileFunction {
+	rows, err := role.Query(h.Context(), `select p.oid::regproc::text, p.proargtypes::oid[] from pg_proc p
+		where p.pronamespace = 'metered'::regnamespace and has_function_privilege(p.oid, 'execute') order by p.oid`)
+	require.NoError(h, err)
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f hostileFunction, err error) {
+		err = row.Scan(&f.name, &f.args)
+		return f, err
+	})
+	require.NoError(h, err)
+	return all
+}
+
+func (h *hostile) call(f hostileFunction) string {
+	args := make([]string, len(f.args))
+	for i, oid := range f.args {
+		args[i] = h.value(oid)
+	}
+	return "select " + f.name + "(" + strings.Join(args, ", ") + ")"
+}
+
+// hostileType is what the catalog says of a type.
+type hostileType struct {
+	name          string
+	element, base uint32 // of an array, of a domain
+	fields        []uint32
+	values        []string
+}
+
+func (h *hostile) typeOf(oid uint32) hostileType {
+	if known, ok := h.types[oid]; ok {
+		return known
+	}
+	var typ hostileType
+	require.NoError(h, h.owner.QueryRow(h.Context(), `
+		select format_type(t.oid, null), case when t.typcategory = 'A' and t.typtype = 'b' then t.typelem else 0 end, t.typbasetype,
+			coalesce((select array_agg(a.atttypid order by a.attnum) from pg_attribute a
+				where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped and t.typtype = 'c'), '{}')
+		from pg_type t where t.oid = $1`, oid).Scan(&typ.name, &typ.element, &typ.base, &typ.fields))
+	typ.values = hostileValues[typ.name]
+	if typ.name == "bigint" {
+		for _, scope := range []string{"full", "a", "seats", "credit"} {
+			typ.values = append(slices.Clone(typ.values), strconv.FormatInt(h.c.Budget.LockKey(scope), 10))
+		}
+	}
+	h.types[oid] = typ
+	return typ
+}
+
+// hostileValues are values by type, some of which make sense.
+var hostileValues = map[string][]string{
+	"text": {"''", "'full'", "'a'", "'seats'", "'credit'", "'h1'", "'h2'", "'h9'", "'acme'", "'ann'", "'p'", "'s'", "'op'", "'refuse'", "'fit'", "'allow'",
+		"repeat('x', 255)", "repeat('x', 256)", "repeat('é', 200)", "'claim/mail%2Fa'", "E'a\\u0001'"},
+	"metered.scope_name": {"'full'", "'a'", "'seats'", "'credit'", "'new'", "'claim/mail%2Fa'", "''", "repeat('x', 256)"},
+	"metered.id":         {"'h0'", "'h1'", "'h2'", "'h9'", "'new'", "'op'", "''", "gen_random_uuid()::text"},
+	"metered.name":       {"''", "'acme'", "'ann'", "repeat('x', 256)"},
+	"metered.ids":        {"'{h1}'", "'{h0}'", "'{h0,h2}'", "'{h9,h9}'", "'{null}'", "'{}'", "'[0:0]={h1}'", "'{{h1},{h3}}'", "'{none}'"},
+	"bigint": {"-1", "0", "1", "2", "3", "40", "1000000", "-1000000", "9007199254740992", "9223372036854775807", "-9223372036854775808",
+		"3775460004313942042"},
+	"integer":                  {"-1", "0", "1", "2", "16", "100", "1000", "2147483647", "-2147483648"},
+	"boolean":                  {"true", "false"},
+	"interval":                 {"'0'", "'1 s'", "'1 min'", "'1 h'", "'-1 h'", "'1 mon'", "'-1 mon 40 days'", "'100000 days'"},
+	"timestamp with time zone": {"'infinity'", "'-infinity'", "metered.clock()", "metered.clock() - interval '1 h'", "'epoch'", "'9999-12-31'"},
+	"bytea":                    {"''", "'\\x00'", "decode(repeat('00', 32), 'hex')", "decode(repeat('01', 33), 'hex')", "(select sha256(random()::text::bytea))"},
+	"jsonb":                    {"'{}'", "'{\"actor\": \"x\"}'", "'[1]'", "to_jsonb(repeat('x', 9000))"},
+	"json":                     {"'{}'", "'{\"a\": 1}'", "'1e200000'"},
+	"\"char\"":                 {"'h'", "'c'", "'z'"},
+}
+
+// value is an expression of the type, of any depth.
+func (h *hostile) value(oid uint32) string {
+	typ := h.typeOf(oid)
+	if h.rand.IntN(25) == 0 {
+		return "null::" + typ.name
+	}
+	pick := func(values []string) string { return "(" + values[h.rand.IntN(len(values))] + ")::" + typ.name }
+	switch {
+	case len(typ.values) > 0:
+		return pick(typ.values)
+	case typ.base != 0:
+		// Mostly within the domain.
+		base := h.typeOf(typ.base)
+		if h.rand.IntN(3) > 0 && base.name == "bigint" || base.name == "integer" {
+			return pick([]string{"1", "2", "3", "50", "1000"})
+		}
+		return "(" + h.value(typ.base) + ")::" + typ.name
+	case typ.element != 0:
+		elements := make([]string, h.rand.IntN(4))
+		for i := range elements {
+			elements[i] = h.value(typ.element)
+		}
+		switch array := "array[" + strings.Join(elements, ", ") + "]::" + typ.name; {
+		case len(elements) > 0 && h.rand.IntN(12) == 0:
+			return "array_fill(" + elements[0] + ", array[2], array[" + strconv.Itoa(h.rand.IntN(5)-2) + "])::" + typ.name
+		case len(elements) > 0 && h.rand.IntN(15) == 0:
+			return "array[array[" + strings.Join(elements, ", ") + "]]::" + typ.name
+		default:
+			return array
+		}
+	case len(typ.fields) > 0:
+		fields := make([]string, len(typ.fields))
+		for i, field := range typ.fields {
+			fields[i] = h.value(field)
+		}
+		return "row(" + strings.Join(fields, ", ") + ")::" + typ.name
+	}
+	return "null::" + typ.name
+}
