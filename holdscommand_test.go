@@ -15,7 +15,7 @@ import (
 )
 
 func room(scope string, amount, limit int64) holds.Line {
-	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: limit}}}
+	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(limit)}}
 }
 
 // placing is a command that places one hold.
@@ -31,7 +31,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	r := holds.Request{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
-	cmd := metered.Command{ID: "op1", Namespace: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{{Max: 1}}}}}
+	cmd := metered.Command{ID: "op1", Namespace: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 	out, err := metered.Do(ctx, c, cmd, placing(r))
 	require.NoError(t, err)
 	require.Equal(t, "h1", out.Result)

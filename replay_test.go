@@ -199,7 +199,7 @@ func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
 
 	for what, change := range map[string]func(*metered.Command){
 		"nothing":     func(*metered.Command) {},
-		"limits":      func(cmd *metered.Command) { cmd.Charges[0].Limits = []budget.Limit{{Max: 1}} },
+		"limits":      func(cmd *metered.Command) { cmd.Charges[0].Limits = []budget.Limit{budget.Lifetime(1)} },
 		"no limits":   func(cmd *metered.Command) { cmd.Charges[0].Limits = nil },
 		"note":        func(cmd *metered.Command) { cmd.Charges[0].Note = budget.Note{Reason: "because"} },
 		"isolation":   func(cmd *metered.Command) { cmd.Isolation = pgx.Serializable },

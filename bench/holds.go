@@ -139,7 +139,7 @@ func (k *kit) askOn(ctx context.Context, scope string) error {
 	if err != nil {
 		return err
 	}
-	none := budget.Limit{Max: 1}
+	none := budget.Lifetime(1)
 	_, err = k.place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{none}}}, TTL: time.Hour})
 	var exceeded *budget.ExceededError
 	if !errors.As(err, &exceeded) {

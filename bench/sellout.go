@@ -18,7 +18,7 @@ import (
 func seat(event string, n int, user string) holds.Claim {
 	return holds.Claim{
 		Key: holds.Key{Type: "seat", Value: fmt.Sprintf("%s/%d", event, n)}, Holder: user, TTL: 5 * time.Minute,
-		Lines:   []holds.Line{{Scope: fmt.Sprintf("block/%s/%d", event, n/100), Amount: 1, Limits: []budget.Limit{{Max: 100}}}},
+		Lines:   []holds.Line{{Scope: fmt.Sprintf("block/%s/%d", event, n/100), Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}}},
 		Charges: []budget.Charge{{Scope: "user/" + user, Amount: 1, Limits: []budget.Limit{{Max: 10, Window: 5 * time.Minute}}}},
 	}
 }

@@ -19,8 +19,8 @@ func ExampleLedger_Charge() {
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 	limits := []budget.Limit{
-		{Name: "hourly", Max: 1_000, Window: time.Hour},
-		{Name: "daily", Max: 5_000, Window: 24 * time.Hour},
+		budget.PerWindow(1_000, time.Hour).Named("hourly"),
+		budget.PerWindow(5_000, 24*time.Hour).Named("daily"),
 	}
 
 	for _, size := range []int64{700, 400} {
@@ -56,7 +56,7 @@ func ExampleLedger_Credit() {
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
-	prepaid := []budget.Limit{{Name: "prepaid", Max: 0}}
+	prepaid := []budget.Limit{budget.Prepaid().Named("prepaid")}
 	spend := func(cents int64) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "wallet/ann", Amount: cents, Limits: prepaid})

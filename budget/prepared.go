@@ -56,7 +56,7 @@ func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
 		for _, limit := range limits {
 			p.limitScopes = append(p.limitScopes, int32(i+1))
 			p.maxima = append(p.maxima, limit.Max)
-			p.windows = append(p.windows, interval(limit.Window))
+			p.windows = append(p.windows, windowInterval(limit.Window))
 		}
 		p.keys = append(p.keys, l.LockKey(p.scopes[i]))
 	}
@@ -108,11 +108,7 @@ func (c Charge) check(i int) error {
 		return invalid(index("charges", i, ".Limits"), "are %d, want at most %d", len(c.Limits), MaxLimits)
 	}
 	for j, limit := range c.Limits {
-		field := index("charges", i, index(".Limits", j, ""))
-		if limit.Max < 0 || limit.Max > MaxLimit {
-			return invalid(field+".Max", "%d is not from 0 to %d", limit.Max, int64(MaxLimit))
-		}
-		if err := checkWindow(field+".Window", limit.Window); err != nil {
+		if err := limit.check(index("charges", i, index(".Limits", j, ""))); err != nil {
 			return err
 		}
 	}

@@ -15,7 +15,8 @@ const MaxQueries = 1024
 type Query struct {
 	// Scope is the scope to look at.
 	Scope string
-	// Window is how far back charges count; 0 means the lifetime. As Limit.Window.
+	// Window is how far back charges count, as Limit.Window. 0 and Forever both mean the
+	// lifetime: unlike a Limit, a question lets nothing in.
 	Window time.Duration
 }
 
@@ -63,10 +64,12 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 		if err := checkScope(index("queries", i, ".Scope"), q.Scope); err != nil {
 			return nil, err
 		}
-		if err := checkWindow(index("queries", i, ".Window"), q.Window); err != nil {
-			return nil, err
+		if q.Window != Forever {
+			if err := checkWindow(index("queries", i, ".Window"), q.Window); err != nil {
+				return nil, err
+			}
 		}
-		scopes[i], windows[i] = q.Scope, interval(q.Window)
+		scopes[i], windows[i] = q.Scope, windowInterval(q.Window)
 	}
 	rows, err := db.Query(ctx, l.sql.usage, scopes, windows)
 	if err != nil {

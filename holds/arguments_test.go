@@ -254,7 +254,7 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 	}
 	metadata := json.RawMessage(`{"a": 1}`)
 	lines := []holds.Line{capacity("s", 5, 9)}
-	charges := []budget.Charge{{Scope: "fee", Amount: 1, Limits: []budget.Limit{{Max: 9}}}}
+	charges := []budget.Charge{{Scope: "fee", Amount: 1, Limits: []budget.Limit{budget.Lifetime(9)}}}
 	place := send(f.book.PreparePlace(holds.Request{ID: "h", TTL: time.Minute, Lines: lines, Charges: charges, Metadata: metadata}))
 	copy(metadata, `{"b": 2}`)
 	lines[0].Limits[0].Max, charges[0].Limits[0].Max = 0, 0

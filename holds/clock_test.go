@@ -30,7 +30,7 @@ func TestExpiry_GraceIsForCaptures(t *testing.T) {
 			_, err = f.extend(time.Second, scope)
 			require.ErrorIs(t, err, holds.ErrExpired, at)
 			require.Equal(t, holds.Held, f.get(scope).State, at)
-			_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+			_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 			require.ErrorIs(t, err, budget.ErrExceeded, at)
 		}
 	}
@@ -43,7 +43,7 @@ func TestExpiry_GraceIsForCaptures(t *testing.T) {
 	require.ErrorIs(t, err, holds.ErrExpired)
 	_, err = f.release("expired")
 	require.ErrorIs(t, err, holds.ErrExpired)
-	_, err = f.charge(budget.Charge{Scope: "expired", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+	_, err = f.charge(budget.Charge{Scope: "expired", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 	require.NoError(t, err)
 	f.verify()
 }

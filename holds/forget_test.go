@@ -55,7 +55,7 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	require.NoError(t, err)
 	f.clock.Advance(24 * time.Hour)
 	require.Equal(t, 1, f.forget(), "the claim was released")
-	f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: claim.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{{Max: 1}}}}})
+	f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: claim.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}})
 	f.verify()
 }
 

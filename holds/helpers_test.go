@@ -183,7 +183,7 @@ func rebuilds(t require.TestingT, ctx context.Context, book *holds.Book, db hold
 }
 
 func capacity(scope string, amount, limit int64) holds.Line {
-	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: limit}}}
+	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(limit)}}
 }
 
 func refund(f *fixture, ids ...string) func(context.Context, pgx.Tx) ([]holds.Hold, error) {

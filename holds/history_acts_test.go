@@ -201,7 +201,7 @@ func (h *history) capture() {
 		c.Over = rapid.SampledFrom([]holds.Over{holds.OverRefused, holds.OverIfFits, holds.OverAllowed}).Draw(h.T, "over")
 		for i, l := range c.Lines {
 			if c.Over == holds.OverIfFits && len(l.Limits) == 0 {
-				c.Lines[i].Limits = []budget.Limit{{Max: h.int("limit", 0, 99)}}
+				c.Lines[i].Limits = []budget.Limit{budget.Lifetime(h.int("limit", 0, 99))}
 			}
 		}
 	}

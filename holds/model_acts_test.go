@@ -79,7 +79,7 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 			}
 			return nil, taken
 		}
-		r.Lines = append([]holds.Line{{Scope: claimScope, Amount: 1, Limits: []budget.Limit{{Max: 1}}}}, r.Lines...)
+		r.Lines = append([]holds.Line{{Scope: claimScope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}, r.Lines...)
 	}
 	switch {
 	case was != nil && was.print != print:

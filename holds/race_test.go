@@ -261,7 +261,7 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ busy, call func(tx pgx.Tx) error }{
 		"charge": {row("h"), func(tx pgx.Tx) error {
-			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 			return err
 		}},
 		"place":      {place("ends h", "a"), place("after h", "b")},

@@ -51,7 +51,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					return err
 				},
 				"charge": func(tx pgx.Tx, h holds.Hold) error {
-					_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: h.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{{Max: 90}}})
+					_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: h.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(90)}})
 					return err
 				},
 			}

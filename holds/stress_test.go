@@ -130,7 +130,7 @@ func (s *stress) place(ctx context.Context, iso pgx.TxIsoLevel) error {
 	for _, scope := range s.some() {
 		// What is held alone is limited: spending leaves the window at once.
 		r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1 + rand.Int64N(3),
-			Limits: []budget.Limit{{Max: stressHeld, Window: time.Microsecond}, {Max: stressCapacity}}})
+			Limits: []budget.Limit{budget.PerWindow(stressHeld, time.Microsecond), budget.Lifetime(stressCapacity)}})
 	}
 	var h holds.Hold
 	ok, err := s.run(ctx, iso, func(tx pgx.Tx) (_ map[string]int64, err error) {

@@ -157,7 +157,7 @@ func TestSubscriber_OfASweepHearsWhatOthersEndedUntilItTakesIt(t *testing.T) {
 	}
 	before := f.heard()
 	f.mustPlace(holds.Request{ID: "new", TTL: time.Hour, Lines: []holds.Line{capacity("1", 1, 1)}})
-	_, err := f.charge(budget.Charge{Scope: "2", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+	_, err := f.charge(budget.Charge{Scope: "2", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 	require.NoError(t, err)
 	before = append(before, "placed new 1 held")
 	require.Equal(t, before, f.heard())

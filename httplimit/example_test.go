@@ -60,7 +60,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	handler, err := limited(pool, ledger, http.NotFoundHandler(), budget.Limit{Name: "hourly", Max: 2, Window: time.Hour})
+	handler, err := limited(pool, ledger, http.NotFoundHandler(), budget.PerWindow(2, time.Hour).Named("hourly"))
 	if err != nil {
 		log.Fatal(err)
 	}

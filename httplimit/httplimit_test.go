@@ -21,7 +21,7 @@ import (
 var (
 	burst    = budget.Limit{Name: "burst", Max: 10, Window: time.Second}
 	daily    = budget.Limit{Name: "daily", Max: 1000, Window: 24 * time.Hour}
-	credit   = budget.Limit{Name: "credit", Max: 50}
+	credit   = budget.Lifetime(50).Named("credit")
 	everyone = budget.Limit{Name: "everyone", Max: 77_777, Window: time.Minute}
 )
 
@@ -174,8 +174,9 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		{Limits: named(strings.Repeat("n", httplimit.MaxNameBytes+1))},
 		{Limits: many},
 		{Shared: many},
-		{Limits: []budget.Limit{{Name: "n", Max: -1}}},
-		{Limits: []budget.Limit{{Name: "n", Max: 1, Window: -1}}},
+		{Limits: []budget.Limit{budget.Lifetime(-1).Named("n")}},
+		{Limits: []budget.Limit{{Name: "n", Max: 1}}},
+		{Limits: []budget.Limit{{Name: "n", Max: 1, Window: budget.Forever - 1}}},
 		{Limits: named("a"), Units: map[string]string{"b": "requests"}},
 		{Limits: named("a"), Shared: named("b"), Units: map[string]string{"b": "requests"}},
 		{Limits: named("a"), Units: map[string]string{"a": "by\ntes"}},
@@ -185,7 +186,7 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 	}
-	nothing := budget.Limit{Name: "nothing"}
+	nothing := budget.Prepaid().Named("nothing")
 	policies(t, httplimit.Config{Limits: append(many[2:], nothing), Shared: named("~", strings.Repeat("n", httplimit.MaxNameBytes))})
 	p := policies(t, httplimit.Config{})
 	for _, size := range []int{0, httplimit.MaxKeyBytes + 1} {

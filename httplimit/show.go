@@ -32,7 +32,7 @@ func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
 		for _, s := range entry.Standings {
-			add(left, s.Limit.Name, service{s.Available, s.Limit.Window})
+			add(left, s.Limit.Name, service{s.Available, max(s.Limit.Window, 0)})
 		}
 	}
 	p.show(h, left)

@@ -14,7 +14,7 @@ import (
 )
 
 // A user may hold ten seats in five minutes, released ones included: seats are not for trying.
-var perUser = budget.Limit{Name: "holds", Max: 10, Window: 5 * time.Minute}
+var perUser = budget.PerWindow(10, 5*time.Minute).Named("holds")
 
 // capacityLimit names the limit of a block.
 const capacityLimit = "capacity"
@@ -104,7 +104,7 @@ func (a *app) hold(ctx context.Context, r request) (metered.Outcome[place], erro
 			Tenant: r.who.Org, Key: seatKey(r.seat), Holder: r.who.User,
 			Lines: []holds.Line{{
 				Scope: budget.ScopeKey("block", p.block, ""), Amount: 1,
-				Limits: []budget.Limit{{Name: capacityLimit, Max: p.limit}},
+				Limits: []budget.Limit{budget.Lifetime(p.limit).Named(capacityLimit)},
 			}},
 			Charges: []budget.Charge{{
 				Scope: budget.ScopeKey("holds", r.who.User, ""), Amount: 1, Limits: []budget.Limit{perUser},
