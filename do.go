@@ -40,39 +40,39 @@ type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 // zero.
 type Outcome[R any] struct {
 	// Result is what the function returned, as it comes back from JSON.
-	Result R
+	Result R `json:"result"`
 	// Raw is that JSON, the same bytes for each replay.
-	Raw json.RawMessage
+	Raw json.RawMessage `json:"-"`
 
 	// Replayed is true if this is the record of an operation that had committed before, and
 	// nothing was done now; and if the answer to this call's own COMMIT was lost, and the
 	// record was found afterwards.
-	Replayed bool
+	Replayed bool `json:"replayed"`
 
 	// Receipt is what was charged, sticky charges aside. Its entries have no
 	// standings in a replay.
-	Receipt budget.Receipt
+	Receipt budget.Receipt `json:"receipt"`
 
 	// Sticky is what this call charged for Command.Sticky, with what is left after it. It is
 	// there beside an error too, whatever refused or failed after those charges were
 	// taken. It is empty if the call took none: because they were refused themselves,
 	// because it is not known whether they were taken (ErrSticky), or because the call found
 	// the record of another one.
-	Sticky budget.Receipt
+	Sticky budget.Receipt `json:"sticky,omitzero"`
 
 	// Holds are the holds that the command placed, claimed, captured, extended, released or
 	// refunded by its Tx, in the order of these calls, each as it was after its call. They
 	// are the same in a replay.
-	Holds []holds.Hold
+	Holds []holds.Hold `json:"holds,omitempty"`
 
 	// At is when the command was completed, by the database's clock.
-	At time.Time
+	At time.Time `json:"at"`
 
 	// Position is a place of the log behind the command's commit, if Command.Position asked
 	// for it. It is 0, which ReadAt refuses, if the server did not say: if the connection was
 	// lost just behind COMMIT, and no other one was to be had within a second, or if the role
 	// may not ask.
-	Position Position
+	Position Position `json:"position,omitzero"`
 }
 
 // Do runs a command as one unit: claims its operation id, spends its token, calls

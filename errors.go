@@ -22,6 +22,9 @@ var (
 	// ErrNotMigrated: the schema's tables or functions are missing.
 	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate")
 
+	// ErrNotGranted: the role has not been given what the call needs.
+	ErrNotGranted error = fault.New("not_granted", "metered: "+sqlstate.GrantHint)
+
 	errArgument = fault.New("invalid_argument", "metered: invalid argument")
 )
 
@@ -130,7 +133,7 @@ func invalid(field, format string, args ...any) error {
 //	try again       busy timeout
 //	not known       indefinite
 //	arguments       invalid_argument
-//	set-up          not_migrated schema_version no_river job_plugin
+//	set-up          not_migrated not_granted schema_version no_river job_plugin
 //	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
 //	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry
 //	                budget_entry_purged budget_not_charge budget_refund_exceeds
@@ -163,7 +166,7 @@ func failed(doing string, err error) error {
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		kind = ErrNotMigrated
 	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("metered: %s: %s: %w", doing, sqlstate.GrantHint, err)
+		kind = ErrNotGranted
 	default:
 		return fmt.Errorf("metered: %s: %w", doing, err)
 	}

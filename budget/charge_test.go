@@ -250,4 +250,8 @@ func TestRefusal_SaysWhatHelps(t *testing.T) {
 	require.Equal(t, begin+"which is the credit left, retry after 5m0s", refusal(budget.Prepaid(), 5*time.Minute))
 	require.Equal(t, begin+"limit 9 for the lifetime, waiting makes no room", refusal(budget.Lifetime(9), budget.Never))
 	require.Equal(t, begin+"limit 9 for the lifetime, retry after 5m0s", refusal(budget.Lifetime(9), 5*time.Minute))
+
+	const named = `scope "a", limit "the \"day\"": requested 5, available 2, `
+	require.Equal(t, named+"limit 4 per 24h0m0s, never fits", refusal(budget.PerWindow(4, 24*time.Hour).Named(`the "day"`), budget.Never))
+	require.Equal(t, named+"which is the credit left, more has to be credited", refusal(budget.Prepaid().Named(`the "day"`), budget.Never))
 }

@@ -22,22 +22,24 @@ type Query struct {
 
 // Usage is what a scope stands at.
 type Usage struct {
-	Query
+	Query `json:"-"`
 
 	// Used is what counts against a limit with this window, holds aside. For a
 	// lifetime it is Spent - Refunded - Credited, and negative while there is
 	// credit; what can be spent of that, with holds, is Available(0).
-	Used int64
+	Used int64 `json:"used"`
 	// Held is what open holds keep of the scope.
-	Held int64
+	Held int64 `json:"held"`
 	// HoldDue is how long until an open hold may fall due, if Held > 0.
-	HoldDue time.Duration
+	HoldDue time.Duration `json:"-"`
 
 	// Spent, Refunded and Credited are sums over the scope's lifetime.
-	Spent, Refunded, Credited int64
+	Spent    int64 `json:"spent"`
+	Refunded int64 `json:"refunded"`
+	Credited int64 `json:"credited"`
 	// Seq is the number of the scope's last entry, 0 if it has none. It grows
 	// with each entry, and so tells whether anything happened in between.
-	Seq int64
+	Seq int64 `json:"seq"`
 }
 
 // Available is the largest amount that a limit of max units, over the window of the Query,
