@@ -87,7 +87,7 @@ func ExampleTx_Claim() {
 	_, err = metered.Do(ctx, client, metered.Command{ID: "request-2", Namespace: "visitor-1", Name: "confirm"},
 		func(_ context.Context, tx *metered.Tx) (any, error) {
 			// The user's row would be written here, through tx.
-			return nil, tx.Capture(holds.Capture{IDs: []string{claimed.ID}, Holder: "visitor-1", Entity: "user/1"})
+			return nil, tx.Capture(holds.Capture{IDs: []string{claimed.ID}, All: true, Holder: "visitor-1", Entity: "user/1"})
 		})
 	fmt.Println("confirmed:", err == nil)
 	_, err = claim("request-2", "visitor-2")

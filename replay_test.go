@@ -107,7 +107,7 @@ func TestDo_ReplayHasTheHoldsOfEveryCall(t *testing.T) {
 		_, err := tx.Place(ctx, other, nil)
 		return nil, errors.Join(err,
 			tx.Extend(holds.Extend{IDs: []string{"h"}, By: time.Second}),
-			tx.Capture(holds.Capture{IDs: []string{"h"}}),
+			tx.Capture(holds.Capture{IDs: []string{"h"}, All: true}),
 			tx.Refund(holds.Refund{IDs: []string{"h"}}),
 			tx.Release(holds.Release{IDs: []string{"other"}}))
 	}} {

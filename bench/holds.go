@@ -89,7 +89,7 @@ func placeAndCapture(k *kit) contender {
 			return err
 		}
 		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := k.client.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+			_, err := k.client.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
 			return err
 		})
 	}}

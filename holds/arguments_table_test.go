@@ -72,8 +72,11 @@ func wrongCalls() []call {
 			c.Lines = []holds.Line{line, {Scope: budget.ScopeKey("claim", budget.ScopeKey("t", "v", ""), ""), Amount: 1}}
 		}),
 		captureCall("Capture.Over", func(c *holds.Capture) { c.Over = "fits" }),
-		captureCall("Capture.Over", func(c *holds.Capture) { c.Lines, c.Over = nil, holds.OverAllowed }),
-		captureCall("Capture.Keep", func(c *holds.Capture) { c.Lines, c.Keep = nil, true }),
+		captureCall("Capture.Over", func(c *holds.Capture) { c.Lines, c.All, c.Over = nil, true, holds.OverAllowed }),
+		captureCall("Capture.Keep", func(c *holds.Capture) { c.Lines, c.All, c.Keep = nil, true, true }),
+		captureCall("Capture.Lines", func(c *holds.Capture) { c.Lines = nil }),
+		captureCall("Capture.Lines", func(c *holds.Capture) { c.Lines = []holds.Line{} }),
+		captureCall("Capture.Lines", func(c *holds.Capture) { c.All = true }),
 		captureCall("Capture.Lines", func(c *holds.Capture) { c.IDs = []string{"h", "i"} }),
 		captureCall("Capture.Lines[1].Scope", func(c *holds.Capture) { c.Lines = []holds.Line{line, line} }),
 		captureCall("Capture.Lines[0].Scope", func(c *holds.Capture) { c.Lines[0].Scope = "" }),

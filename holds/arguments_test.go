@@ -77,7 +77,7 @@ func named(field string, tenant, holder string, ids []string, note budget.Note) 
 	noteField := map[bool]string{true: "Capture." + field, false: field}
 	return []call{
 		{noteField[strings.HasPrefix(field, "Note")], func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
-			_, err := b.Capture(ctx, tx, holds.Capture{Tenant: tenant, Holder: holder, IDs: ids, Note: note})
+			_, err := b.Capture(ctx, tx, holds.Capture{Tenant: tenant, Holder: holder, IDs: ids, All: true, Note: note})
 			return err
 		}},
 		{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
@@ -233,7 +233,7 @@ func TestPlace_TakesWhatIsWithinItsBounds(t *testing.T) {
 		placed.Created = false
 		require.Equal(t, string(placed.Metadata), string(got.Metadata), name)
 		require.True(t, reflect.DeepEqual(placed, got), name)
-		hs, err := f.capture(holds.Capture{Tenant: r.Tenant, IDs: []string{r.ID}, Holder: r.Holder, Entity: text("\x1f"), Note: note})
+		hs, err := f.capture(holds.Capture{Tenant: r.Tenant, IDs: []string{r.ID}, All: true, Holder: r.Holder, Entity: text("\x1f"), Note: note})
 		require.NoError(t, err, name)
 		require.Equal(t, text("\x1f"), hs[0].Entity)
 		history, err := f.book.History(t.Context(), f.pool, r.Tenant, r.ID, "")
@@ -283,7 +283,9 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 		func(ids []string) (*holds.Prepared, error) {
 			return f.book.PrepareExtend(holds.Extend{IDs: ids, By: time.Second})
 		},
-		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareCapture(holds.Capture{IDs: ids}) },
+		func(ids []string) (*holds.Prepared, error) {
+			return f.book.PrepareCapture(holds.Capture{IDs: ids, All: true})
+		},
 		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareRefund(holds.Refund{IDs: ids}) },
 		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareRelease(holds.Release{IDs: ids}) },
 	} {

@@ -34,12 +34,12 @@ func TestExpiry_GraceIsForCaptures(t *testing.T) {
 			require.ErrorIs(t, err, budget.ErrExceeded, at)
 		}
 	}
-	_, err = f.capture(holds.Capture{IDs: []string{"captured"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
 	require.NoError(t, err)
 	_, err = f.release("released")
 	require.NoError(t, err)
 	f.clock.Advance(time.Microsecond)
-	_, err = f.capture(holds.Capture{IDs: []string{"expired"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"expired"}, All: true})
 	require.ErrorIs(t, err, holds.ErrExpired)
 	_, err = f.release("expired")
 	require.ErrorIs(t, err, holds.ErrExpired)

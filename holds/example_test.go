@@ -47,7 +47,7 @@ func Example() {
 
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		// … the application's own order, in the same transaction …
-		sold, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{ann.ID}, Holder: "ann", Entity: "order/7"})
+		sold, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{ann.ID}, All: true, Holder: "ann", Entity: "order/7"})
 		if err == nil {
 			fmt.Println(sold[0].State, sold[0].Lines[0].Captured, "for", sold[0].Entity)
 		}

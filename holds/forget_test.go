@@ -31,7 +31,7 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	f.clock.Advance(30 * time.Minute)
 	require.Zero(t, f.forget(), "both are held")
 
-	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}, All: true})
 	require.NoError(t, err)
 	f.clock.Advance(24 * time.Hour)
 	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
@@ -67,7 +67,7 @@ func TestPurge_KeepsAClaimThatStands(t *testing.T) {
 	name := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann"}
 	claim, err := f.claim(name)
 	require.NoError(t, err)
-	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}, All: true})
 	require.NoError(t, err)
 	purge := func() int64 {
 		f.clock.Set(later(f.clock.Now(), time.Now()).Add(time.Hour)) // the claim's id has the machine's time
@@ -94,7 +94,7 @@ func TestForget_ACaptureThatWasForgottenIsNotRefundedFromAnother(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	use := func(tenant string) {
 		f.mustPlace(holds.Request{Tenant: tenant, ID: "h", Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
-		_, err := f.capture(holds.Capture{Tenant: tenant, IDs: []string{"h"}})
+		_, err := f.capture(holds.Capture{Tenant: tenant, IDs: []string{"h"}, All: true})
 		require.NoError(t, err)
 	}
 	refund := func(tenant string) error {
@@ -121,7 +121,7 @@ func TestForget_NorFromOneOfTheSameTime(t *testing.T) {
 	for _, id := range []string{"forgotten", "there"} {
 		f.clock.Set(noon)
 		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
-		_, err := f.capture(holds.Capture{IDs: []string{id}})
+		_, err := f.capture(holds.Capture{IDs: []string{id}, All: true})
 		require.NoError(t, err)
 		if id == "forgotten" {
 			f.clock.Advance(time.Hour)

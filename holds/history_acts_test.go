@@ -196,7 +196,7 @@ func (h *history) capture() {
 			}
 		}
 	}
-	if c.Lines != nil {
+	if c.All = c.Lines == nil; !c.All {
 		c.Keep = rapid.Bool().Draw(h.T, "keep")
 		c.Over = rapid.SampledFrom([]holds.Over{holds.OverRefused, holds.OverIfFits, holds.OverAllowed}).Draw(h.T, "over")
 		for i, l := range c.Lines {

@@ -101,7 +101,7 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	_, err = f.ledger.Check(t.Context(), f.pool, charge)
 	require.NoError(t, err)
 	require.Equal(t, holds.Expired, f.get("h1").State)
-	_, err = f.capture(holds.Capture{IDs: []string{"h1"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"h1"}, All: true})
 	require.ErrorIs(t, err, holds.ErrExpired)
 	_, err = f.extend(time.Minute, "h1")
 	require.ErrorIs(t, err, holds.ErrExpired)
@@ -232,7 +232,9 @@ func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
 				"place": func() (*holds.Prepared, error) {
 					return f.book.PreparePlace(holds.Request{ID: name, TTL: time.Minute, Metadata: h.Metadata, Lines: []holds.Line{capacity(name, 1, 1)}})
 				},
-				"capture": func() (*holds.Prepared, error) { return f.book.PrepareCapture(holds.Capture{IDs: []string{name}}) },
+				"capture": func() (*holds.Prepared, error) {
+					return f.book.PrepareCapture(holds.Capture{IDs: []string{name}, All: true})
+				},
 				"release": func() (*holds.Prepared, error) { return f.book.PrepareRelease(holds.Release{IDs: []string{name}}) },
 				"extend": func() (*holds.Prepared, error) {
 					return f.book.PrepareExtend(holds.Extend{IDs: []string{name}, By: time.Second})

@@ -144,7 +144,7 @@ func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 			if i%2 == 0 {
 				_, err = f.release(open[0])
 			} else {
-				_, err = f.capture(holds.Capture{IDs: open[:1]})
+				_, err = f.capture(holds.Capture{IDs: open[:1], All: true})
 			}
 			require.NoError(t, err)
 			open = open[1:]

@@ -21,8 +21,11 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(f *fixture, ids ...string) error{
 		"release": func(f *fixture, ids ...string) error { _, err := f.release(ids...); return err },
-		"capture": func(f *fixture, ids ...string) error { _, err := f.capture(holds.Capture{IDs: ids}); return err },
-		"extend":  func(f *fixture, ids ...string) error { _, err := f.extend(time.Second, ids...); return err },
+		"capture": func(f *fixture, ids ...string) error {
+			_, err := f.capture(holds.Capture{IDs: ids, All: true})
+			return err
+		},
+		"extend": func(f *fixture, ids ...string) error { _, err := f.extend(time.Second, ids...); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

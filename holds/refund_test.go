@@ -51,7 +51,7 @@ func TestRefund_OfAClaimWhoseSideLineWasPurged(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Keep: true, Lines: []holds.Line{{Scope: "power", Amount: 1}}})
 	require.NoError(t, err)
-	_, err = f.capture(holds.Capture{IDs: []string{h.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	f.purgeOf("power")
 	f.refused(holds.Refund{IDs: []string{h.ID}}, holds.ErrNotReturnable)
@@ -90,7 +90,7 @@ func TestRefund_NeverLeavesAClaimsOwnUnitSpent(t *testing.T) {
 	key := holds.Key{Type: "machine", Value: "7"}
 	h, err := f.claim(holds.Claim{Key: key, Holder: "ann"})
 	require.NoError(t, err)
-	_, err = f.capture(holds.Capture{IDs: []string{h.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	f.purgeOf(claimScope("", key))
 	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true}, holds.ErrNotReturnable)
@@ -105,7 +105,7 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 	for _, id := range ids {
 		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 1, 9)}})
 	}
-	_, err := f.capture(holds.Capture{IDs: ids})
+	_, err := f.capture(holds.Capture{IDs: ids, All: true})
 	require.NoError(t, err)
 	_, err = do(f, refund(f, "second"))
 	require.NoError(t, err)
@@ -124,7 +124,7 @@ func TestRefund_SkipsNothingThatWasRefundedByHand(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 4, 9), capacity("b", 4, 9)}})
-	_, err := f.capture(holds.Capture{IDs: []string{"h"}})
+	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
 	require.NoError(t, err)
 	history, err := f.book.History(t.Context(), f.pool, "", "h", "")
 	require.NoError(t, err)

@@ -153,7 +153,7 @@ func (s *stress) capture(ctx context.Context, iso pgx.TxIsoLevel) error {
 	if len(ids) == 0 {
 		return pause()
 	}
-	c := holds.Capture{IDs: ids}
+	c := holds.Capture{IDs: ids, All: true}
 	ended := int64(len(ids))
 	if rand.IntN(3) == 0 { // 1 unit more than is held at most, of one scope; sometimes more follows
 		h, err := s.f.book.Get(ctx, s.f.pool, "", ids[0], "")
