@@ -3,24 +3,16 @@ package metered
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/internal/fault"
 )
-
-// denials are what Config.OnDenial hears of.
-var denials = []error{
-	budget.ErrExceeded, budget.ErrRefundExceeds, tokens.ErrInvalid,
-	holds.ErrTaken, holds.ErrState, holds.ErrUnknown, holds.ErrExcess, holds.ErrCeiling, holds.ErrNotReturnable,
-}
 
 // Func is what a command does: its writes, through tx, and its result, which is
 // stored as JSON. A result that encoding/json cannot write, or cannot read back into
@@ -285,14 +277,9 @@ func pause(ctx context.Context, n int) error {
 	}
 }
 
-// refused reports whether a budget, a token or a hold said no.
-func refused(err error) bool {
-	return slices.ContainsFunc(denials, func(kind error) bool { return errors.Is(err, kind) })
-}
-
 // deny tells Config.OnDenial of err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, err error, sticky bool) error {
-	if c.cfg.OnDenial != nil && refused(err) {
+	if c.cfg.OnDenial != nil && fault.Refused(err) {
 		cmd.Token = nil
 		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: sticky})
 	}

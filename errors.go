@@ -88,7 +88,7 @@ var (
 // ErrTooManyAttempts: the budget refused Command.Sticky, and not Command.Charges: there
 // were too many attempts (HTTP 429), rather than too little credit (402). The error is also a
 // *budget.ExceededError and budget.ErrExceeded, whose Code it has.
-var ErrTooManyAttempts = errors.New("metered: too many attempts")
+var ErrTooManyAttempts = fault.ErrTooManyAttempts
 
 // ErrIndefinite: the outcome of a COMMIT is not known. The error is an *IndefiniteError.
 var ErrIndefinite error = errIndefinite
@@ -148,7 +148,7 @@ func Code(err error) string { return fault.Code(err) }
 // failed turns an error of this package's own statements into its errors. The
 // Postgres error stays underneath. A refusal is no failure, and says itself of what.
 func failed(doing string, err error) error {
-	if refused(err) {
+	if fault.Refused(err) {
 		return err
 	}
 	var kind error

@@ -33,7 +33,8 @@ func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, W
 // seats, a free quota. Credits raise it.
 func Lifetime(max int64) Limit { return Limit{Max: max, Window: Forever} }
 
-// Prepaid is Lifetime(0): nothing can be spent that was not credited.
+// Prepaid is Lifetime(0): nothing can be spent that was not credited. A denial of it says
+// so, and is a 402 over HTTP (package httplimit), which a stock of 0 would be as well.
 func Prepaid() Limit { return Lifetime(0) }
 
 // Named returns the same limit under a name.
