@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
@@ -90,7 +91,7 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 	}
 	a.rec, a.unknown, a.err = c.commit(ctx, conn, cmdTx, b.marker, raw)
 	if a.err != nil && !a.unknown && conn.Conn().IsClosed() {
-		a.err = &lostError{a.err} // without an error of the function
+		a.err = &fault.Lost{Err: a.err} // without an error of the function
 	}
 	return a
 }

@@ -149,7 +149,7 @@ func TestCleanup_DoesNothingToAHoldThatHasEndedOrIsUnknown(t *testing.T) {
 	t.Parallel()
 	for state, end := range map[holds.State]func(s *reserved, tx pgx.Tx) error{
 		holds.Captured: func(s *reserved, tx pgx.Tx) error {
-			_, err := s.c.Holds.Capture(t.Context(), tx, holds.Capture{Tenant: "acme", IDs: []string{"h"}})
+			_, err := s.c.Holds.Capture(t.Context(), tx, holds.Capture{Tenant: "acme", IDs: []string{"h"}, All: true})
 			return err
 		},
 		holds.Released: func(s *reserved, tx pgx.Tx) error {

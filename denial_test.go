@@ -146,7 +146,7 @@ func TestDo_ADenialSaysWhatRefusedAndWhenToRetry(t *testing.T) {
 	clock := pgtest.SetClock(t, pool, monday)
 	fill(t, pool, c, "s", 7)
 	clock.Advance(10 * time.Minute)
-	limits := []budget.Limit{{Max: 9, Window: time.Hour}, {Max: 100}}
+	limits := []budget.Limit{budget.PerWindow(9, time.Hour), budget.Lifetime(100)}
 	for what, do := range map[string]func() error{
 		"early": func() error {
 			_, err := metered.Do[any](t.Context(), c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 3, Limits: limits}}}, nil)
@@ -171,7 +171,7 @@ func TestDo_ALateDenialReadsAsAnEarlyOne(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})
 	ctx := t.Context()
-	full := budget.Charge{Scope: "s", Amount: 1, Limits: []budget.Limit{{Max: 0}}}
+	full := budget.Charge{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}}
 	_, early := metered.Do[any](ctx, c, metered.Command{ID: "early", Charges: []budget.Charge{full}}, nil)
 	require.ErrorIs(t, early, budget.ErrExceeded)
 	_, late := metered.Do(ctx, c, metered.Command{ID: "late"}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(full) })

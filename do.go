@@ -3,24 +3,16 @@ package metered
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/internal/fault"
 )
-
-// denials are what Config.OnDenial hears of.
-var denials = []error{
-	budget.ErrExceeded, budget.ErrRefundExceeds, tokens.ErrInvalid,
-	holds.ErrTaken, holds.ErrState, holds.ErrUnknown, holds.ErrExcess, holds.ErrCeiling, holds.ErrNotReturnable,
-}
 
 // Func is what a command does: its writes, through tx, and its result, which is
 // stored as JSON. A result that encoding/json cannot write, or cannot read back into
@@ -40,39 +32,39 @@ type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 // zero.
 type Outcome[R any] struct {
 	// Result is what the function returned, as it comes back from JSON.
-	Result R
+	Result R `json:"result"`
 	// Raw is that JSON, the same bytes for each replay.
-	Raw json.RawMessage
+	Raw json.RawMessage `json:"-"`
 
 	// Replayed is true if this is the record of an operation that had committed before, and
 	// nothing was done now; and if the answer to this call's own COMMIT was lost, and the
 	// record was found afterwards.
-	Replayed bool
+	Replayed bool `json:"replayed"`
 
 	// Receipt is what was charged, sticky charges aside. Its entries have no
 	// standings in a replay.
-	Receipt budget.Receipt
+	Receipt budget.Receipt `json:"receipt"`
 
 	// Sticky is what this call charged for Command.Sticky, with what is left after it. It is
 	// there beside an error too, whatever refused or failed after those charges were
 	// taken. It is empty if the call took none: because they were refused themselves,
 	// because it is not known whether they were taken (ErrSticky), or because the call found
 	// the record of another one.
-	Sticky budget.Receipt
+	Sticky budget.Receipt `json:"sticky,omitzero"`
 
 	// Holds are the holds that the command placed, claimed, captured, extended, released or
 	// refunded by its Tx, in the order of these calls, each as it was after its call. They
 	// are the same in a replay.
-	Holds []holds.Hold
+	Holds []holds.Hold `json:"holds,omitempty"`
 
 	// At is when the command was completed, by the database's clock.
-	At time.Time
+	At time.Time `json:"at"`
 
 	// Position is a place of the log behind the command's commit, if Command.Position asked
 	// for it. It is 0, which ReadAt refuses, if the server did not say: if the connection was
 	// lost just behind COMMIT, and no other one was to be had within a second, or if the role
 	// may not ask.
-	Position Position
+	Position Position `json:"position,omitzero"`
 }
 
 // Do runs a command as one unit: claims its operation id, spends its token, calls
@@ -285,14 +277,9 @@ func pause(ctx context.Context, n int) error {
 	}
 }
 
-// refused reports whether a budget, a token or a hold said no.
-func refused(err error) bool {
-	return slices.ContainsFunc(denials, func(kind error) bool { return errors.Is(err, kind) })
-}
-
 // deny tells Config.OnDenial of err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, err error, sticky bool) error {
-	if c.cfg.OnDenial != nil && refused(err) {
+	if c.cfg.OnDenial != nil && fault.Refused(err) {
 		cmd.Token = nil
 		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: sticky})
 	}

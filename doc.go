@@ -51,7 +51,7 @@
 //     holds in a transaction of yours; Cleanup and CleanupWorker, to hear of its end.
 //   - A job whose cost is known when it is done: HeldWorker.
 //   - An audit record, or a counter, of what was refused: Config.OnDenial.
-//   - RateLimit fields and the 429: package httplimit.
+//   - What HTTP says of an error, and RateLimit fields: package httplimit.
 //   - Reads of a replica after a write: Command.Position or CommitPosition, and ReadAt.
 //   - Set-up: Migrate or SchemaSQL, GrantSQL; what deletes: Client.PurgeOperations and the
 //     Purge of each package.

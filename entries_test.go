@@ -19,7 +19,7 @@ import (
 
 // prepaid takes amount of what scope has in credit.
 func prepaid(scope string, amount int64) budget.Charge {
-	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: 0}}}
+	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Prepaid()}}
 }
 
 // balance is what scope has in credit, and not in holds.
@@ -137,7 +137,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 					return uploaded{}, err
 				}
 				_, err := tx.Place(ctx, holds.Request{
-					ID: "h", Lines: []holds.Line{{Scope: "ben", Amount: 4, Limits: []budget.Limit{{}}}}, TTL: time.Hour,
+					ID: "h", Lines: []holds.Line{{Scope: "ben", Amount: 4, Limits: []budget.Limit{budget.Prepaid()}}}, TTL: time.Hour,
 				}, nil)
 				if err != nil {
 					return uploaded{}, err
@@ -274,7 +274,7 @@ func started(t *testing.T, pool *pgxpool.Pool, f func() error) <-chan error {
 // the first hold stands in the way of what the command does last, or first.
 func TestDoTx_EndsWhatIsDueInOneOrderWithOthers(t *testing.T) {
 	t.Parallel()
-	full := []budget.Limit{{Max: 1}}
+	full := []budget.Limit{budget.Lifetime(1)}
 	place := func(ctx context.Context, tx *metered.Tx, scope string) error {
 		_, err := tx.Place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: full}}, TTL: time.Hour}, nil)
 		return err
@@ -299,7 +299,7 @@ func TestDoTx_EndsWhatIsDueInOneOrderWithOthers(t *testing.T) {
 			place := func(tx pgx.Tx, id string, ttl time.Duration, scopes ...string) error {
 				r := holds.Request{ID: id, TTL: ttl}
 				for _, scope := range scopes {
-					r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 2}}})
+					r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(2)}})
 				}
 				_, err := c.Holds.Place(ctx, tx, r)
 				return err

@@ -22,6 +22,9 @@ var (
 	// ErrNotMigrated: the schema's tables or functions are missing.
 	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate")
 
+	// ErrNotGranted: the role has not been given what the call needs.
+	ErrNotGranted error = fault.New("not_granted", "metered: "+sqlstate.GrantHint)
+
 	errArgument = fault.New("invalid_argument", "metered: invalid argument")
 )
 
@@ -85,7 +88,7 @@ var (
 // ErrTooManyAttempts: the budget refused Command.Sticky, and not Command.Charges: there
 // were too many attempts (HTTP 429), rather than too little credit (402). The error is also a
 // *budget.ExceededError and budget.ErrExceeded, whose Code it has.
-var ErrTooManyAttempts = errors.New("metered: too many attempts")
+var ErrTooManyAttempts = fault.ErrTooManyAttempts
 
 // ErrIndefinite: the outcome of a COMMIT is not known. The error is an *IndefiniteError.
 var ErrIndefinite error = errIndefinite
@@ -130,7 +133,7 @@ func invalid(field, format string, args ...any) error {
 //	try again       busy timeout
 //	not known       indefinite
 //	arguments       invalid_argument
-//	set-up          not_migrated schema_version no_river job_plugin
+//	set-up          not_migrated not_granted schema_version no_river job_plugin
 //	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
 //	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry
 //	                budget_entry_purged budget_not_charge budget_refund_exceeds
@@ -145,7 +148,7 @@ func Code(err error) string { return fault.Code(err) }
 // failed turns an error of this package's own statements into its errors. The
 // Postgres error stays underneath. A refusal is no failure, and says itself of what.
 func failed(doing string, err error) error {
-	if refused(err) {
+	if fault.Refused(err) {
 		return err
 	}
 	var kind error
@@ -163,7 +166,7 @@ func failed(doing string, err error) error {
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		kind = ErrNotMigrated
 	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("metered: %s: %s: %w", doing, sqlstate.GrantHint, err)
+		kind = ErrNotGranted
 	default:
 		return fmt.Errorf("metered: %s: %w", doing, err)
 	}

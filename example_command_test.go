@@ -26,7 +26,7 @@ func ExampleCommand_sticky() {
 		out, err := metered.Do(ctx, client, metered.Command{
 			ID: metered.NewID(), Name: "login",
 			Sticky: []budget.Charge{{
-				Scope: budget.ScopeKey("login", user, ""), Amount: 1, Limits: []budget.Limit{{Max: 2, Window: time.Hour}},
+				Scope: budget.ScopeKey("login", user, ""), Amount: 1, Limits: []budget.Limit{budget.PerWindow(2, time.Hour)},
 			}},
 		}, func(_ context.Context, tx *metered.Tx) (any, error) {
 			if password != "right" {
@@ -87,7 +87,7 @@ func ExampleTx_Claim() {
 	_, err = metered.Do(ctx, client, metered.Command{ID: "request-2", Namespace: "visitor-1", Name: "confirm"},
 		func(_ context.Context, tx *metered.Tx) (any, error) {
 			// The user's row would be written here, through tx.
-			return nil, tx.Capture(holds.Capture{IDs: []string{claimed.ID}, Holder: "visitor-1", Entity: "user/1"})
+			return nil, tx.Capture(holds.Capture{IDs: []string{claimed.ID}, All: true, Holder: "visitor-1", Entity: "user/1"})
 		})
 	fmt.Println("confirmed:", err == nil)
 	_, err = claim("request-2", "visitor-2")
@@ -111,7 +111,7 @@ func ExampleDoTx() {
 			id := fmt.Sprint("upload of ", size)
 			// Your own writes, of this and of other things.
 			_, err := metered.DoTx[any](ctx, client, tx, metered.Command{
-				ID: id, Charges: []budget.Charge{{Scope: "org/acme", Amount: size, Limits: []budget.Limit{{Max: 1_000, Window: time.Hour}}}},
+				ID: id, Charges: []budget.Charge{{Scope: "org/acme", Amount: size, Limits: []budget.Limit{budget.PerWindow(1_000, time.Hour)}}},
 			}, nil)
 			fmt.Println(id, "is refused:", err != nil)
 			if errors.Is(err, budget.ErrExceeded) {

@@ -51,7 +51,7 @@ func ExampleHeldWorker() {
 		func(ctx context.Context, tx *metered.Tx) (any, error) {
 			id, err := tx.Place(ctx, holds.Request{
 				TTL:   10 * time.Minute, // for the wait in the queue
-				Lines: []holds.Line{{Scope: "org/acme", Amount: 500, Limits: []budget.Limit{{Max: 1_000, Window: time.Hour}}}},
+				Lines: []holds.Line{{Scope: "org/acme", Amount: 500, Limits: []budget.Limit{budget.PerWindow(1_000, time.Hour)}}},
 			}, nil)
 			if err != nil {
 				return nil, err

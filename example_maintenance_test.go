@@ -56,7 +56,7 @@ func Example_maintenance() {
 	}
 
 	_, err = metered.Do[any](ctx, client, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{
-		{Scope: "address/192.0.2.1", Amount: 1, Limits: []budget.Limit{{Max: 10, Window: time.Minute}}},
+		{Scope: "address/192.0.2.1", Amount: 1, Limits: []budget.Limit{budget.PerWindow(10, time.Minute)}},
 	}}, nil)
 	if err != nil {
 		log.Fatal(err)

@@ -65,8 +65,8 @@ func Example() {
 			Input:     size,
 			Token:     &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: grant.Token.Reveal()},
 			Charges: []budget.Charge{{Scope: "org/acme", Amount: size, Limits: []budget.Limit{
-				{Max: 1_000, Window: time.Hour},
-				{Max: 5_000, Window: 24 * time.Hour},
+				budget.PerWindow(1_000, time.Hour),
+				budget.PerWindow(5_000, 24*time.Hour),
 			}}},
 		}, func(ctx context.Context, tx *metered.Tx) (id int64, err error) {
 			err = tx.QueryRow(ctx, `insert into uploads (size) values ($1) returning id`, size).Scan(&id)
@@ -118,7 +118,7 @@ func ExampleTx_Credit() {
 		return err
 	}
 	transfer := func(id, from, to string, cents int64) error {
-		credit := []budget.Limit{{Max: 0}} // for the lifetime: nothing is spent that was not credited
+		credit := []budget.Limit{budget.Prepaid()} // nothing is spent that was not credited
 		_, err := metered.Do(ctx, client, metered.Command{
 			ID: id, Name: "transfer", Input: to, Charges: []budget.Charge{{Scope: from, Amount: cents, Limits: credit}},
 		}, func(_ context.Context, tx *metered.Tx) (any, error) {

@@ -42,7 +42,7 @@ func TestFingerprint_Golden(t *testing.T) {
 		{Command{}, token, "01258dd51ceefb0c57d252e9d35e4b4a3fd5d1b203423bdc5e6c31cc2be2034f48"},
 		{Command{
 			Name: "upload", Input: 7, IssuedAt: at,
-			Charges: []budget.Charge{{Scope: "org/acme", Amount: 1200, Limits: []budget.Limit{{Max: 1}}}, {Scope: "é", Amount: 1 << 53}},
+			Charges: []budget.Charge{{Scope: "org/acme", Amount: 1200, Limits: []budget.Limit{budget.Lifetime(1)}}, {Scope: "é", Amount: 1 << 53}},
 			Sticky:  []budget.Charge{{Scope: "tries", Amount: 1}},
 		}, token, "010038698687b02708ad56b823e4c394659163e45b4375d163528afad829c752a2"},
 	} {

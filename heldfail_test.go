@@ -205,7 +205,7 @@ func TestHeldWorker_AJobThatIsNotHeldAnyMoreIsCancelledUnworked(t *testing.T) {
 		},
 		holds.Captured: func(pool *pgxpool.Pool, c *metered.Client) error {
 			return end(t.Context(), pool, func(tx pgx.Tx) error {
-				_, err := c.Holds.Capture(t.Context(), tx, holds.Capture{IDs: []string{"h"}})
+				_, err := c.Holds.Capture(t.Context(), tx, holds.Capture{IDs: []string{"h"}, All: true})
 				return err
 			})
 		},
@@ -276,7 +276,7 @@ func TestHeldWorker_WriteCannotKeepTheTransaction(t *testing.T) {
 	job := submit(t, c, 1)
 	kept := make(chan pgx.Tx, 1)
 	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
-		return metered.Cost{Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
+		return metered.Cost{Nothing: true, Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
 	})
 	awaitJob(t, pool, job, "completed")
 	_, err := (<-kept).Exec(t.Context(), "select 1")

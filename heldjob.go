@@ -27,11 +27,15 @@ type HoldRef struct {
 	ID     string `json:"id"`
 }
 
-// Cost is what a job came to.
+// Cost is what a job came to. One of Lines, All and Nothing is required: without, or with
+// several, the attempt fails with an *ArgumentError, and the job is tried again.
 type Cost struct {
-	// Lines are what was used, by scope. Empty means that nothing was used: nothing is
-	// charged and the hold is released. (In holds.Capture no Lines mean all that is held.)
+	// Lines are what was used, by scope, as in holds.Capture.
 	Lines []holds.Line
+	// All means that all that is held was used.
+	All bool
+	// Nothing means that nothing was used: nothing is charged and the hold is released.
+	Nothing bool
 	// Over says what becomes of a line beyond the estimate. With holds.OverRefused a job
 	// that costs more than its estimate fails, is tried again and costs as much again, to its
 	// last attempt. So hold an estimate that the cost cannot exceed, or say
@@ -45,6 +49,19 @@ type Cost struct {
 	// completes the job, which it cannot end. It may be called several times, and must
 	// have no effect outside the transaction. Defaults to none.
 	Write func(ctx context.Context, tx pgx.Tx) error
+}
+
+func (c Cost) check() error {
+	said := 0
+	for _, is := range []bool{len(c.Lines) > 0, c.All, c.Nothing} {
+		if is {
+			said++
+		}
+	}
+	if said != 1 {
+		return invalid("Cost", "says %d of Lines, All and Nothing, want one", said)
+	}
+	return nil
 }
 
 // HeldWork does the work of a job, outside any transaction, and says what it came to.
@@ -140,6 +157,9 @@ func (w *heldWorker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
 		return err
 	}
 	cost, err := w.work(ctx, job)
+	if err == nil {
+		err = cost.check()
+	}
 	if err != nil {
 		return err
 	}

@@ -164,10 +164,41 @@ func TestHeldWorker_NothingUsedIsReleased(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) { return metered.Cost{}, nil })
+	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) { return metered.Cost{Nothing: true}, nil })
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Released}, booksOf(t, pool, c, job))
 	require.Equal(t, "nothing was used", lastEvent(t, pool, c).Note.Reason)
+}
+
+func TestHeldWorker_AllOfTheEstimate(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	job := submit(t, c, 1)
+	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
+		return metered.Cost{All: true, Entity: "picture"}, nil
+	})
+	awaitJob(t, pool, job, "completed")
+	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 10}, booksOf(t, pool, c, job))
+}
+
+// An empty Cost is no answer: neither "nothing was used" nor "all of it".
+func TestHeldWorker_ACostMustSayWhatWasUsed(t *testing.T) {
+	t.Parallel()
+	lines := []holds.Line{room("gpu", 7, 100)}
+	for _, cost := range []metered.Cost{
+		{}, {Entity: "picture"}, {All: true, Nothing: true}, {Lines: lines, All: true}, {Lines: lines, Nothing: true}, {All: true, Over: holds.OverAllowed},
+	} {
+		pool, c := setUp(t, metered.Config{})
+		job := submit(t, c, 1)
+		cost.Write = func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
+			return err
+		}
+		workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) { return cost, nil })
+		awaitJob(t, pool, job, "discarded")
+		require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%+v", cost)
+		require.Contains(t, queryRow[string](t, pool, `select errors[1]->>'error' from river_job where id = $1`, job), "invalid argument")
+	}
 }
 
 func TestHeldWorker_OverTheEstimate(t *testing.T) {

@@ -60,12 +60,13 @@ func (w *heldWorker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[
 	case done.State != rivertype.JobStateCompleted:
 		return fmt.Errorf("%w: it is %s", errNotRunning, done.State)
 	}
-	if len(cost.Lines) == 0 {
+	if cost.Nothing {
 		return w.release(ctx, tx, job, "nothing was used")
 	}
 	ref := job.Args.HeldBy()
 	_, err = w.client.Holds.Capture(ctx, tx, holds.Capture{
-		Tenant: ref.Tenant, IDs: []string{ref.ID}, Lines: cost.Lines, Over: cost.Over, Entity: cost.Entity, Note: note(job.JobRow, ref.Tenant, ""),
+		Tenant: ref.Tenant, IDs: []string{ref.ID}, All: cost.All, Lines: cost.Lines, Over: cost.Over,
+		Entity: cost.Entity, Note: note(job.JobRow, ref.Tenant, ""),
 	})
 	return ofHold(err)
 }

@@ -15,7 +15,7 @@ import (
 )
 
 func room(scope string, amount, limit int64) holds.Line {
-	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: limit}}}
+	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(limit)}}
 }
 
 // placing is a command that places one hold.
@@ -31,7 +31,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	r := holds.Request{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
-	cmd := metered.Command{ID: "op1", Namespace: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{{Max: 1}}}}}
+	cmd := metered.Command{ID: "op1", Namespace: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 	out, err := metered.Do(ctx, c, cmd, placing(r))
 	require.NoError(t, err)
 	require.Equal(t, "h1", out.Result)
@@ -76,7 +76,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	third := r
 	third.ID, third.Lines = "h4", []holds.Line{room("seat 2", 1, 1)}
 	out4, err := metered.Do(ctx, c, metered.Command{ID: "op5"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-		if err := tx.Capture(holds.Capture{IDs: []string{"h1"}, Entity: "ticket/1"}); err != nil {
+		if err := tx.Capture(holds.Capture{IDs: []string{"h1"}, All: true, Entity: "ticket/1"}); err != nil {
 			return nil, err
 		}
 		if err := tx.Release(holds.Release{IDs: []string{"h2"}}); err != nil {
@@ -91,7 +91,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 
 	// A refusal of the second takes the first back.
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op6"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-		if err := tx.Capture(holds.Capture{IDs: []string{"h4"}}); err != nil {
+		if err := tx.Capture(holds.Capture{IDs: []string{"h4"}, All: true}); err != nil {
 			return nil, err
 		}
 		return nil, tx.Release(holds.Release{IDs: []string{"h1"}})
@@ -177,8 +177,8 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 	out, err := metered.Do(ctx, c, metered.Command{ID: "op2"}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, errors.Join(
 			tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute}),
-			tx.Capture(holds.Capture{IDs: []string{"h1"}}),
-			tx.Refund(holds.Refund{IDs: []string{"h1"}}))
+			tx.Capture(holds.Capture{IDs: []string{"h1"}, All: true}),
+			tx.Refund(holds.Refund{IDs: []string{"h1"}, All: true}))
 	})
 	require.NoError(t, err)
 	require.Len(t, out.Holds, 3)
@@ -214,11 +214,11 @@ func TestOnDenial_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	require.ErrorIs(t, do("op2", func(tx *metered.Tx) error {
 		return tx.Extend(holds.Extend{IDs: []string{"h"}, By: holds.DefaultMaxLifetime})
 	}), holds.ErrCeiling)
-	require.NoError(t, do("op3", func(tx *metered.Tx) error { return tx.Capture(holds.Capture{IDs: []string{"h"}}) }))
+	require.NoError(t, do("op3", func(tx *metered.Tx) error { return tx.Capture(holds.Capture{IDs: []string{"h"}, All: true}) }))
 	require.NoError(t, do("op4", func(tx *metered.Tx) error {
 		return tx.RefundCharge(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
 	}))
-	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error { return tx.Refund(holds.Refund{IDs: []string{"h"}}) }), holds.ErrNotReturnable)
+	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error { return tx.Refund(holds.Refund{IDs: []string{"h"}, All: true}) }), holds.ErrNotReturnable)
 	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error {
 		return tx.RefundCharge(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
 	}), budget.ErrRefundExceeds)
@@ -234,7 +234,7 @@ func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	fn := func(_ context.Context, tx *metered.Tx) (any, error) {
-		return nil, errors.Join(tx.Release(holds.Release{IDs: []string{"a"}}), tx.Capture(holds.Capture{IDs: []string{"b"}}))
+		return nil, errors.Join(tx.Release(holds.Release{IDs: []string{"a"}}), tx.Capture(holds.Capture{IDs: []string{"b"}, All: true}))
 	}
 	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, fn)
 	require.ErrorIs(t, err, holds.ErrUnknown)

@@ -66,9 +66,9 @@ func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
 				case errors.As(err, &answer):
 					require.NotContains(t, []string{"XX000", "XX001", "57P01", "57014", "42601"}, answer.Code, "%s\n%v", sql, err)
 					refused[answer.Code]++
-				if os.Getenv("HOSTILE_SHOW") == answer.Code {
-					t.Logf("%v\n%s", err, sql)
-				}
+					if os.Getenv("HOSTILE_SHOW") == answer.Code {
+						t.Logf("%v\n%s", err, sql)
+					}
 				default:
 					require.NoError(t, err, sql)
 				}

@@ -66,7 +66,7 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 		{metered.Command{ID: "a", Charges: []budget.Charge{charge("", 1, 0)}}, "charges[0].Scope", budget.ErrArgument},
 		{metered.Command{ID: "a", Charges: []budget.Charge{charge("s", 1, 0), charge("s", 0, 0)}}, "charges[1].Amount", budget.ErrArgument},
 		{metered.Command{ID: "a", Charges: many}, "charges", budget.ErrArgument},
-		{metered.Command{ID: "a", Sticky: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{{Max: -1}}}}}, "charges[0].Limits[0].Max", budget.ErrArgument},
+		{metered.Command{ID: "a", Sticky: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(-1)}}}}, "charges[0].Limits[0].Max", budget.ErrArgument},
 		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Subject: "s", Presented: "x"}}, "", tokens.ErrInvalid},
 		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Subject: "s", Presented: good + "x"}}, "", tokens.ErrInvalid},
 		{metered.Command{ID: "a", Token: &metered.Redeem{Subject: "s", Presented: good}}, "purpose", tokens.ErrArgument},

@@ -126,7 +126,7 @@ func TestSchemas_SideBySideAreIndependent(t *testing.T) {
 	pool := pgtest.Open(t)
 	ctx := t.Context()
 	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "other"}))
-	cmd := metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{{Max: 1}}}}}
+	cmd := metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 	for _, schema := range []string{"metered", "other"} {
 		c, err := metered.New(pool, metered.Config{Schema: schema})
 		require.NoError(t, err)

@@ -17,12 +17,13 @@ import (
 
 // Operation is the record of a command that committed.
 type Operation struct {
-	Namespace, ID string
-	Result        json.RawMessage
-	Receipt       budget.Receipt // without standings
-	Holds         []holds.Hold   // as they were when it was completed
-	At            time.Time      // when it was completed, by the database's clock
-	IssuedAt      time.Time      // zero if the id carried no time
+	Namespace string          `json:"namespace,omitempty"`
+	ID        string          `json:"id"`
+	Result    json.RawMessage `json:"result"`
+	Receipt   budget.Receipt  `json:"receipt"`            // without standings
+	Holds     []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed
+	At        time.Time       `json:"at"`                 // when it was completed, by the database's clock
+	IssuedAt  time.Time       `json:"issued_at,omitzero"` // zero if the id carried no time
 }
 
 const lookupSQL = `

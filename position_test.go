@@ -237,7 +237,7 @@ func (r *replication) everyRead(ctx context.Context, conn *pgx.Conn) error {
 	require.NoError(r, err)
 	require.EqualValues(r, 2, usage[0].Held)
 	require.EqualValues(r, 2, usage[1].Used)
-	_, err = client.Budget.Check(ctx, conn, budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{{Max: 2}}})
+	_, err = client.Budget.Check(ctx, conn, budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(2)}})
 	require.ErrorIs(r, err, budget.ErrExceeded)
 	entries := 0
 	for _, err := range client.Budget.Entries(ctx, conn, "room", budget.EntriesOptions{}) {

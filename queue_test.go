@@ -98,7 +98,9 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 			_, err := tx.Place(ctx, holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}, nil)
 			return err
 		},
-		"capture": func(_ context.Context, tx *metered.Tx) error { return tx.Capture(holds.Capture{IDs: []string{"h"}}) },
+		"capture": func(_ context.Context, tx *metered.Tx) error {
+			return tx.Capture(holds.Capture{IDs: []string{"h"}, All: true})
+		},
 		"extend": func(_ context.Context, tx *metered.Tx) error {
 			return tx.Extend(holds.Extend{IDs: []string{"h"}, By: time.Second})
 		},

@@ -22,14 +22,14 @@ func TestDo_FailsWithARefundOfAHoldThatIsRefused(t *testing.T) {
 	_, err := metered.Do(ctx, c, metered.Command{ID: "op1"}, placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}}); err != nil {
+		if _, err := c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}, All: true}); err != nil {
 			return err
 		}
 		_, err := c.Budget.Refund(ctx, tx, budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
 		return err
 	}))
 	refund := func(_ context.Context, tx *metered.Tx) (any, error) {
-		return nil, tx.Refund(holds.Refund{IDs: []string{"h1"}})
+		return nil, tx.Refund(holds.Refund{IDs: []string{"h1"}, All: true})
 	}
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op2"}, refund)
 	require.ErrorIs(t, err, holds.ErrNotReturnable)

@@ -107,8 +107,8 @@ func TestDo_ReplayHasTheHoldsOfEveryCall(t *testing.T) {
 		_, err := tx.Place(ctx, other, nil)
 		return nil, errors.Join(err,
 			tx.Extend(holds.Extend{IDs: []string{"h"}, By: time.Second}),
-			tx.Capture(holds.Capture{IDs: []string{"h"}}),
-			tx.Refund(holds.Refund{IDs: []string{"h"}}),
+			tx.Capture(holds.Capture{IDs: []string{"h"}, All: true}),
+			tx.Refund(holds.Refund{IDs: []string{"h"}, All: true}),
 			tx.Release(holds.Release{IDs: []string{"other"}}))
 	}} {
 		cmd := metered.Command{ID: fmt.Sprint(i)}
@@ -199,7 +199,7 @@ func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
 
 	for what, change := range map[string]func(*metered.Command){
 		"nothing":     func(*metered.Command) {},
-		"limits":      func(cmd *metered.Command) { cmd.Charges[0].Limits = []budget.Limit{{Max: 1}} },
+		"limits":      func(cmd *metered.Command) { cmd.Charges[0].Limits = []budget.Limit{budget.Lifetime(1)} },
 		"no limits":   func(cmd *metered.Command) { cmd.Charges[0].Limits = nil },
 		"note":        func(cmd *metered.Command) { cmd.Charges[0].Note = budget.Note{Reason: "because"} },
 		"isolation":   func(cmd *metered.Command) { cmd.Isolation = pgx.Serializable },

@@ -1,18 +1,12 @@
 package metered
 
 import (
-	"context"
-	"errors"
-	"io"
-	"net"
-
-	"github.com/jackc/pgx/v5/pgconn"
-
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Retryable reports whether the same call may succeed later though nothing else is
-// changed: over HTTP a 503 with Retry-After, and for a worker a reason to try again. It
+// changed: over HTTP a 503 with Retry-After (httplimit.Write), and for a worker a reason to try again. It
 // is for the errors of this package and of budget, holds, tokens and jobs, and for those
 // of pgx in a transaction of the caller's own.
 //
@@ -31,43 +25,7 @@ import (
 // io.ErrUnexpectedEOF as it is: it would be taken for one of the database's connection.
 //
 // pgconn.SafeToRetry answers another question: whether anything was sent.
-func Retryable(err error) bool {
-	switch {
-	case errors.Is(err, ErrIndefinite):
-		return true
-	case err == nil, refused(err), errors.Is(err, context.Canceled):
-		return false
-	case errors.Is(err, ErrBusy), errors.Is(err, ErrStale), errors.Is(err, context.DeadlineExceeded): // ErrTimeout is that, too
-		return true
-	}
-	var answer *pgconn.PgError
-	if errors.As(err, &answer) { // also below a *pgconn.ConnectError: a wrong password stays wrong
-		return passing(answer)
-	}
-	var connect *pgconn.ConnectError
-	var network *net.OpError
-	var lost *lostError
-	return errors.As(err, &connect) || errors.As(err, &network) || errors.As(err, &lost) ||
-		errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.ErrUnexpectedEOF)
-}
-
-// passing reports whether what the server says is for the moment.
-func passing(answer *pgconn.PgError) bool {
-	switch answer.Code {
-	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected, sqlstate.LockNotAvailable, sqlstate.QueryCanceled,
-		sqlstate.IdleInTransaction, sqlstate.TransactionTimeout, sqlstate.AdminShutdown, sqlstate.CrashShutdown,
-		sqlstate.CannotConnectNow, sqlstate.IdleSession:
-		return true
-	case sqlstate.ProtocolViolation: // PgBouncer says so of a server that it lost; as an ERROR it is the program's
-		return answer.SeverityUnlocalized == "FATAL"
-	}
-	return sqlstate.Class(answer.Code) == sqlstate.ConnectionException || sqlstate.Class(answer.Code) == sqlstate.InsufficientResources
-}
-
-// lostError is that of a command whose connection was lost before COMMIT was sent.
-type lostError struct{ error }
-
-func (e *lostError) Unwrap() error { return e.error }
+func Retryable(err error) bool { return fault.Retryable(err) }
 
 // collided reports whether the whole transaction may succeed if it runs again at once.
 func collided(err error) bool {

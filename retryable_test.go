@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/tokens"
 )
 
 // Errors as they come, of a server that is used in all these ways.
@@ -159,6 +160,18 @@ func TestRetryable_ALostConnection(t *testing.T) {
 		require.ErrorIs(t, err, test.err, what)
 		require.True(t, metered.Retryable(err), "%s: %v", what, err)
 	}
+}
+
+// A refusal is final, whatever else went wrong beside it.
+func TestRetryable_NoRefusalIs(t *testing.T) {
+	t.Parallel()
+	for _, refusal := range []error{
+		budget.ErrExceeded, budget.ErrRefundExceeds, tokens.ErrInvalid,
+		holds.ErrTaken, holds.ErrState, holds.ErrUnknown, holds.ErrExcess, holds.ErrCeiling, holds.ErrNotReturnable,
+	} {
+		require.False(t, metered.Retryable(errors.Join(refusal, context.DeadlineExceeded)), refusal)
+	}
+	require.True(t, metered.Retryable(errors.Join(metered.ErrConflict, context.DeadlineExceeded)))
 }
 
 // Those that are not to be had on demand.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
@@ -157,13 +158,41 @@ func TestGrantSQL_IsNamedWhereItIsMissing(t *testing.T) {
 			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "s", Amount: 1})
 			return err
 		},
-		"hold":  func(tx pgx.Tx) error { _, err := c.Holds.Get(ctx, tx, "", "h", ""); return err },
-		"token": func(tx pgx.Tx) error { _, err := c.Tokens.RevokeSubject(ctx, tx, "p", "s"); return err },
-		"job":   func(tx pgx.Tx) error { _, err := c.Jobs.Find(ctx, tx, "default", "k"); return err },
+		"entries": func(tx pgx.Tx) error {
+			for _, err := range c.Budget.Entries(ctx, tx, "s", budget.EntriesOptions{}) {
+				return err
+			}
+			return nil
+		},
+		"hold": func(tx pgx.Tx) error { _, err := c.Holds.Get(ctx, tx, "", "h", ""); return err },
+		"place": func(tx pgx.Tx) error {
+			_, err := c.Holds.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute})
+			return err
+		},
+		"sweep": func(pgx.Tx) error { _, err := c.Holds.Sweep(ctx, app, holds.SweepOptions{}); return err },
+		"purge": func(pgx.Tx) error {
+			_, err := c.PurgeOperations(ctx, app, metered.PurgeOptions{OlderThan: time.Hour})
+			return err
+		},
+		"purge ledger": func(pgx.Tx) error {
+			_, err := c.Budget.Purge(ctx, app, budget.PurgeOptions{OlderThan: time.Hour})
+			return err
+		},
+		"purge holds": func(pgx.Tx) error {
+			_, err := c.Holds.Purge(ctx, app, holds.PurgeOptions{OlderThan: time.Hour})
+			return err
+		},
+		"purge tokens": func(pgx.Tx) error { _, err := c.Tokens.Purge(ctx, app, tokens.PurgeOptions{}); return err },
+		"token":        func(tx pgx.Tx) error { _, err := c.Tokens.RevokeSubject(ctx, tx, "p", "s"); return err },
+		"job":          func(tx pgx.Tx) error { _, err := c.Jobs.Find(ctx, tx, "default", "k"); return err },
 	} {
 		err := pgx.BeginFunc(ctx, app, call)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), what)
 		require.ErrorContains(t, err, "metered.GrantSQL", what)
+		require.Equal(t, "not_granted", metered.Code(err), what)
+		for _, same := range []error{metered.ErrNotGranted, budget.ErrNotGranted, holds.ErrNotGranted, tokens.ErrNotGranted, jobs.ErrNotGranted} {
+			require.ErrorIs(t, err, same, what)
+		}
 		require.False(t, metered.Retryable(err), what)
 	}
 }

@@ -89,7 +89,7 @@ func placeAndCapture(k *kit) contender {
 			return err
 		}
 		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := k.client.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+			_, err := k.client.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
 			return err
 		})
 	}}
@@ -139,7 +139,7 @@ func (k *kit) askOn(ctx context.Context, scope string) error {
 	if err != nil {
 		return err
 	}
-	none := budget.Limit{Max: 1}
+	none := budget.Lifetime(1)
 	_, err = k.place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{none}}}, TTL: time.Hour})
 	var exceeded *budget.ExceededError
 	if !errors.As(err, &exceeded) {

@@ -18,7 +18,7 @@ import (
 func seat(event string, n int, user string) holds.Claim {
 	return holds.Claim{
 		Key: holds.Key{Type: "seat", Value: fmt.Sprintf("%s/%d", event, n)}, Holder: user, TTL: 5 * time.Minute,
-		Lines:   []holds.Line{{Scope: fmt.Sprintf("block/%s/%d", event, n/100), Amount: 1, Limits: []budget.Limit{{Max: 100}}}},
+		Lines:   []holds.Line{{Scope: fmt.Sprintf("block/%s/%d", event, n/100), Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}}},
 		Charges: []budget.Charge{{Scope: "user/" + user, Amount: 1, Limits: []budget.Limit{{Max: 10, Window: 5 * time.Minute}}}},
 	}
 }
@@ -36,7 +36,7 @@ func (k *kit) holdSeat(ctx context.Context, c holds.Claim) (holds.Hold, error) {
 
 func (k *kit) buySeat(ctx context.Context, h holds.Hold) error {
 	_, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID()}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-		return nil, tx.Capture(holds.Capture{IDs: []string{h.ID}, Holder: h.Holder, Entity: "ticket"})
+		return nil, tx.Capture(holds.Capture{IDs: []string{h.ID}, All: true, Holder: h.Holder, Entity: "ticket"})
 	})
 	return err
 }

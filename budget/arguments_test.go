@@ -80,7 +80,7 @@ func TestCharge_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 	}
 	distinct := func(from int) (limits []budget.Limit) {
 		for i := range 9 {
-			limits = append(limits, budget.Limit{Max: int64(from + i)})
+			limits = append(limits, budget.Lifetime(int64(from+i)))
 		}
 		return limits
 	}
@@ -98,9 +98,11 @@ func TestCharge_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = budget.MaxAmount })}, // 1 more together
 		{"charges[1].Limits", limited(make([]budget.Limit, budget.MaxLimits+1)...)},
 		{"charges[1].Limits", []budget.Charge{{Scope: "a", Amount: 1, Limits: distinct(0)}, {Scope: "a", Amount: 1, Limits: distinct(100)}}},
-		{"charges[1].Limits[1].Max", limited(budget.Limit{}, budget.Limit{Max: -1})},
-		{"charges[1].Limits[0].Max", limited(budget.Limit{Max: budget.MaxLimit + 1})},
+		{"charges[1].Limits[1].Max", limited(budget.Prepaid(), budget.Lifetime(-1))},
+		{"charges[1].Limits[0].Max", limited(budget.Lifetime(budget.MaxLimit + 1))},
+		{"charges[1].Limits[0].Window", limited(budget.Limit{Max: 2})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: -time.Second})},
+		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: budget.OfCredit - 1})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: budget.MaxWindow + time.Microsecond})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: time.Microsecond + 1})},
 		{"charges[1].Note", with(func(c *budget.Charge) { c.Note.Actor = "somebody else" })},
@@ -164,7 +166,7 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	requireArgument(t, usage(), "queries")
 	requireArgument(t, usage(make([]budget.Query, budget.MaxQueries+1)...), "queries")
 	requireArgument(t, usage(budget.Query{Scope: "a"}, budget.Query{}), "queries[1].Scope")
-	requireArgument(t, usage(budget.Query{Scope: "a", Window: -1}), "queries[0].Window")
+	requireArgument(t, usage(budget.Query{Scope: "a", Window: budget.OfCredit - 1}), "queries[0].Window")
 	requireArgument(t, usage(budget.Query{Scope: "a", Window: 1}), "queries[0].Window")
 	requireArgument(t, entries("", budget.EntriesOptions{}), "scope")
 	requireArgument(t, entries("a", budget.EntriesOptions{After: -1}), "EntriesOptions.After")

@@ -39,7 +39,7 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
-	limits := []budget.Limit{{Max: budget.MaxLimit}, {Max: budget.MaxLimit, Window: budget.MaxWindow}}
+	limits := []budget.Limit{budget.Lifetime(budget.MaxLimit), budget.PerWindow(budget.MaxLimit, budget.MaxWindow)}
 	mustCharge(t, pool, l, "a", budget.MaxAmount, limits...)
 	posted := mustCharge(t, pool, l, "a", budget.MaxAmount, limits...)
 	for _, s := range posted.Standings {
@@ -58,7 +58,7 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 		values ('full', 1, 'c', 1, $1, $2, 0, 0, 100, 0, $1::timestamptz + interval '1 hour')`, start, int64(math.MaxInt64-50))
 	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 0, 100, 100, $1, 'full')`, start.Add(time.Hour))
 	var full *budget.ExceededError
-	for _, limit := range append(limits, budget.Limit{}, budget.Limit{Window: time.Hour}) {
+	for _, limit := range append(limits, budget.Prepaid(), budget.PerWindow(0, time.Hour)) {
 		_, err := charge(ctx, pool, l, "full", budget.MaxAmount, limit)
 		require.ErrorAs(t, err, &full)
 		require.Zero(t, full.Refusals[0].Available)
@@ -68,7 +68,7 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 	for i := range budget.MaxScopes {
 		c := budget.Charge{Scope: fmt.Sprintf("scope %d", i), Amount: 1}
 		for j := range budget.MaxLimits {
-			c.Limits = append(c.Limits, budget.Limit{Max: 1, Window: time.Duration(j) * time.Hour})
+			c.Limits = append(c.Limits, budget.PerWindow(1, time.Duration(j+1)*time.Hour))
 		}
 		charges = append(charges, c)
 	}

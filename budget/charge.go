@@ -23,20 +23,6 @@ const (
 	MaxLimits = 16
 )
 
-// Limit is so many units per window.
-type Limit struct {
-	// Max is the number of units, from 0 to MaxLimit.
-	Max int64
-
-	// Window is how far back charges count, in whole microseconds up to MaxWindow.
-	// A charge counts while it is younger than this. 0 means the scope's lifetime,
-	// where credits count too. For a month of the calendar see ScopeKey.
-	Window time.Duration
-
-	// Name is yours, to tell limits apart in a Refusal or a Standing. Defaults to "".
-	Name string
-}
-
 // Charge is an amount to take from a scope, and the limits it must stay within.
 type Charge struct {
 	// Scope is what is charged, 1 to MaxScopeBytes bytes of UTF-8.

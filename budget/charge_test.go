@@ -18,7 +18,7 @@ func TestCharge_DenialNamesEveryLimitAndLeavesTheTransactionUsable(t *testing.T)
 	pool, l, clock := open(t)
 
 	hourly := budget.Limit{Max: 100, Window: time.Hour, Name: "hourly"}
-	total := budget.Limit{Max: 150, Name: "total"}
+	total := budget.Lifetime(150).Named("total")
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		r, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 60, Limits: []budget.Limit{hourly, total}})
 		require.NoError(t, err)
@@ -64,7 +64,7 @@ func TestCharge_SeveralScopesAreChargedTogetherOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
-	free, tight := budget.Limit{Max: 100, Name: "free"}, budget.Limit{Max: 3, Window: time.Hour, Name: "tight"}
+	free, tight := budget.Lifetime(100).Named("free"), budget.Limit{Max: 3, Window: time.Hour, Name: "tight"}
 	charges := []budget.Charge{
 		{Scope: "b", Amount: 2, Limits: []budget.Limit{free}},
 		{Scope: "a", Amount: 1},
@@ -97,7 +97,7 @@ func TestCharge_RepeatedScopesAreJudgedAndRecordedAsOne(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
-	first, second := budget.Limit{Max: 9, Name: "first"}, budget.Limit{Max: 10, Name: "second"}
+	first, second := budget.Lifetime(9).Named("first"), budget.Lifetime(10).Named("second")
 	charges := []budget.Charge{
 		{Scope: "a", Amount: 3, Limits: []budget.Limit{first}},
 		{Scope: "b", Amount: 1},
@@ -139,7 +139,7 @@ func TestCharge_LimitBelowUsageRefusesAndChangesNothing(t *testing.T) {
 func TestCharge_RetryAfterIsNeverForWhatDoesNotFitTheLimit(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
-	for _, limit := range []budget.Limit{{Max: 4, Window: time.Hour}, {Max: 0, Window: time.Hour}, {Max: 4}, {Max: 0}} {
+	for _, limit := range []budget.Limit{budget.PerWindow(4, time.Hour), budget.PerWindow(0, time.Hour), budget.Lifetime(4), budget.Prepaid()} {
 		_, err := charge(t.Context(), pool, l, "a", 5, limit)
 		var exceeded *budget.ExceededError
 		require.ErrorAs(t, err, &exceeded)
@@ -157,7 +157,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	execute(t, pool, `update metered.ledger set held = 5, next_due = $1, hold = 'h', namespace = 'n', operation = 'o'`, start.Add(time.Minute))
 	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 0, 5, 5, $1, 'a')`, start.Add(time.Minute))
 	clock.Advance(time.Second)
-	hourly, brief, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10, Window: 10 * time.Second}, budget.Limit{Max: 10}
+	hourly, brief, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10, Window: 10 * time.Second}, budget.Lifetime(10)
 	due := time.Minute - time.Second
 
 	looked, err := l.Check(ctx, pool, budget.Charge{Scope: "a", Amount: 3, Limits: []budget.Limit{hourly, total}})
@@ -205,7 +205,7 @@ func TestCharge_RaisedDenialIsTheSameError(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
-	call, err := l.Prepare(budget.Charge{Scope: "a", Amount: 5, Limits: []budget.Limit{{Max: 4, Name: "four"}}})
+	call, err := l.Prepare(budget.Charge{Scope: "a", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("four")}})
 	require.NoError(t, err)
 	_, returned := call.Scan(pool.QueryRow(ctx, call.SQL(), call.Args()...))
 	_, err = pool.Exec(ctx, `select metered.write_charges($1::metered.new_charge[], $2::interval, $3::int, null, 'raise', null)`, call.Args()...)
@@ -246,8 +246,12 @@ func TestRefusal_SaysWhatHelps(t *testing.T) {
 	const begin = `scope "a": requested 5, available 2, `
 	require.Equal(t, begin+"limit 9 per 1h0m0s, retry after 5m0s", refusal(budget.Limit{Max: 9, Window: time.Hour}, 5*time.Minute))
 	require.Equal(t, begin+"limit 4 per 1h0m0s, never fits", refusal(budget.Limit{Max: 4, Window: time.Hour}, budget.Never))
-	require.Equal(t, begin+"which is the credit left, more has to be credited", refusal(budget.Limit{}, budget.Never))
-	require.Equal(t, begin+"which is the credit left, retry after 5m0s", refusal(budget.Limit{}, 5*time.Minute))
-	require.Equal(t, begin+"limit 9 for the lifetime, waiting makes no room", refusal(budget.Limit{Max: 9}, budget.Never))
-	require.Equal(t, begin+"limit 9 for the lifetime, retry after 5m0s", refusal(budget.Limit{Max: 9}, 5*time.Minute))
+	require.Equal(t, begin+"which is the credit left, more has to be credited", refusal(budget.Prepaid(), budget.Never))
+	require.Equal(t, begin+"which is the credit left, retry after 5m0s", refusal(budget.Prepaid(), 5*time.Minute))
+	require.Equal(t, begin+"limit 9 for the lifetime, waiting makes no room", refusal(budget.Lifetime(9), budget.Never))
+	require.Equal(t, begin+"limit 9 for the lifetime, retry after 5m0s", refusal(budget.Lifetime(9), 5*time.Minute))
+
+	const named = `scope "a", limit "the \"day\"": requested 5, available 2, `
+	require.Equal(t, named+"limit 4 per 24h0m0s, never fits", refusal(budget.PerWindow(4, 24*time.Hour).Named(`the "day"`), budget.Never))
+	require.Equal(t, named+"which is the credit left, more has to be credited", refusal(budget.Prepaid().Named(`the "day"`), budget.Never))
 }

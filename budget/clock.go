@@ -10,12 +10,12 @@ import (
 // ClockRepair says what RepairClock did.
 type ClockRepair struct {
 	// Repaired is false if the scope was not ahead of the clock; nothing was done.
-	Repaired bool
+	Repaired bool `json:"repaired"`
 	// Seq and At are those of the repair's entry.
-	Seq int64
-	At  time.Time
+	Seq int64     `json:"seq"`
+	At  time.Time `json:"at"`
 	// Ahead is how far the scope's last entry was ahead of the clock.
-	Ahead time.Duration
+	Ahead time.Duration `json:"-"`
 }
 
 const repairSQL = `

@@ -35,7 +35,7 @@ func TestClock_AheadBeyondTheToleranceFailsForWindowsOnly(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
-	hourly, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10}
+	hourly, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Lifetime(10)
 	mustCharge(t, pool, l, "a", 1, hourly)
 	clock.Advance(-time.Minute - time.Microsecond)
 

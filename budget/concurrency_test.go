@@ -78,7 +78,7 @@ func race(t *testing.T, pool *pgxpool.Pool, isolation func(n int) pgx.TxIsoLevel
 				if scope == "mixed" && n < attempts/2 {
 					amount = []int64{7, 5, 3, 2, 1}[(n+worker)%5]
 				}
-				c := budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: limit, Window: time.Hour}, {Max: limit}}}
+				c := budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.PerWindow(limit, time.Hour), budget.Lifetime(limit)}}
 				err := retry.run(ctx, isolation(worker+n), func(tx pgx.Tx) error {
 					// Something before it, so that the snapshot is older than the charge.
 					if _, err := tx.Exec(ctx, "select 1"); err != nil {
@@ -134,7 +134,7 @@ func TestCharge_CollisionIsASerializationFailure(t *testing.T) {
 	withoutLocks(t, pool)
 	l := newLedger(t, budget.Config{})
 	one := func(scope string) budget.Charge {
-		return budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 3}}}
+		return budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(3)}}
 	}
 	for _, iso := range isolations {
 		for _, before := range []int{0, 1, 2} {

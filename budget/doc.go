@@ -20,7 +20,7 @@
 //   - A refund counts at the time of the charge it refunds, so that a charge and
 //     its refund leave a window together.
 //   - A credit (a top-up, prepaid money) counts for lifetime limits only. Prepaid
-//     credit is a lifetime limit of 0: nothing can be spent that was not credited.
+//     credit is a lifetime limit of 0 (Prepaid): nothing can be spent that was not credited.
 //   - For a quota of a calendar month (or day, …) make the month a part of the scope, with a
 //     lifetime limit (see ScopeKey): windows slide, and do not begin anew on the 1st.
 //   - Held units (reservations) count everywhere until they are captured or freed.
@@ -36,7 +36,7 @@
 //	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 //		// … your own writes …
 //		_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5,
-//			Limits: []budget.Limit{{Max: 1000, Window: time.Hour}}})
+//			Limits: []budget.Limit{budget.PerWindow(1000, time.Hour)}})
 //		return err
 //	})
 //

@@ -37,27 +37,31 @@ var kinds = map[string]Kind{
 
 // Entry is one entry of a scope's chain, with the scope's sums after it.
 type Entry struct {
-	Scope  string
-	Seq    int64 // 1, 2, 3, … per scope
-	Kind   Kind
-	Amount int64     // 0 for a clock repair
-	At     time.Time // by the database's clock; never decreases along Seq within an Epoch
-	Epoch  int       // clock repairs so far
+	Scope  string    `json:"scope"`
+	Seq    int64     `json:"seq"` // 1, 2, 3, … per scope
+	Kind   Kind      `json:"kind"`
+	Amount int64     `json:"amount"` // 0 for a clock repair
+	At     time.Time `json:"at"`     // by the database's clock; never decreases along Seq within an Epoch
+	Epoch  int       `json:"epoch"`  // clock repairs so far
 
-	Spent, Refunded, Credited, Held int64
+	Spent    int64 `json:"spent"`
+	Refunded int64 `json:"refunded"`
+	Credited int64 `json:"credited"`
+	Held     int64 `json:"held"`
 
 	// HoldDue is a time before which no open hold of the scope falls due. Zero without
 	// one.
-	HoldDue time.Time
+	HoldDue time.Time `json:"hold_due,omitzero"`
 	// Ref is the number of the charge that a refund refunds, otherwise 0.
-	Ref int64
+	Ref int64 `json:"ref,omitempty"`
 	// Hold is the id of the hold that the entry is about, "" if it is about none or
 	// several.
-	Hold string
+	Hold string `json:"hold,omitempty"`
 	// Namespace and Operation name the command that made the entry, if one did. Both are
 	// "" for sticky charges, which a command makes in a transaction of their own.
-	Namespace, Operation string
-	Note                 Note
+	Namespace string `json:"namespace,omitempty"`
+	Operation string `json:"operation,omitempty"`
+	Note      Note   `json:"note,omitzero"`
 }
 
 // EntriesOptions selects entries. The zero value selects all, oldest first.

@@ -47,6 +47,9 @@ var (
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
 	ErrNotMigrated error = fault.New("not_migrated", "budget: the schema is missing or incomplete: call metered.Migrate")
+
+	// ErrNotGranted: the role has not been given what the call needs.
+	ErrNotGranted error = fault.New("not_granted", "budget: "+sqlstate.GrantHint)
 )
 
 // Answers to a refund. They leave the transaction usable, and nothing written.
@@ -83,40 +86,40 @@ const Never = time.Duration(math.MaxInt64)
 
 // Refusal is one limit that refused one charge.
 type Refusal struct {
-	Scope string
-	Limit Limit
+	Scope string `json:"scope"`
+	Limit Limit  `json:"limit"`
 
 	// Used is what counts against the limit, holds aside: charges in the window
 	// less their refunds; for a lifetime, less credits too, and so negative while
 	// there is credit.
-	Used int64
+	Used int64 `json:"used"`
 	// Held is what the open holds of others keep of the scope.
-	Held int64
+	Held int64 `json:"held"`
 	// OwnHeld is what this very transaction holds of it, by a hold that it has placed, or is
 	// about to capture. It goes if the transaction is rolled back, so RetryAfter does not wait
 	// for its end.
-	OwnHeld int64
+	OwnHeld int64 `json:"own_held,omitempty"`
 	// Requested is the amount of the charge: of all charges of the call on this
 	// scope together.
-	Requested int64
+	Requested int64 `json:"requested"`
 	// Available is the largest amount that this limit would have admitted, >= 0.
-	Available int64
+	Available int64 `json:"available"`
 
 	// RetryAfter is how long until Requested would fit under this limit if nothing
 	// else happens, counted from the refusal, to the microsecond. Never if Requested
 	// exceeds the limit, or if the limit is for a lifetime and no end of a hold can make
 	// room. If open holds stand in the way it is the earliest that this can be: when the first
 	// of them may fall due, and what else was spent has left the window.
-	RetryAfter time.Duration
+	RetryAfter time.Duration `json:"-"`
 	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0.
-	HoldDue time.Duration
+	HoldDue time.Duration `json:"-"`
 }
 
 func (r Refusal) String() string {
 	of, help := fmt.Sprintf("limit %d per %v", r.Limit.Max, r.Limit.Window), "never fits"
 	switch {
 	case r.Limit.Window > 0:
-	case r.Limit.Max == 0: // prepaid, where a limit of 0 is as it should be
+	case r.Limit.Window == OfCredit:
 		of, help = "which is the credit left", "more has to be credited"
 	default: // credit and refunds count here, time does not
 		of, help = fmt.Sprintf("limit %d for the lifetime", r.Limit.Max), "waiting makes no room"
@@ -124,13 +127,19 @@ func (r Refusal) String() string {
 	if r.RetryAfter != Never {
 		help = "retry after " + r.RetryAfter.String()
 	}
-	return fmt.Sprintf("scope %q: requested %d, available %d, %s, %s", r.Scope, r.Requested, r.Available, of, help)
+	where := fmt.Sprintf("scope %q", r.Scope)
+	if r.Limit.Name != "" {
+		where += fmt.Sprintf(", limit %q", r.Limit.Name)
+	}
+	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
 // ExceededError is a denial: every limit that refused, in the order given. The
 // call wrote nothing and its transaction is usable. Its text names scopes, amounts
 // and limits: what of that a client may see is yours to decide.
-type ExceededError struct{ Refusals []Refusal }
+type ExceededError struct {
+	Refusals []Refusal `json:"refusals"`
+}
 
 func (e *ExceededError) Error() string {
 	var b strings.Builder
@@ -205,7 +214,7 @@ func failed(doing string, err error) error {
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		kind = ErrNotMigrated
 	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("budget: %s: %s: %w", doing, sqlstate.GrantHint, err)
+		kind = ErrNotGranted
 	default:
 		return fmt.Errorf("budget: %s: %w", doing, err)
 	}

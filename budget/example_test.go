@@ -19,8 +19,8 @@ func ExampleLedger_Charge() {
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 	limits := []budget.Limit{
-		{Name: "hourly", Max: 1_000, Window: time.Hour},
-		{Name: "daily", Max: 5_000, Window: 24 * time.Hour},
+		budget.PerWindow(1_000, time.Hour).Named("hourly"),
+		budget.PerWindow(5_000, 24*time.Hour).Named("daily"),
 	}
 
 	for _, size := range []int64{700, 400} {
@@ -56,7 +56,7 @@ func ExampleLedger_Credit() {
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
-	prepaid := []budget.Limit{{Name: "prepaid", Max: 0}}
+	prepaid := []budget.Limit{budget.Prepaid().Named("prepaid")}
 	spend := func(cents int64) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "wallet/ann", Amount: cents, Limits: prepaid})
@@ -73,9 +73,9 @@ func ExampleLedger_Credit() {
 	spend(300)
 	spend(800)
 	// Output:
-	// spend 300: budget: limit exceeded: scope "wallet/ann": requested 300, available 0, which is the credit left, more has to be credited
+	// spend 300: budget: limit exceeded: scope "wallet/ann", limit "prepaid": requested 300, available 0, which is the credit left, more has to be credited
 	// spend 300: <nil>
-	// spend 800: budget: limit exceeded: scope "wallet/ann": requested 800, available 700, which is the credit left, more has to be credited
+	// spend 800: budget: limit exceeded: scope "wallet/ann", limit "prepaid": requested 800, available 700, which is the credit left, more has to be credited
 }
 
 // A refund gives back part of a charge, and never more than was charged.

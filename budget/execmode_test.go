@@ -26,7 +26,7 @@ func TestLedger_WorksInEveryQueryExecMode(t *testing.T) {
 				c.ConnConfig.DefaultQueryExecMode = mode
 			}})
 			l := newLedger(t, budget.Config{})
-			limits := []budget.Limit{{Max: 10, Window: 36 * time.Hour, Name: `o'clock`}, {Max: 12}}
+			limits := []budget.Limit{budget.PerWindow(10, 36*time.Hour).Named(`o'clock`), budget.Lifetime(12)}
 			note := budget.Note{Actor: `it's "\ann"`}
 			require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 				r, err := l.Charge(ctx, tx, budget.Charge{Scope: `a'"\{,}`, Amount: 9, Limits: limits, Note: note}, budget.Charge{Scope: "b", Amount: 1})
@@ -45,9 +45,9 @@ func TestLedger_WorksInEveryQueryExecMode(t *testing.T) {
 				require.NoError(t, err)
 				_, err = l.Check(ctx, tx, budget.Charge{Scope: `a'"\{,}`, Amount: 3, Limits: limits})
 				require.NoError(t, err)
-				_, err = l.Check(ctx, tx, budget.Charge{Scope: "new", Amount: 1, Limits: []budget.Limit{{}}})
+				_, err = l.Check(ctx, tx, budget.Charge{Scope: "new", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}})
 				require.ErrorIs(t, err, budget.ErrExceeded)
-				_, err = l.Charge(ctx, tx, budget.Charge{Scope: "new", Amount: 1, Limits: []budget.Limit{{}}})
+				_, err = l.Charge(ctx, tx, budget.Charge{Scope: "new", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}})
 				require.ErrorIs(t, err, budget.ErrExceeded)
 				return nil
 			}))

@@ -53,7 +53,7 @@ func TestForget_LeavesNothingOfAScopeThatIsDone(t *testing.T) {
 
 			require.ErrorIs(t, refund(ctx, pool, l, "ip/1", 1, 1), budget.ErrUnknownEntry)
 			require.Equal(t, budget.Usage{Query: budget.Query{Scope: "ip/1"}}, usage(t, pool, l, "ip/1", 0))
-			require.Equal(t, int64(1), mustCharge(t, pool, l, "ip/1", 1, budget.Limit{Max: 1}).Seq)
+			require.Equal(t, int64(1), mustCharge(t, pool, l, "ip/1", 1, budget.Lifetime(1)).Seq)
 			requireVerified(t, pool, l)
 		})
 	}

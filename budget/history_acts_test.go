@@ -133,7 +133,7 @@ func (h *history) charge() {
 
 // limit is one that is near to what is used, mostly.
 func (h *history) limit(m *model) budget.Limit {
-	window := rapid.SampledFrom(historyWindows).Draw(h.T, "window") * time.Microsecond
+	window := rapid.SampledFrom(historyWindows).Draw(h.T, "window")
 	used, _ := m.used(h.now, window)
 	return budget.Limit{Window: window, Max: max(0, used+int64(rapid.IntRange(-20, 12).Draw(h.T, "room")))}
 }
@@ -186,7 +186,7 @@ func (h *history) refund() {
 
 func (h *history) purge() {
 	m := h.model()
-	age := rapid.SampledFrom(historyWindows[1:]).Draw(h.T, "older than") * time.Microsecond
+	age := rapid.SampledFrom(historyWindows[1:]).Draw(h.T, "older than")
 	batch := rapid.SampledFrom([]int{16, 17, 31, 32, 100}).Draw(h.T, "batch")
 	report, err := h.ledger.Purge(h.outer.Context(), h.pool, budget.PurgeOptions{Scope: m.scope, OlderThan: age, Batch: batch})
 	require.NoError(h, err)

@@ -46,8 +46,11 @@ func TestLedger_AgreesWithTheModel(t *testing.T) {
 }
 
 var (
-	historyWindows = []time.Duration{0, 1, 7, 20, 60, 250, 1000}
-	historySerial  atomic.Int64
+	historyWindows = []time.Duration{
+		budget.Forever, time.Microsecond, 7 * time.Microsecond, 20 * time.Microsecond, 60 * time.Microsecond,
+		250 * time.Microsecond, time.Millisecond,
+	}
+	historySerial atomic.Int64
 )
 
 const historyTolerance = 25 * time.Microsecond
@@ -92,7 +95,7 @@ const unknown = math.MinInt64
 func (h *history) usages() (all []int64) {
 	for _, m := range h.models {
 		for _, w := range historyWindows {
-			used, known := m.used(h.now, w*time.Microsecond)
+			used, known := m.used(h.now, w)
 			if !known {
 				used = unknown
 			}
@@ -107,7 +110,7 @@ func (h *history) compareUsage() {
 	var want []budget.Usage
 	for _, m := range h.models {
 		for _, w := range historyWindows {
-			q := budget.Query{Scope: m.scope, Window: w * time.Microsecond}
+			q := budget.Query{Scope: m.scope, Window: w}
 			used, known := m.used(h.now, q.Window)
 			if !known {
 				_, err := h.ledger.Usage(h.outer.Context(), h.conn, q)

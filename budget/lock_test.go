@@ -15,7 +15,7 @@ import (
 )
 
 func one(scope string) budget.Charge {
-	return budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 1000}}}
+	return budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1000)}}
 }
 
 // occupy charges scopes in a transaction that stays open.
@@ -211,7 +211,7 @@ func TestLock_RolledBackSavepointTakesTheChargeAndTheLockBack(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
-	limit := budget.Limit{Max: 2}
+	limit := budget.Lifetime(2)
 	c := budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}}
 	tx := begin(t, pool, pgx.ReadCommitted)
 	savepoint, err := tx.Begin(ctx)

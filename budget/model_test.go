@@ -84,7 +84,7 @@ func (m *model) chargedAfter(since time.Time) (total int64) {
 // used is what counts against a limit at a time. It is not known if the window
 // begins before all entries kept by a purge.
 func (m *model) used(now time.Time, window time.Duration) (used int64, known bool) {
-	if window == 0 {
+	if window <= 0 { // a question may leave it out
 		return m.sum(budget.KindCharge) - m.sum(budget.KindRefund) - m.sum(budget.KindCredit), true
 	}
 	since := later(now, m.last()).Add(-window)
@@ -99,7 +99,7 @@ func (m *model) used(now time.Time, window time.Duration) (used int64, known boo
 
 // retryAfter tries the time at which each charge leaves the window.
 func (m *model) retryAfter(now time.Time, limit budget.Limit, amount int64) time.Duration {
-	if amount > limit.Max || limit.Window == 0 {
+	if amount > limit.Max || limit.Window == budget.Forever {
 		return budget.Never
 	}
 	best := budget.Never

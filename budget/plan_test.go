@@ -34,7 +34,7 @@ func TestPlans_AreRightFromTheFirstChargeOn(t *testing.T) {
 			conn, err := pool.Acquire(ctx)
 			require.NoError(t, err)
 			defer conn.Release()
-			limits := []budget.Limit{{Max: 20_000, Window: time.Hour}, {Max: 20_000, Window: time.Microsecond}, {Max: 20_000}}
+			limits := []budget.Limit{budget.PerWindow(20_000, time.Hour), budget.PerWindow(20_000, time.Microsecond), budget.Lifetime(20_000)}
 			denied := []budget.Limit{{Max: 1, Window: time.Hour}}
 			tx := autocommit{Querier: conn}
 			charges := func(n int) {

@@ -46,7 +46,7 @@ func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
 	for i, limits := range p.limits {
 		c := &p.charges[i]
 		for _, limit := range limits {
-			c.Limits = append(c.Limits, ledger.Limit{Max: limit.Max, Window: limit.Window})
+			c.Limits = append(c.Limits, ledger.Limit{Max: limit.Max, Window: max(limit.Window, 0)})
 		}
 		c.Key = l.LockKey(c.Scope)
 		p.keys = append(p.keys, c.Key)
@@ -97,11 +97,7 @@ func (c Charge) check(i int) error {
 		return invalid(index("charges", i, ".Limits"), "are %d, want at most %d", len(c.Limits), MaxLimits)
 	}
 	for j, limit := range c.Limits {
-		field := index("charges", i, index(".Limits", j, ""))
-		if limit.Max < 0 || limit.Max > MaxLimit {
-			return invalid(field+".Max", "%d is not from 0 to %d", limit.Max, int64(MaxLimit))
-		}
-		if err := checkWindow(field+".Window", limit.Window); err != nil {
+		if err := limit.check(index("charges", i, index(".Limits", j, ""))); err != nil {
 			return err
 		}
 	}

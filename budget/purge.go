@@ -38,10 +38,10 @@ type PurgeOptions struct {
 
 // PurgeReport says what a purge did so far.
 type PurgeReport struct {
-	Scopes    int   // scopes looked at
-	Entries   int64 // entries deleted
-	Forgotten int   // scopes of which nothing is left
-	Busy      int   // scopes passed over because their lock was not to be had
+	Scopes    int   `json:"scopes"`    // scopes looked at
+	Entries   int64 `json:"entries"`   // entries deleted
+	Forgotten int   `json:"forgotten"` // scopes of which nothing is left
+	Busy      int   `json:"busy"`      // scopes passed over because their lock was not to be had
 }
 
 const purgeSQL = `

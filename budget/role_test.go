@@ -18,7 +18,7 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	ctx := t.Context()
 	owner, l, clock := open(t)
 	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
-	limits := []budget.Limit{{Max: 20, Window: time.Hour}, {Max: 20}}
+	limits := []budget.Limit{budget.PerWindow(20, time.Hour), budget.Lifetime(20)}
 	for range 20 {
 		mustCharge(t, app, l, "a", 1, limits...)
 		clock.Advance(time.Second)
@@ -114,7 +114,7 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	require.NoError(t, hostile.QueryRow(ctx, "select 3::bigint + 4::bigint").Scan(&zero))
 	require.Zero(t, zero, "the schema is in front")
 
-	limits := []budget.Limit{{Max: 10, Window: time.Hour}, {Max: 10}}
+	limits := []budget.Limit{budget.PerWindow(10, time.Hour), budget.Lifetime(10)}
 	mustCharge(t, hostile, l, "a", 4, limits...)
 	require.Equal(t, int64(6), mustCharge(t, hostile, l, "a", 2, limits...).Standings[0].Used)
 	_, err = charge(ctx, hostile, l, "a", 5, limits...)

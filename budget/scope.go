@@ -20,8 +20,8 @@ const MaxScopeBytes = 255
 // empty scope, and text that is too long, not UTF-8 or contains a zero byte stays so.
 //
 // A quota of a calendar's period, which begins anew on the 1st, has the period as the slot
-// and a limit without a window: ScopeKey("requests", "acme", "2026-11"), with {Max:
-// 1000}. The caller's clock and time zone say which it is. A window slides instead.
+// and a limit for the lifetime: ScopeKey("requests", "acme", "2026-11"), with
+// Lifetime(1000). The caller's clock and time zone say which it is. A window slides instead.
 //
 // Put the tenant into the key, or in front of the kind with a scope of your own
 // making: the ledger knows no tenants.

@@ -26,7 +26,7 @@ func TestCharge_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 			t.Parallel()
 			ctx := t.Context()
 			pool, l, clock := open(t)
-			total := budget.Limit{Max: 50}
+			total := budget.Lifetime(50)
 			for _, seen := range []int{0, 1, 2, 3, 15, 16, 17, 18, 33, 40} {
 				scope := fmt.Sprintf("seen %d", seen)
 				chargeMany(t, pool, l, scope, seen)
@@ -82,7 +82,7 @@ func TestCharge_WaitingForAPurgedEntryIsASerializationFailure(t *testing.T) {
 			require.NoError(t, err)
 			late := []<-chan error{
 				pgtest.Going(func() error {
-					_, err := charge(ctx, pool, l, scope, 1, budget.Limit{Max: 50})
+					_, err := charge(ctx, pool, l, scope, 1, budget.Lifetime(50))
 					return err
 				}),
 				pgtest.Going(func() error { return refund(ctx, pool, l, scope, before+1, 1) }),
@@ -141,7 +141,7 @@ func TestCharge_NeverExceedsWhilePurgesRun(t *testing.T) {
 							return err
 						}
 						time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
-						_, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{{Max: limit}}})
+						_, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.Lifetime(limit)}})
 						return err
 					})
 					if err == nil {

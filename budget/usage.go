@@ -15,28 +15,31 @@ const MaxQueries = 1024
 type Query struct {
 	// Scope is the scope to look at.
 	Scope string
-	// Window is how far back charges count; 0 means the lifetime. As Limit.Window.
+	// Window is how far back charges count, as Limit.Window. 0 and Forever both mean the
+	// lifetime: unlike a Limit, a question lets nothing in.
 	Window time.Duration
 }
 
 // Usage is what a scope stands at.
 type Usage struct {
-	Query
+	Query `json:"-"`
 
 	// Used is what counts against a limit with this window, holds aside. For a
 	// lifetime it is Spent - Refunded - Credited, and negative while there is
 	// credit; what can be spent of that, with holds, is Available(0).
-	Used int64
+	Used int64 `json:"used"`
 	// Held is what open holds keep of the scope.
-	Held int64
+	Held int64 `json:"held"`
 	// HoldDue is how long until an open hold may fall due, if Held > 0.
-	HoldDue time.Duration
+	HoldDue time.Duration `json:"-"`
 
 	// Spent, Refunded and Credited are sums over the scope's lifetime.
-	Spent, Refunded, Credited int64
+	Spent    int64 `json:"spent"`
+	Refunded int64 `json:"refunded"`
+	Credited int64 `json:"credited"`
 	// Seq is the number of the scope's last entry, 0 if it has none. It grows
 	// with each entry, and so tells whether anything happened in between.
-	Seq int64
+	Seq int64 `json:"seq"`
 }
 
 // Available is the largest amount that a limit of max units, over the window of the Query,
@@ -63,10 +66,12 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 		if err := checkScope(index("queries", i, ".Scope"), q.Scope); err != nil {
 			return nil, err
 		}
-		if err := checkWindow(index("queries", i, ".Window"), q.Window); err != nil {
-			return nil, err
+		if q.Window != Forever && q.Window != OfCredit {
+			if err := checkWindow(index("queries", i, ".Window"), q.Window); err != nil {
+				return nil, err
+			}
 		}
-		scopes[i], windows[i] = q.Scope, interval(q.Window)
+		scopes[i], windows[i] = q.Scope, windowInterval(q.Window)
 	}
 	rows, err := db.Query(ctx, l.sql.usage, scopes, windows)
 	if err != nil {

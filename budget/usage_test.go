@@ -53,9 +53,9 @@ func TestUsage_AndCheckNeitherWaitNorWrite(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tx.Rollback(ctx)) }()
 	require.Equal(t, int64(1), usage(t, tx, l, "a", time.Hour).Used)
-	r, err := l.Check(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{{Max: 5}}})
+	r, err := l.Check(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.Lifetime(5)}})
 	require.NoError(t, err)
-	require.Equal(t, budget.Standing{Limit: budget.Limit{Max: 5}, Used: 2, Available: 3}, r.Entries[0].Standings[0])
+	require.Equal(t, budget.Standing{Limit: budget.Lifetime(5), Used: 2, Available: 3}, r.Entries[0].Standings[0])
 	var locks int
 	require.NoError(t, tx.QueryRow(ctx, `select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'`).Scan(&locks))
 	require.Zero(t, locks)

@@ -22,9 +22,9 @@ type VerifyOptions struct {
 
 // VerifyReport says what a check found so far.
 type VerifyReport struct {
-	Scopes      int
-	Entries     int64
-	Differences []Difference
+	Scopes      int          `json:"scopes"`
+	Entries     int64        `json:"entries"`
+	Differences []Difference `json:"differences,omitempty"`
 }
 
 // OK reports whether no difference was found.
@@ -32,13 +32,14 @@ func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
 
 // Difference is one value of the ledger that does not follow from the entries.
 type Difference struct {
-	Scope string
+	Scope string `json:"scope"`
 	// Seq is the entry that is wrong; of a refund sum, the first charge of its block.
-	Seq int64
+	Seq int64 `json:"seq"`
 	// Field is what is wrong about it: "seq", "spent", "refunds", "refund sum of level 0", …
-	Field string
+	Field string `json:"field"`
 	// Got is what stands there, and Want what should.
-	Got, Want string
+	Got  string `json:"got"`
+	Want string `json:"want"`
 }
 
 func (d Difference) String() string {

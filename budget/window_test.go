@@ -112,7 +112,7 @@ func TestWindow_BehindWhatIsRetainedIsAnError(t *testing.T) {
 	}
 	purge(t, pool, l, 20*time.Minute) // keeps 17 and later, made 16 minutes after the start
 	for window, known := range map[time.Duration]bool{
-		0: true, time.Minute: true, 20 * time.Minute: true, 24 * time.Minute: true,
+		budget.Forever: true, time.Minute: true, 20 * time.Minute: true, 24 * time.Minute: true,
 		24*time.Minute + time.Microsecond: false, time.Hour: false,
 	} {
 		limits := []budget.Limit{{Max: 100, Window: window}}

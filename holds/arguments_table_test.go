@@ -42,9 +42,9 @@ func wrongCalls() []call {
 		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "b", Amount: -1}} }),
 		placeCall("Request.Lines[0].Amount", func(r *holds.Request) { r.Lines[0].Amount = budget.MaxAmount + 1 }),
 		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "a", Amount: budget.MaxAmount}} }),
-		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Limit{Max: -1}) }),
-		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Limit{Max: budget.MaxLimit + 1}) }),
-		placeCall("Request.Lines[0].Limits[1].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{}, budget.Limit{Window: -1}) }),
+		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(-1)) }),
+		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(budget.MaxLimit + 1)) }),
+		placeCall("Request.Lines[0].Limits[1].Window", func(r *holds.Request) { r.Lines = limited(budget.Prepaid(), budget.Limit{Window: -2}) }),
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: budget.MaxWindow + time.Microsecond}) }),
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: 1500}) }),
 		placeCall("Request.Lines[0].Limits", func(r *holds.Request) { r.Lines = limited(make([]budget.Limit, budget.MaxLimits+1)...) }),
@@ -72,14 +72,17 @@ func wrongCalls() []call {
 			c.Lines = []holds.Line{line, {Scope: budget.ScopeKey("claim", budget.ScopeKey("t", "v", ""), ""), Amount: 1}}
 		}),
 		captureCall("Capture.Over", func(c *holds.Capture) { c.Over = "fits" }),
-		captureCall("Capture.Over", func(c *holds.Capture) { c.Lines, c.Over = nil, holds.OverAllowed }),
-		captureCall("Capture.Keep", func(c *holds.Capture) { c.Lines, c.Keep = nil, true }),
+		captureCall("Capture.Over", func(c *holds.Capture) { c.Lines, c.All, c.Over = nil, true, holds.OverAllowed }),
+		captureCall("Capture.Keep", func(c *holds.Capture) { c.Lines, c.All, c.Keep = nil, true, true }),
+		captureCall("Capture.Lines", func(c *holds.Capture) { c.Lines = nil }),
+		captureCall("Capture.Lines", func(c *holds.Capture) { c.Lines = []holds.Line{} }),
+		captureCall("Capture.Lines", func(c *holds.Capture) { c.All = true }),
 		captureCall("Capture.Lines", func(c *holds.Capture) { c.IDs = []string{"h", "i"} }),
 		captureCall("Capture.Lines[1].Scope", func(c *holds.Capture) { c.Lines = []holds.Line{line, line} }),
 		captureCall("Capture.Lines[0].Scope", func(c *holds.Capture) { c.Lines[0].Scope = "" }),
 		captureCall("Capture.Lines[0].Amount", func(c *holds.Capture) { c.Lines[0].Amount = -1 }),
 		captureCall("Capture.Lines[0].Amount", func(c *holds.Capture) { c.Lines[0].Amount = budget.MaxAmount + 1 }),
-		captureCall("Capture.Lines[0].Limits[0].Max", func(c *holds.Capture) { c.Lines = limited(budget.Limit{Max: -1}) }),
+		captureCall("Capture.Lines[0].Limits[0].Max", func(c *holds.Capture) { c.Lines = limited(budget.Lifetime(-1)) }),
 	}
 	for field, ids := range map[string][]string{"IDs": nil, "ID": {""}, "IDs[1]": {"h", "h"}} {
 		table = append(table, named(field, "", "", ids, budget.Note{})...)

@@ -77,7 +77,7 @@ func named(field string, tenant, holder string, ids []string, note budget.Note) 
 	noteField := map[bool]string{true: "Capture." + field, false: field}
 	return []call{
 		{noteField[strings.HasPrefix(field, "Note")], func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
-			_, err := b.Capture(ctx, tx, holds.Capture{Tenant: tenant, Holder: holder, IDs: ids, Note: note})
+			_, err := b.Capture(ctx, tx, holds.Capture{Tenant: tenant, Holder: holder, IDs: ids, All: true, Note: note})
 			return err
 		}},
 		{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
@@ -89,7 +89,7 @@ func named(field string, tenant, holder string, ids []string, note budget.Note) 
 			return err
 		}},
 		{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
-			_, err := b.Refund(ctx, tx, holds.Refund{Tenant: tenant, Holder: holder, IDs: ids, Note: note})
+			_, err := b.Refund(ctx, tx, holds.Refund{Tenant: tenant, Holder: holder, IDs: ids, Note: note, All: true})
 			return err
 		}},
 	}
@@ -233,7 +233,7 @@ func TestPlace_TakesWhatIsWithinItsBounds(t *testing.T) {
 		placed.Created = false
 		require.Equal(t, string(placed.Metadata), string(got.Metadata), name)
 		require.True(t, reflect.DeepEqual(placed, got), name)
-		hs, err := f.capture(holds.Capture{Tenant: r.Tenant, IDs: []string{r.ID}, Holder: r.Holder, Entity: text("\x1f"), Note: note})
+		hs, err := f.capture(holds.Capture{Tenant: r.Tenant, IDs: []string{r.ID}, All: true, Holder: r.Holder, Entity: text("\x1f"), Note: note})
 		require.NoError(t, err, name)
 		require.Equal(t, text("\x1f"), hs[0].Entity)
 		history, err := f.book.History(t.Context(), f.pool, r.Tenant, r.ID, "")
@@ -254,7 +254,7 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 	}
 	metadata := json.RawMessage(`{"a": 1}`)
 	lines := []holds.Line{capacity("s", 5, 9)}
-	charges := []budget.Charge{{Scope: "fee", Amount: 1, Limits: []budget.Limit{{Max: 9}}}}
+	charges := []budget.Charge{{Scope: "fee", Amount: 1, Limits: []budget.Limit{budget.Lifetime(9)}}}
 	place := send(f.book.PreparePlace(holds.Request{ID: "h", TTL: time.Minute, Lines: lines, Charges: charges, Metadata: metadata}))
 	copy(metadata, `{"b": 2}`)
 	lines[0].Limits[0].Max, charges[0].Limits[0].Max = 0, 0
@@ -283,8 +283,12 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 		func(ids []string) (*holds.Prepared, error) {
 			return f.book.PrepareExtend(holds.Extend{IDs: ids, By: time.Second})
 		},
-		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareCapture(holds.Capture{IDs: ids}) },
-		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareRefund(holds.Refund{IDs: ids}) },
+		func(ids []string) (*holds.Prepared, error) {
+			return f.book.PrepareCapture(holds.Capture{IDs: ids, All: true})
+		},
+		func(ids []string) (*holds.Prepared, error) {
+			return f.book.PrepareRefund(holds.Refund{IDs: ids, All: true})
+		},
 		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareRelease(holds.Release{IDs: ids}) },
 	} {
 		ids := []string{"h"}

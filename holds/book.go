@@ -68,9 +68,9 @@ type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is what happened to a hold.
 type Transition struct {
-	Kind EventKind
-	Hold Hold // after it
-	Note budget.Note
+	Kind EventKind   `json:"kind"`
+	Hold Hold        `json:"hold"` // after it
+	Note budget.Note `json:"note,omitzero"`
 }
 
 // Book places holds in a ledger and ends them. It holds no connection and no

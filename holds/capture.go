@@ -41,9 +41,12 @@ type Capture struct {
 	// Holder must be that of each hold. Defaults to "", which is not checked.
 	Holder string
 
+	// All captures all that is held. Either All or Lines is required: what was not used at
+	// all is released.
+	All bool
+
 	// Lines are what was used of each scope, where IDs names a single hold; a scope that is
-	// left out was not used at all. Their Limits are used by OverIfFits alone. Defaults to
-	// none: all that is held was used.
+	// left out was not used at all. Their Limits are used by OverIfFits alone.
 	//
 	// A claim has a scope of its own, with one unit: the one of Hold.Lines that is not in
 	// Claim.Lines. Lines must capture that unit, unless Keep is set.
@@ -114,12 +117,16 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 	switch {
 	case !known:
 		return nil, invalid("Capture.Over", "%q is not a policy", c.Over)
+	case len(c.Lines) == 0 && !c.All:
+		return nil, invalid("Capture.Lines", "are none: set All to capture all that is held; if nothing was used, call Release")
+	case len(c.Lines) > 0 && c.All:
+		return nil, invalid("Capture.Lines", "are not for All, which captures all that is held")
 	case len(c.Lines) > 0 && len(c.IDs) > 1:
 		return nil, invalid("Capture.Lines", "are for one hold, and IDs are %d", len(c.IDs))
-	case len(c.Lines) == 0 && c.Keep:
-		return nil, invalid("Capture.Keep", "needs Lines: without, nothing remains to be kept")
-	case len(c.Lines) == 0 && c.Over != OverRefused:
-		return nil, invalid("Capture.Over", "needs Lines: without, no more is captured than is held")
+	case c.All && c.Keep:
+		return nil, invalid("Capture.Keep", "is not for All: nothing remains to be kept")
+	case c.All && c.Over != OverRefused:
+		return nil, invalid("Capture.Over", "is not for All: no more is captured than is held")
 	}
 	used, tolerance, err := b.used(c.Lines, c.Over)
 	if err != nil {
@@ -158,7 +165,7 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 	return p, nil
 }
 
-// used are the lines of a capture as its function wants them: nil for all that is held.
+// used are the lines of a capture as its function wants them: nil for Capture.All.
 func (b *Book) used(lines []Line, over Over) (used []ledger.Used, tolerance any, err error) {
 	tolerance = interval(0)
 	for i, line := range lines {

@@ -39,7 +39,7 @@ func TestCapture_ChargesWhatWasUsedAndFreesTheRest(t *testing.T) {
 	used, held = f.usage("disk")
 	require.Equal(t, []int64{0, 0}, []int64{used, held})
 
-	_, err = f.capture(holds.Capture{IDs: []string{"h1"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"h1"}, All: true})
 	require.ErrorIs(t, err, holds.ErrCaptured)
 	_, err = f.release("h1")
 	require.ErrorIs(t, err, holds.ErrCaptured)

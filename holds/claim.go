@@ -82,7 +82,7 @@ func (b *Book) PrepareClaim(c Claim) (*Prepared, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := append([]Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: 1, Name: "claim"}}}}, c.Lines...)
+	lines := append([]Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1).Named("claim")}}}, c.Lines...)
 	for i, line := range lines[1:] {
 		if line.Scope == scope {
 			return nil, invalid(index("Claim.Lines", i, ".Scope"), "is that of the claim")

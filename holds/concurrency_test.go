@@ -68,7 +68,7 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 							case 1:
 								_, err = f.book.Release(ctx, tx, holds.Release{IDs: []string{h.ID}})
 							case 2:
-								_, err = f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+								_, err = f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
 							}
 							return err
 						})
@@ -135,10 +135,16 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 				ids := []string{h.ID}
 				calls := []func() error{
 					func() error {
-						return did(holds.EventCaptured, in(func(tx pgx.Tx) error { _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: ids}); return err }))
+						return did(holds.EventCaptured, in(func(tx pgx.Tx) error {
+							_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: ids, All: true})
+							return err
+						}))
 					},
 					func() error {
-						return did(holds.EventCaptured, in(func(tx pgx.Tx) error { _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: ids}); return err }))
+						return did(holds.EventCaptured, in(func(tx pgx.Tx) error {
+							_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: ids, All: true})
+							return err
+						}))
 					},
 					func() error {
 						return did(holds.EventReleased, in(func(tx pgx.Tx) error { _, err := f.book.Release(ctx, tx, holds.Release{IDs: ids}); return err }))

@@ -15,7 +15,7 @@
 // what is due. Sweep and Expire are cleanup, and announce what ended by time. A hold may be
 // ended late, never early, and an ended one never comes back.
 //
-// Without a window, a limit of a scope is its capacity and what is captured stays
+// A lifetime limit of a scope (budget.Lifetime) is its capacity and what is captured stays
 // spent: seats, stock. With a window it is a rate. Claim is a hold of capacity 1 on a
 // (type, value): a unique name, one seat, one machine.
 //

@@ -77,7 +77,7 @@ func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
 				}
 			}
 			for _, h := range lost {
-				_, err := f.capture(holds.Capture{IDs: []string{h.ID}})
+				_, err := f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 				require.ErrorIs(rt, err, holds.ErrExpired)
 				_, err = f.extend(time.Second, h.ID)
 				require.ErrorIs(rt, err, holds.ErrExpired)
@@ -140,10 +140,10 @@ func TestExpiry_HandsNoUnitOutTwiceWhateverTheClockDoes(t *testing.T) {
 					}
 					time.Sleep(time.Duration(rand.IntN(4)) * time.Millisecond)
 					err = retry.run(ctx, iso, func(tx pgx.Tx) error {
-						if _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{r.ID}}); err != nil {
+						if _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{r.ID}, All: true}); err != nil {
 							return err
 						}
-						_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{r.ID}}) // for the next
+						_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{r.ID}, All: true}) // for the next
 						return err
 					})
 					switch {

@@ -76,6 +76,9 @@ var (
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
 	ErrNotMigrated error = fault.New("not_migrated", "holds: the schema is missing or incomplete: call metered.Migrate")
+
+	// ErrNotGranted: the role has not been given what the call needs.
+	ErrNotGranted error = fault.New("not_granted", "holds: "+sqlstate.GrantHint)
 )
 
 var (
@@ -270,7 +273,7 @@ func failed(doing string, err error) error {
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, doing, err)
 	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("holds: %s: %s: %w", doing, sqlstate.GrantHint, err)
+		return fmt.Errorf("%w: %s: %w", ErrNotGranted, doing, err)
 	}
 	return fmt.Errorf("holds: %s: %w", doing, err)
 }

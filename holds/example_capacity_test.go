@@ -35,7 +35,7 @@ func Example_capacity() {
 			}
 			_, err := book.Place(ctx, tx, holds.Request{
 				TTL:   time.Minute,
-				Lines: []holds.Line{{Scope: scope, Amount: beds, Limits: []budget.Limit{{Max: capacity}}}},
+				Lines: []holds.Line{{Scope: scope, Amount: beds, Limits: []budget.Limit{budget.Lifetime(capacity)}}},
 			})
 			return err
 		})

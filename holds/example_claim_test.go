@@ -43,7 +43,7 @@ func ExampleBook_Claim() {
 		if err := tx.QueryRow(ctx, `insert into users (name) values ('Ann') returning id`).Scan(&id); err != nil {
 			return err
 		}
-		_, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{first.ID}, Holder: "session-1", Entity: fmt.Sprint("user/", id)})
+		_, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{first.ID}, All: true, Holder: "session-1", Entity: fmt.Sprint("user/", id)})
 		return err
 	}))
 	_, err = claim("ann", "session-2")

@@ -25,7 +25,7 @@ func Example() {
 				TTL:    5 * time.Minute,
 				Lines: []holds.Line{{
 					Scope: budget.ScopeKey("seats", "hall 1", "2026-11-21T20:00"), Amount: seats,
-					Limits: []budget.Limit{{Max: 3}}, // a limit without a window is a capacity
+					Limits: []budget.Limit{budget.Lifetime(3)}, // a capacity
 				}},
 			})
 			return err
@@ -47,7 +47,7 @@ func Example() {
 
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		// … the application's own order, in the same transaction …
-		sold, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{ann.ID}, Holder: "ann", Entity: "order/7"})
+		sold, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{ann.ID}, All: true, Holder: "ann", Entity: "order/7"})
 		if err == nil {
 			fmt.Println(sold[0].State, sold[0].Lines[0].Captured, "for", sold[0].Entity)
 		}
@@ -69,7 +69,7 @@ func ExampleBook_Capture() {
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
 		job, err = book.Place(ctx, tx, holds.Request{
 			ID: "job-1", TTL: time.Hour,
-			Lines: []holds.Line{{Scope: "gpu/acme", Amount: 100, Limits: []budget.Limit{{Max: 1_000, Window: 24 * time.Hour}}}},
+			Lines: []holds.Line{{Scope: "gpu/acme", Amount: 100, Limits: []budget.Limit{budget.PerWindow(1_000, 24*time.Hour)}}},
 		})
 		return err
 	}))

@@ -146,7 +146,7 @@ func TestFault_ABackendKilledBetweenStatementsLeavesTheOldStateOrTheNew(t *testi
 			return err
 		},
 		"capture": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h1", "h2"}})
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h1", "h2"}, All: true})
 			return err
 		},
 		"release": func(ctx context.Context, tx pgx.Tx) error {
@@ -199,7 +199,7 @@ func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 	for _, end := range []string{"pg_terminate_backend", "pg_cancel_backend"} {
 		busy := begin(t, f.pool, pgx.ReadCommitted)
 		require.NoError(t, f.ledger.Lock(t.Context(), busy, "a", "b"))
-		late := pgtest.Going(func() error { _, err := f.capture(holds.Capture{IDs: []string{"h"}}); return err })
+		late := pgtest.Going(func() error { _, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true}); return err })
 		pgtest.WaitQueued(t, f.pool, 1)
 		execute(t, f.pool, `select `+end+`(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
 		err := <-late
@@ -209,7 +209,7 @@ func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 		f.settled()
 		require.Equal(t, before, f.dump())
 	}
-	_, err := f.capture(holds.Capture{IDs: []string{"h"}})
+	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
 	require.NoError(t, err)
 	f.verify()
 }

@@ -31,7 +31,7 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	f.clock.Advance(30 * time.Minute)
 	require.Zero(t, f.forget(), "both are held")
 
-	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}, All: true})
 	require.NoError(t, err)
 	f.clock.Advance(24 * time.Hour)
 	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
@@ -44,7 +44,7 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	require.ErrorIs(t, err, holds.ErrTaken)
 
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{claim.ID}})
+		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{claim.ID}, All: true})
 	})
 	require.NoError(t, err)
 	f.clock.Advance(24 * time.Hour)
@@ -55,7 +55,7 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	require.NoError(t, err)
 	f.clock.Advance(24 * time.Hour)
 	require.Equal(t, 1, f.forget(), "the claim was released")
-	f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: claim.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{{Max: 1}}}}})
+	f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: claim.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}})
 	f.verify()
 }
 
@@ -67,7 +67,7 @@ func TestPurge_KeepsAClaimThatStands(t *testing.T) {
 	name := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann"}
 	claim, err := f.claim(name)
 	require.NoError(t, err)
-	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{claim.ID}, All: true})
 	require.NoError(t, err)
 	purge := func() int64 {
 		f.clock.Set(later(f.clock.Now(), time.Now()).Add(time.Hour)) // the claim's id has the machine's time
@@ -94,12 +94,12 @@ func TestForget_ACaptureThatWasForgottenIsNotRefundedFromAnother(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	use := func(tenant string) {
 		f.mustPlace(holds.Request{Tenant: tenant, ID: "h", Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
-		_, err := f.capture(holds.Capture{Tenant: tenant, IDs: []string{"h"}})
+		_, err := f.capture(holds.Capture{Tenant: tenant, IDs: []string{"h"}, All: true})
 		require.NoError(t, err)
 	}
 	refund := func(tenant string) error {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-			return f.book.Refund(ctx, tx, holds.Refund{Tenant: tenant, IDs: []string{"h"}})
+			return f.book.Refund(ctx, tx, holds.Refund{Tenant: tenant, IDs: []string{"h"}, All: true})
 		})
 		return err
 	}
@@ -121,14 +121,14 @@ func TestForget_NorFromOneOfTheSameTime(t *testing.T) {
 	for _, id := range []string{"forgotten", "there"} {
 		f.clock.Set(noon)
 		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{{Scope: "stock", Amount: 1}}})
-		_, err := f.capture(holds.Capture{IDs: []string{id}})
+		_, err := f.capture(holds.Capture{IDs: []string{id}, All: true})
 		require.NoError(t, err)
 		if id == "forgotten" {
 			f.clock.Advance(time.Hour)
 			require.Equal(t, 1, f.forget())
 		}
 	}
-	f.refused(holds.Refund{IDs: []string{"forgotten"}}, holds.ErrNotReturnable)
+	f.refused(holds.Refund{IDs: []string{"forgotten"}, All: true}, holds.ErrNotReturnable)
 	_, err := do(f, refund(f, "there"))
 	require.NoError(t, err)
 	f.verify()

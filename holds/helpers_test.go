@@ -183,11 +183,11 @@ func rebuilds(t require.TestingT, ctx context.Context, book *holds.Book, db hold
 }
 
 func capacity(scope string, amount, limit int64) holds.Line {
-	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: limit}}}
+	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(limit)}}
 }
 
 func refund(f *fixture, ids ...string) func(context.Context, pgx.Tx) ([]holds.Hold, error) {
 	return func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: ids})
+		return f.book.Refund(ctx, tx, holds.Refund{IDs: ids, All: true})
 	}
 }

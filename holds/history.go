@@ -34,31 +34,33 @@ var kinds = map[string]EventKind{
 	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
-// Event is one transition of a hold, recorded in the transaction that made it.
+// Event is one transition of a hold, recorded in the transaction that made it. As JSON it
+// is for reading: Rebuild needs what History returned.
 type Event struct {
-	Tenant  string
-	ID      string
-	Version int // 1, 2, 3, …
-	Kind    EventKind
-	At      time.Time // of an expiry: when it was written down
+	Tenant  string    `json:"tenant,omitempty"`
+	ID      string    `json:"id"`
+	Version int       `json:"version"` // 1, 2, 3, …
+	Kind    EventKind `json:"kind"`
+	At      time.Time `json:"at"` // of an expiry: when it was written down
 
 	// Deadline is the new one, of a placement or an extension.
-	Deadline time.Time
+	Deadline time.Time `json:"deadline,omitzero"`
 	// Metadata is Request.Metadata, of a placement. It is kept once, with the hold.
-	Metadata json.RawMessage
+	Metadata json.RawMessage `json:"metadata,omitempty"`
 	// Entity is what a capture linked.
-	Entity string
+	Entity string `json:"entity,omitempty"`
 	// Captures are the entries of the ledger that a capture made. Their At may be later than
 	// the event's, since a scope's entries are never out of order.
-	Captures []budget.Posted
+	Captures []budget.Posted `json:"captures,omitempty"`
 	// Refunds are the charges that a Refund of Lines gave back a part of, with the amount.
-	Refunds []budget.Posted
+	Refunds []budget.Posted `json:"refunds,omitempty"`
 	// Skipped are the charges that a Refund left spent, because they were purged: see
 	// Refund.SkipPurged.
-	Skipped []budget.Posted
+	Skipped []budget.Posted `json:"skipped,omitempty"`
 	// Namespace and Operation name the command that did it, if one did.
-	Namespace, Operation string
-	Note                 budget.Note
+	Namespace string      `json:"namespace,omitempty"`
+	Operation string      `json:"operation,omitempty"`
+	Note      budget.Note `json:"note,omitzero"`
 
 	placed *placed
 }

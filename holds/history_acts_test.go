@@ -196,12 +196,12 @@ func (h *history) capture() {
 			}
 		}
 	}
-	if c.Lines != nil {
+	if c.All = c.Lines == nil; !c.All {
 		c.Keep = rapid.Bool().Draw(h.T, "keep")
 		c.Over = rapid.SampledFrom([]holds.Over{holds.OverRefused, holds.OverIfFits, holds.OverAllowed}).Draw(h.T, "over")
 		for i, l := range c.Lines {
 			if c.Over == holds.OverIfFits && len(l.Limits) == 0 {
-				c.Lines[i].Limits = []budget.Limit{{Max: h.int("limit", 0, 99)}}
+				c.Lines[i].Limits = []budget.Limit{budget.Lifetime(h.int("limit", 0, 99))}
 			}
 		}
 	}
@@ -236,7 +236,7 @@ func (h *history) extend() {
 }
 
 func (h *history) refund() {
-	r := holds.Refund{Tenant: h.tenant, IDs: h.ids()}
+	r := holds.Refund{Tenant: h.tenant, IDs: h.ids(), All: true}
 	r.Holder = h.who(r.IDs)
 	want, wantErr := h.m.refund(h.now, r)
 	got, err := h.f.book.Refund(h.ctx(), h.tx, r)

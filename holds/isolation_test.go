@@ -50,7 +50,7 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 		}
 		f.mustPlace(holds.Request{ID: id, Holder: "ann", TTL: ttl, Lines: []holds.Line{capacity(state, 1, 1)}})
 	}
-	_, err = f.capture(holds.Capture{IDs: []string{"captured"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
 	require.NoError(t, err)
 	_, err = f.release("released")
 	require.NoError(t, err)
@@ -63,7 +63,7 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 		"get":     func(tx pgx.Tx, id, holder string) (any, error) { return f.book.Get(ctx, tx, "", id, holder) },
 		"history": func(tx pgx.Tx, id, holder string) (any, error) { return f.book.History(ctx, tx, "", id, holder) },
 		"capture": func(tx pgx.Tx, id, holder string) (any, error) {
-			return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{id}, Holder: holder})
+			return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{id}, All: true, Holder: holder})
 		},
 		"capture a line": func(tx pgx.Tx, id, holder string) (any, error) {
 			return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{id}, Holder: holder, Lines: []holds.Line{{Scope: "no", Amount: 9}}})
@@ -75,7 +75,7 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 			return f.book.Extend(ctx, tx, holds.Extend{IDs: []string{id}, Holder: holder, By: 100 * time.Hour})
 		},
 		"refund": func(tx pgx.Tx, id, holder string) (any, error) {
-			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{id}, Holder: holder})
+			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{id}, Holder: holder, All: true})
 		},
 	}
 	for name, call := range calls {
@@ -136,11 +136,11 @@ func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
 				}
 				f.mustPlace(holds.Request{ID: id, Holder: holder, Lines: []holds.Line{capacity(id, 1, 1)}})
 			}
-			_, err := f.capture(holds.Capture{IDs: []string{"captured"}})
+			_, err := f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
 			require.NoError(t, err)
 			calls := map[string]func(tx pgx.Tx, ids ...string) ([]holds.Hold, error){
 				"capture": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
-					return f.book.Capture(ctx, tx, holds.Capture{IDs: ids, Holder: "ben"})
+					return f.book.Capture(ctx, tx, holds.Capture{IDs: ids, All: true, Holder: "ben"})
 				},
 				"release": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
 					return f.book.Release(ctx, tx, holds.Release{IDs: ids, Holder: "ben"})
@@ -149,7 +149,7 @@ func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
 					return f.book.Extend(ctx, tx, holds.Extend{IDs: ids, Holder: "ben", By: time.Second})
 				},
 				"refund": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
-					return f.book.Refund(ctx, tx, holds.Refund{IDs: ids, Holder: "ben"})
+					return f.book.Refund(ctx, tx, holds.Refund{IDs: ids, Holder: "ben", All: true})
 				},
 			}
 			var old []pgx.Tx // from before what ann does next

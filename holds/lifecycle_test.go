@@ -92,7 +92,7 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	f.clock.Advance(time.Minute - time.Microsecond)
 	_, err := f.place(holds.Request{ID: "early", Lines: []holds.Line{capacity("room", 1, 1)}})
 	require.ErrorIs(t, err, budget.ErrExceeded)
-	charge := budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{{Max: 1}}}
+	charge := budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}
 	_, err = f.ledger.Check(t.Context(), f.pool, charge)
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	f.clock.Advance(time.Microsecond)
@@ -101,13 +101,13 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	_, err = f.ledger.Check(t.Context(), f.pool, charge)
 	require.NoError(t, err)
 	require.Equal(t, holds.Expired, f.get("h1").State)
-	_, err = f.capture(holds.Capture{IDs: []string{"h1"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"h1"}, All: true})
 	require.ErrorIs(t, err, holds.ErrExpired)
 	_, err = f.extend(time.Minute, "h1")
 	require.ErrorIs(t, err, holds.ErrExpired)
 	f.mustPlace(holds.Request{ID: "h2", Lines: []holds.Line{capacity("room", 1, 1)}})
 	f.verify()
-	_, err = f.charge(budget.Charge{Scope: "house", Amount: 9, Limits: []budget.Limit{{Max: 9}}})
+	_, err = f.charge(budget.Charge{Scope: "house", Amount: 9, Limits: []budget.Limit{budget.Lifetime(9)}})
 	require.NoError(t, err)
 	f.verify()
 	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
@@ -137,7 +137,7 @@ func TestHistory_NamesWhoEndedAHoldByTime(t *testing.T) {
 			f.mustPlace(holds.Request{Lines: []holds.Line{capacity("place", 1, 1)}, Note: job})
 		},
 		"charge": func() {
-			_, err := f.charge(budget.Charge{Scope: "charge", Amount: 1, Limits: []budget.Limit{{Max: 1}}, Note: job})
+			_, err := f.charge(budget.Charge{Scope: "charge", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}, Note: job})
 			require.NoError(t, err)
 		},
 		"sweep":  func() {},
@@ -232,12 +232,16 @@ func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
 				"place": func() (*holds.Prepared, error) {
 					return f.book.PreparePlace(holds.Request{ID: name, TTL: time.Minute, Metadata: h.Metadata, Lines: []holds.Line{capacity(name, 1, 1)}})
 				},
-				"capture": func() (*holds.Prepared, error) { return f.book.PrepareCapture(holds.Capture{IDs: []string{name}}) },
+				"capture": func() (*holds.Prepared, error) {
+					return f.book.PrepareCapture(holds.Capture{IDs: []string{name}, All: true})
+				},
 				"release": func() (*holds.Prepared, error) { return f.book.PrepareRelease(holds.Release{IDs: []string{name}}) },
 				"extend": func() (*holds.Prepared, error) {
 					return f.book.PrepareExtend(holds.Extend{IDs: []string{name}, By: time.Second})
 				},
-				"refund": func() (*holds.Prepared, error) { return f.book.PrepareRefund(holds.Refund{IDs: []string{name}}) },
+				"refund": func() (*holds.Prepared, error) {
+					return f.book.PrepareRefund(holds.Refund{IDs: []string{name}, All: true})
+				},
 			} {
 				p, err := prepare()
 				require.NoError(t, err)
@@ -336,7 +340,7 @@ func TestPlace_HoldsTakeFromPrepaidCredit(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, int64(2), usage[0].Available(0), "credited 10, spent 3, held 5")
 	require.Equal(t, int64(6), usage[0].Available(4))
-	_, err = f.charge(budget.Charge{Scope: "wallet", Amount: 3, Limits: []budget.Limit{{Max: 0}}})
+	_, err = f.charge(budget.Charge{Scope: "wallet", Amount: 3, Limits: []budget.Limit{budget.Prepaid()}})
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
 	require.Equal(t, usage[0].Available(0), exceeded.Refusals[0].Available)

@@ -57,7 +57,7 @@ func TestList_ShowsWhatAllItsFiltersSelect(t *testing.T) {
 		case h.state == holds.Released:
 			_, err = f.release(h.id)
 		case h.entity != "" && h.state == holds.Captured:
-			_, err = f.capture(holds.Capture{IDs: []string{h.id}, Entity: h.entity})
+			_, err = f.capture(holds.Capture{IDs: []string{h.id}, All: true, Entity: h.entity})
 		case h.entity != "": // all of its first scope
 			_, err = f.capture(holds.Capture{Tenant: h.tenant, IDs: []string{h.id}, Entity: h.entity, Keep: true, Lines: []holds.Line{{Scope: h.scopes[0], Amount: 5}}})
 		}
@@ -137,7 +137,7 @@ func TestList_PagesStayInPlaceWhateverHappensBetweenThem(t *testing.T) {
 					last := page.Holds[len(page.Holds)-1].ID
 					_, err = f.release(last, "d")
 				case 1:
-					_, err = f.capture(holds.Capture{IDs: []string{"c"}})
+					_, err = f.capture(holds.Capture{IDs: []string{"c"}, All: true})
 					f.clock.Advance(time.Minute)
 				}
 				require.NoError(t, err)

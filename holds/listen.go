@@ -17,12 +17,12 @@ import (
 type Notice struct {
 	// Missed is true if transitions before this notice may not have been heard. Those after
 	// it will be. The other fields are empty then.
-	Missed bool
+	Missed bool `json:"missed,omitempty"`
 
-	Tenant  string
-	ID      string
-	Version int // the hold's, after the transition
-	Kind    EventKind
+	Tenant  string    `json:"tenant,omitempty"`
+	ID      string    `json:"id,omitempty"`
+	Version int       `json:"version,omitempty"` // the hold's, after the transition
+	Kind    EventKind `json:"kind,omitempty"`
 }
 
 // ListenOptions says how Listen keeps its connection. The zero value is for most.

@@ -123,7 +123,7 @@ func TestListen_HearsEveryKindThatWasCommittedAndNothingElse(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.extend(time.Minute, "h1")
 	require.NoError(t, err)
-	_, err = f.capture(holds.Capture{IDs: []string{"h1"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"h1"}, All: true})
 	require.NoError(t, err)
 	_, err = do(f, refund(f, "h1"))
 	require.NoError(t, err)

@@ -34,7 +34,7 @@ func TestMemory_CallsTakeNoneFromTheKernel(t *testing.T) {
 			}))
 		}
 		require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{h[0].ID}})
+			_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{h[0].ID}, All: true})
 			return err
 		}))
 		require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {

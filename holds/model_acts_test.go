@@ -79,7 +79,7 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 			}
 			return nil, taken
 		}
-		r.Lines = append([]holds.Line{{Scope: claimScope, Amount: 1, Limits: []budget.Limit{{Max: 1}}}}, r.Lines...)
+		r.Lines = append([]holds.Line{{Scope: claimScope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}, r.Lines...)
 	}
 	switch {
 	case was != nil && was.print != print:
@@ -124,7 +124,7 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 	}
 	var excess []budget.Charge
 	take := map[string]int64{}
-	if own := found[0].claim; own != nil && c.Lines != nil {
+	if own := found[0].claim; own != nil && !c.All {
 		confirms := slices.ContainsFunc(c.Lines, func(l holds.Line) bool { return l.Scope == claimScope(c.Tenant, *own) && l.Amount > 0 })
 		if confirms == c.Keep {
 			return nil, holds.ErrArgument
@@ -165,7 +165,7 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 		for i := range h.lines {
 			l := &h.lines[i]
 			n := take[l.scope]
-			if c.Lines == nil {
+			if c.All {
 				n = l.open
 			}
 			if covered := min(n, l.open); covered > 0 {

@@ -112,7 +112,7 @@ func (m *model) used(scope string, now time.Time, window time.Duration) (used in
 	s := m.scopes[scope]
 	since := later(now, s.last).Add(-window)
 	for _, c := range s.charges {
-		if window == 0 || c.at.After(since) {
+		if window == budget.Forever || c.at.After(since) {
 			used += c.amount - c.refunded
 		}
 	}

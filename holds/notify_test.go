@@ -102,7 +102,7 @@ func TestNotify_ArrivesWithTheCommitAndNeverAfterARollback(t *testing.T) {
 	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
 	require.Equal(t, []string{"expired h4 2"}, heard())
-	_, err = f.capture(holds.Capture{IDs: []string{"h5"}})
+	_, err = f.capture(holds.Capture{IDs: []string{"h5"}, All: true})
 	require.NoError(t, err)
 	_, err = do(f, refund(f, "h5"))
 	require.NoError(t, err)

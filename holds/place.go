@@ -25,7 +25,7 @@ type Line struct {
 	// Amount is in units of yours, from 1 to budget.MaxAmount; in a Capture from 0.
 	Amount int64
 	// Limits are all to be kept: spending in the window, open holds and the amount
-	// together stay within each. A capacity is a limit without a window: what is
+	// together stay within each. A capacity is a limit for the lifetime (budget.Lifetime): what is
 	// captured then stays spent.
 	Limits []budget.Limit
 }

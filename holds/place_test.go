@@ -17,7 +17,10 @@ func TestPlace_OfAHoldThatHasEndedSaysHow(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	ends := map[holds.State]func(id string){
-		holds.Captured: func(id string) { _, err := f.capture(holds.Capture{IDs: []string{id}}); require.NoError(t, err) },
+		holds.Captured: func(id string) {
+			_, err := f.capture(holds.Capture{IDs: []string{id}, All: true})
+			require.NoError(t, err)
+		},
 		holds.Released: func(id string) { _, err := f.release(id); require.NoError(t, err) },
 		holds.Expired:  func(string) {},
 		"swept": func(id string) {

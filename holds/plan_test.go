@@ -144,7 +144,7 @@ func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 			if i%2 == 0 {
 				_, err = f.release(open[0])
 			} else {
-				_, err = f.capture(holds.Capture{IDs: open[:1]})
+				_, err = f.capture(holds.Capture{IDs: open[:1], All: true})
 			}
 			require.NoError(t, err)
 			open = open[1:]
@@ -238,7 +238,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		run("capture", p, err)
 		p, err = f.book.PrepareRelease(holds.Release{IDs: []string{r.ID}})
 		run("release", p, err)
-		c, err := f.ledger.Prepare(budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{{Max: 1_000_000}, {Max: 1_000_000, Window: time.Hour}}})
+		c, err := f.ledger.Prepare(budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1_000_000), budget.PerWindow(1_000_000, time.Hour)}})
 		require.NoError(f, err)
 		pages["charge"] = buffers(f.T, conn, c.SQL(), c.Args()...)
 		pages["get"] = buffers(f.T, conn, `select metered.hold_json(1, metered.clock())`)

@@ -21,8 +21,11 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(f *fixture, ids ...string) error{
 		"release": func(f *fixture, ids ...string) error { _, err := f.release(ids...); return err },
-		"capture": func(f *fixture, ids ...string) error { _, err := f.capture(holds.Capture{IDs: ids}); return err },
-		"extend":  func(f *fixture, ids ...string) error { _, err := f.extend(time.Second, ids...); return err },
+		"capture": func(f *fixture, ids ...string) error {
+			_, err := f.capture(holds.Capture{IDs: ids, All: true})
+			return err
+		},
+		"extend": func(f *fixture, ids ...string) error { _, err := f.extend(time.Second, ids...); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -261,7 +264,7 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ busy, call func(tx pgx.Tx) error }{
 		"charge": {row("h"), func(tx pgx.Tx) error {
-			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 			return err
 		}},
 		"place":      {place("ends h", "a"), place("after h", "b")},

@@ -66,9 +66,9 @@ type Filter struct {
 
 // Listed is a page of holds, newest first.
 type Listed struct {
-	Holds []Hold
+	Holds []Hold `json:"holds"`
 	// Next continues the list, as Filter.Before; 0 at its end.
-	Next int64
+	Next int64 `json:"next,omitempty"`
 }
 
 const listSQL = `

@@ -51,15 +51,15 @@ func TestRefund_OfAClaimWhoseSideLineWasPurged(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Keep: true, Lines: []holds.Line{{Scope: "power", Amount: 1}}})
 	require.NoError(t, err)
-	_, err = f.capture(holds.Capture{IDs: []string{h.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	f.purgeOf("power")
-	f.refused(holds.Refund{IDs: []string{h.ID}}, holds.ErrNotReturnable)
+	f.refused(holds.Refund{IDs: []string{h.ID}, All: true}, holds.ErrNotReturnable)
 	_, err = f.claim(holds.Claim{Key: key, Holder: "ben"})
 	require.ErrorIs(t, err, holds.ErrTaken)
 
 	hs, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, SkipPurged: true})
+		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true})
 	})
 	require.NoError(t, err)
 	require.True(t, hs[0].Returned)
@@ -67,7 +67,7 @@ func TestRefund_OfAClaimWhoseSideLineWasPurged(t *testing.T) {
 		used, _ := f.usage(scope)
 		require.Equal(t, want, used, scope)
 	}
-	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true}, holds.ErrReturned)
+	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrReturned)
 	history, err := f.book.History(t.Context(), f.pool, "", h.ID, "")
 	require.NoError(t, err)
 	require.Equal(t, append(history[1].Captures, history[2].Captures[1]), history[3].Skipped, "both of power")
@@ -90,10 +90,10 @@ func TestRefund_NeverLeavesAClaimsOwnUnitSpent(t *testing.T) {
 	key := holds.Key{Type: "machine", Value: "7"}
 	h, err := f.claim(holds.Claim{Key: key, Holder: "ann"})
 	require.NoError(t, err)
-	_, err = f.capture(holds.Capture{IDs: []string{h.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	f.purgeOf(claimScope("", key))
-	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true}, holds.ErrNotReturnable)
+	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrNotReturnable)
 	f.verify()
 }
 
@@ -105,11 +105,11 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 	for _, id := range ids {
 		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 1, 9)}})
 	}
-	_, err := f.capture(holds.Capture{IDs: ids})
+	_, err := f.capture(holds.Capture{IDs: ids, All: true})
 	require.NoError(t, err)
 	_, err = do(f, refund(f, "second"))
 	require.NoError(t, err)
-	f.refused(holds.Refund{IDs: ids}, holds.ErrReturned)
+	f.refused(holds.Refund{IDs: ids, All: true}, holds.ErrReturned)
 	_, err = do(f, refund(f, ids...))
 	var state *holds.StateError
 	require.ErrorAs(t, err, &state)
@@ -124,7 +124,7 @@ func TestRefund_GivesBackWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 4, 9), capacity("b", 4, 9)}})
-	_, err := f.capture(holds.Capture{IDs: []string{"h"}})
+	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
 	require.NoError(t, err)
 	history, err := f.book.History(t.Context(), f.pool, "", "h", "")
 	require.NoError(t, err)
@@ -140,7 +140,7 @@ func TestRefund_GivesBackWhatIsLeft(t *testing.T) {
 		require.Zero(t, used)
 	}
 	require.True(t, f.get("h").Returned)
-	f.refused(holds.Refund{IDs: []string{"h"}}, holds.ErrReturned)
+	f.refused(holds.Refund{IDs: []string{"h"}, All: true}, holds.ErrReturned)
 	f.verify()
 }
 
@@ -222,7 +222,7 @@ func TestRefund_OfACaptureInPartIsTheLedgers(t *testing.T) {
 		case holds.ErrExpired:
 			f.clock.Advance(time.Minute)
 		}
-		f.refused(holds.Refund{IDs: []string{id}, SkipPurged: true}, want)
+		f.refused(holds.Refund{IDs: []string{id}, SkipPurged: true, All: true}, want)
 		history, err := f.book.History(t.Context(), f.pool, "", id, "")
 		require.NoError(t, err)
 		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {

@@ -50,8 +50,10 @@ type Refund struct {
 	IDs    []string
 	// Holder must be that of each hold. Defaults to "", not checked.
 	Holder string
+	// All gives back all that is left of what was captured. Either All or Lines is required.
+	All bool
 	// Lines are how much to give back of what was captured of each scope, where IDs names a
-	// single hold. Defaults to none: all that is left.
+	// single hold. They have no Limits.
 	Lines []Line
 	// SkipPurged gives back what can be refunded, which may be nothing, and leaves spent
 	// the charges that were purged from the ledger; Event.Skipped in the History says which.
@@ -89,6 +91,9 @@ func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) 
 
 // PrepareRefund validates a refund as Refund does, without any SQL.
 func (b *Book) PrepareRefund(r Refund) (*Prepared, error) {
+	if (len(r.Lines) > 0) == r.All {
+		return nil, invalid("Refund.Lines", "or All: either is required")
+	}
 	var parts []ledger.Used
 	for i, line := range r.Lines {
 		field := index("Refund.Lines", i, "")

@@ -26,7 +26,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 			ctx := t.Context()
 			calls := map[string]func(tx pgx.Tx, h holds.Hold) error{
 				"capture": func(tx pgx.Tx, h holds.Hold) error {
-					_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+					_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
 					return err
 				},
 				"capture more": func(tx pgx.Tx, h holds.Hold) error {
@@ -39,7 +39,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					return err
 				},
 				"refund": func(tx pgx.Tx, h holds.Hold) error {
-					_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}})
+					_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, All: true})
 					return err
 				},
 				"expire": func(tx pgx.Tx, h holds.Hold) error {
@@ -51,7 +51,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					return err
 				},
 				"charge": func(tx pgx.Tx, h holds.Hold) error {
-					_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: h.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{{Max: 90}}})
+					_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: h.Lines[0].Scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(90)}})
 					return err
 				},
 			}
@@ -64,7 +64,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					}
 					h := f.mustPlace(holds.Request{ID: scope, TTL: ttl, Lines: []holds.Line{capacity(scope, 1, 90)}})
 					if name == "refund" {
-						_, err := f.capture(holds.Capture{IDs: []string{h.ID}})
+						_, err := f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 						require.NoError(t, err)
 					}
 					for range seen - 1 {
@@ -215,7 +215,7 @@ func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 	}
 	for name, call := range map[string]func(tx pgx.Tx, h holds.Hold) error{
 		"capture": func(tx pgx.Tx, h holds.Hold) error {
-			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}})
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
 			return err
 		},
 		"capture nothing": func(tx pgx.Tx, h holds.Hold) error {

@@ -130,7 +130,7 @@ func (s *stress) place(ctx context.Context, iso pgx.TxIsoLevel) error {
 	for _, scope := range s.some() {
 		// What is held alone is limited: spending leaves the window at once.
 		r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1 + rand.Int64N(3),
-			Limits: []budget.Limit{{Max: stressHeld, Window: time.Microsecond}, {Max: stressCapacity}}})
+			Limits: []budget.Limit{budget.PerWindow(stressHeld, time.Microsecond), budget.Lifetime(stressCapacity)}})
 	}
 	var h holds.Hold
 	ok, err := s.run(ctx, iso, func(tx pgx.Tx) (_ map[string]int64, err error) {
@@ -153,7 +153,7 @@ func (s *stress) capture(ctx context.Context, iso pgx.TxIsoLevel) error {
 	if len(ids) == 0 {
 		return pause()
 	}
-	c := holds.Capture{IDs: ids}
+	c := holds.Capture{IDs: ids, All: true}
 	ended := int64(len(ids))
 	if rand.IntN(3) == 0 { // 1 unit more than is held at most, of one scope; sometimes more follows
 		h, err := s.f.book.Get(ctx, s.f.pool, "", ids[0], "")

@@ -109,11 +109,11 @@ func TestSubscriber_HearsEachTransitionOfItsOwnCallAndCanRefuseIt(t *testing.T) 
 			return err
 		}},
 		{"h1", holds.EventCaptured, []string{"captured h1 4 captured"}, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}})
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}, All: true})
 			return err
 		}},
 		{"h1", holds.EventReturned, []string{"returned h1 5 captured"}, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h1"}})
+			_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h1"}, All: true})
 			return err
 		}},
 		{"h2", holds.EventReleased, []string{"released h2 3 released"}, func(ctx context.Context, tx pgx.Tx) error {
@@ -157,7 +157,7 @@ func TestSubscriber_OfASweepHearsWhatOthersEndedUntilItTakesIt(t *testing.T) {
 	}
 	before := f.heard()
 	f.mustPlace(holds.Request{ID: "new", TTL: time.Hour, Lines: []holds.Line{capacity("1", 1, 1)}})
-	_, err := f.charge(budget.Charge{Scope: "2", Amount: 1, Limits: []budget.Limit{{Max: 1}}})
+	_, err := f.charge(budget.Charge{Scope: "2", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 	require.NoError(t, err)
 	before = append(before, "placed new 1 held")
 	require.Equal(t, before, f.heard())
@@ -217,10 +217,10 @@ func TestSubscriber_ThatSwallowsAFailureRefusesItsOwnTransitionOnly(t *testing.T
 	}
 	var refusal *holds.SubscriberError
 	tx := begin(t, f.pool, pgx.ReadCommitted)
-	_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{"bad"}})
+	_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{"bad"}, All: true})
 	require.ErrorAs(t, err, &refusal)
 	require.Equal(t, "bad", refusal.ID)
-	_, err = f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{"a"}})
+	_, err = f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{"a"}, All: true})
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Equal(t, holds.Held, f.get("bad").State)
@@ -253,7 +253,7 @@ func TestSubscriber_WhoseCallEndsMeanwhileLeavesNothingOfIt(t *testing.T) {
 			return err
 		},
 		"capture": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}})
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, All: true})
 			return err
 		},
 		"expire": func(ctx context.Context, tx pgx.Tx) error {

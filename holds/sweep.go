@@ -110,14 +110,14 @@ type SweepOptions struct {
 type SweepReport struct {
 	// Expired holds were ended, freed and announced; those among them that somebody
 	// had seen through before included.
-	Expired int
+	Expired int `json:"expired"`
 	// Skipped holds were in use by somebody else, and are left for the next sweep.
-	Skipped int
+	Skipped int `json:"skipped"`
 	// Failed holds are those whose subscriber returned an error: they have ended, and
 	// will be announced again by the next sweep.
-	Failed int
+	Failed int `json:"failed"`
 	// Batches is how many transactions it took.
-	Batches int
+	Batches int `json:"batches"`
 }
 
 const sweepSQL = `

@@ -1,16 +1,18 @@
-// Package httplimit tells HTTP clients where they stand with a budget: the
-// RateLimit-Policy and RateLimit fields of draft-ietf-httpapi-ratelimit-headers-11,
-// Retry-After, and the 429 of a denial as problem details (RFC 9457).
+// Package httplimit says in HTTP what this library answers. Write decides status,
+// Retry-After and a problem body (RFC 9457) for every error of the library. Policies tell
+// clients where they stand with a budget: the RateLimit-Policy and RateLimit fields of
+// draft-ietf-httpapi-ratelimit-headers-11.
 //
 //	policies, err := httplimit.New(httplimit.Config{Limits: perClient, Shared: everyone})
 //	…
-//	receipt, err := ledger.Charge(ctx, tx, charges...)
-//	var exceeded *budget.ExceededError
-//	if errors.As(err, &exceeded) {
-//		policies.Refuse(w, exceeded)
+//	out, err := metered.Do(ctx, client, cmd, fn)
+//	if err != nil {
+//		if status := policies.Write(w, err); status >= 500 {
+//			slog.Error("upload failed", "error", err)
+//		}
 //		return
 //	}
-//	policies.Show(w.Header(), receipt)
+//	policies.Show(w.Header(), out.Receipt)
 //
 // A policy is a budget.Limit by the name that it has there, and what is not among
 // the policies is not shown. Nor are the numbers of shared limits, which tell one

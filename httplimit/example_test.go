@@ -2,7 +2,6 @@ package httplimit_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"net"
@@ -37,17 +36,14 @@ func limited(pool *pgxpool.Pool, ledger *budget.Ledger, next http.Handler, limit
 			receipt, err = ledger.Charge(r.Context(), tx, budget.Charge{Scope: budget.ScopeKey("address", address, ""), Amount: 1, Limits: limits})
 			return err
 		})
-		var exceeded *budget.ExceededError
-		switch {
-		case errors.As(err, &exceeded):
-			policies.Refuse(w, exceeded)
-		case err != nil:
-			log.Print(err) // it names scopes and amounts: not for the client
-			httplimit.Problem{Title: "Service Unavailable", Status: http.StatusServiceUnavailable}.Write(w)
-		default:
-			policies.Show(w.Header(), receipt)
-			next.ServeHTTP(w, r)
+		if err != nil {
+			if status := policies.Write(w, err); status >= http.StatusInternalServerError {
+				log.Print(err) // it names scopes and amounts: not for the client
+			}
+			return
 		}
+		policies.Show(w.Header(), receipt)
+		next.ServeHTTP(w, r)
 	}), nil
 }
 
@@ -60,7 +56,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	handler, err := limited(pool, ledger, http.NotFoundHandler(), budget.Limit{Name: "hourly", Max: 2, Window: time.Hour})
+	handler, err := limited(pool, ledger, http.NotFoundHandler(), budget.PerWindow(2, time.Hour).Named("hourly"))
 	if err != nil {
 		log.Fatal(err)
 	}

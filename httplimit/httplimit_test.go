@@ -2,12 +2,14 @@ package httplimit_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,13 +17,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httplimit"
 )
 
 var (
 	burst    = budget.Limit{Name: "burst", Max: 10, Window: time.Second}
 	daily    = budget.Limit{Name: "daily", Max: 1000, Window: 24 * time.Hour}
-	credit   = budget.Limit{Name: "credit", Max: 50}
+	stock    = budget.Lifetime(50).Named("stock")
 	everyone = budget.Limit{Name: "everyone", Max: 77_777, Window: time.Minute}
 )
 
@@ -38,15 +41,15 @@ func standing(l budget.Limit, available int64) budget.Standing {
 
 func TestShow_SetsBothFieldsInTheOrderOfThePolicies(t *testing.T) {
 	t.Parallel()
-	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, credit}})
+	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, stock}})
 	h := http.Header{}
 	p.Show(h, budget.Receipt{Entries: []budget.Posted{
-		{Scope: "a", Standings: []budget.Standing{standing(credit, 4), standing(daily, 420)}},
+		{Scope: "a", Standings: []budget.Standing{standing(stock, 4), standing(daily, 420)}},
 		{Scope: "b", Standings: []budget.Standing{standing(burst, 9)}},
 	}})
 	require.Equal(t, http.Header{
-		"Ratelimit-Policy": {`"burst";q=10;w=1, "daily";q=1000;w=86400, "credit";q=50`},
-		"Ratelimit":        {`"burst";r=9;t=1, "daily";r=420;t=86400, "credit";r=4`},
+		"Ratelimit-Policy": {`"burst";q=10;w=1, "daily";q=1000;w=86400, "stock";q=50`},
+		"Ratelimit":        {`"burst";r=9;t=1, "daily";r=420;t=86400, "stock";r=4`},
 	}, h)
 
 	p.Show(h, budget.Receipt{}) // a replay: what was set before is not left to stand
@@ -80,60 +83,85 @@ func TestPolicies_UnitsKeysAndNamesAreWrittenAsStructuredFields(t *testing.T) {
 	require.Equal(t, `"a\"b\\c;q=9, d";r=999999999999999;t=2;pk=:dHJpYWwxMjEzMjM=:`, h.Get("RateLimit"))
 }
 
-func TestRefuse_SaysWhatRefusedAndWhenToComeBack(t *testing.T) {
+func TestPolicies_WriteSaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 	t.Parallel()
 	refused := func(l budget.Limit, available int64, after time.Duration) budget.Refusal {
 		return budget.Refusal{Scope: "scope/zed", Limit: l, Used: 333, Held: 444, Requested: 555, Available: available, RetryAfter: after}
 	}
-	other := budget.Limit{Name: "unheard of", Max: 1, Window: time.Hour}
+	other := budget.PerWindow(1, time.Hour).Named("unheard of")
+	prepaid := budget.Prepaid().Named("credit")
 	for name, test := range map[string]struct {
 		refusals   []budget.Refusal
+		status     int
 		retryAfter []string
 		limit      []string
 		violated   string
 	}{
-		"rounded up":       {[]budget.Refusal{refused(burst, 3, time.Microsecond)}, []string{"1"}, []string{`"burst";r=3;t=1`}, `["burst"]`},
-		"due now, still 1": {[]budget.Refusal{refused(burst, 0, 0)}, []string{"1"}, []string{`"burst";r=0;t=1`}, `["burst"]`},
-		"whole seconds":    {[]budget.Refusal{refused(burst, 0, 2*time.Second)}, []string{"2"}, []string{`"burst";r=0;t=2`}, `["burst"]`},
+		"rounded up":       {[]budget.Refusal{refused(burst, 3, time.Microsecond)}, 429, []string{"1"}, []string{`"burst";r=3;t=1`}, `["burst"]`},
+		"due now, still 1": {[]budget.Refusal{refused(burst, 0, 0)}, 429, []string{"1"}, []string{`"burst";r=0;t=1`}, `["burst"]`},
+		"whole seconds":    {[]budget.Refusal{refused(burst, 0, 2*time.Second)}, 429, []string{"2"}, []string{`"burst";r=0;t=2`}, `["burst"]`},
 		"the longest": {
 			[]budget.Refusal{refused(daily, 7, 90*time.Minute), refused(burst, 0, 1100*time.Millisecond)},
-			[]string{"5400"}, []string{`"burst";r=0;t=2, "daily";r=7;t=5400`}, `["burst","daily"]`,
+			429, []string{"5400"}, []string{`"burst";r=0;t=2, "daily";r=7;t=5400`}, `["burst","daily"]`,
 		},
-		"never": {
-			[]budget.Refusal{refused(credit, 2, budget.Never), refused(burst, 0, time.Second)},
-			nil, []string{`"burst";r=0;t=1, "credit";r=2`}, `["burst","credit"]`,
+		"too much for the window": {[]budget.Refusal{refused(burst, 0, budget.Never)}, 429, nil, []string{`"burst";r=0`}, `["burst"]`},
+		"a stock": {
+			[]budget.Refusal{refused(stock, 2, budget.Never), refused(burst, 0, time.Second)},
+			409, nil, []string{`"burst";r=0;t=1, "stock";r=2`}, `["burst","stock"]`,
+		},
+		"a stock of which some is held": {
+			[]budget.Refusal{refused(burst, 0, 2*time.Second), refused(stock, 2, time.Second)},
+			409, []string{"2"}, []string{`"burst";r=0;t=2, "stock";r=2;t=1`}, `["burst","stock"]`,
+		},
+		"credit before a stock and a window": {
+			[]budget.Refusal{refused(burst, 0, time.Second), refused(stock, 2, time.Second), refused(prepaid, 2, time.Second)},
+			402, nil, []string{`"burst";r=0;t=1, "stock";r=2;t=1, "credit";r=2`}, `["burst","stock","credit"]`,
 		},
 		"one in three scopes": {
 			[]budget.Refusal{refused(burst, 5, 7*time.Second), refused(burst, 2, 3*time.Second), refused(burst, 9, 4*time.Second)},
-			[]string{"7"}, []string{`"burst";r=2;t=7`}, `["burst"]`,
+			429, []string{"7"}, []string{`"burst";r=2;t=7`}, `["burst"]`,
 		},
 		"one in three scopes, never": {
-			[]budget.Refusal{refused(credit, 5, time.Second), refused(credit, 5, budget.Never), refused(credit, 5, time.Second)},
-			nil, []string{`"credit";r=5`}, `["credit"]`,
+			[]budget.Refusal{refused(stock, 5, time.Second), refused(stock, 5, budget.Never), refused(stock, 5, time.Second)},
+			409, nil, []string{`"stock";r=5`}, `["stock"]`,
 		},
-		"shared, by name":    {[]budget.Refusal{refused(everyone, 888, 61*time.Second)}, []string{"61"}, nil, `["everyone"]`},
-		"no policy, no name": {[]budget.Refusal{refused(other, 999, 5*time.Second)}, []string{"5"}, nil, `[]`},
+		"shared, by name":    {[]budget.Refusal{refused(everyone, 888, 61*time.Second)}, 429, []string{"61"}, nil, `["everyone"]`},
+		"no policy, no name": {[]budget.Refusal{refused(other, 999, 5*time.Second)}, 429, []string{"5"}, nil, ``},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, credit}, Shared: []budget.Limit{everyone}})
+			p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, stock, prepaid}, Shared: []budget.Limit{everyone}})
 			w := httptest.NewRecorder()
 			w.Header().Set("Retry-After", "77") // what was there before is not left to stand
 			p.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(daily, 1)}}}})
-			p.Refuse(w, &budget.ExceededError{Refusals: test.refusals})
+			require.Equal(t, test.status, p.Write(w, fmt.Errorf("while: %w", &budget.ExceededError{Refusals: test.refusals})))
 			answer := w.Result()
 			body, err := io.ReadAll(answer.Body)
 			require.NoError(t, err)
-			require.Equal(t, 429, answer.StatusCode)
-			require.JSONEq(t, `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded",
-				"title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,
-				"violated-policies":`+test.violated+`}`, string(body))
+			require.Equal(t, test.status, answer.StatusCode)
+			want := httplimit.Problem{Title: http.StatusText(test.status), Status: test.status, Code: "budget_exceeded"}
+			switch test.status {
+			case 429:
+				want.Type, want.Title = httplimit.QuotaExceeded, "Request cannot be satisfied as assigned quota has been exceeded"
+			case 402:
+				want.Detail = "a part of the credit is reserved"
+			}
+			if test.violated != "" {
+				require.NoError(t, json.Unmarshal([]byte(test.violated), &want.ViolatedPolicies))
+			}
+			if test.retryAfter != nil {
+				want.RetryAfterSeconds, err = strconv.ParseInt(test.retryAfter[0], 10, 64)
+				require.NoError(t, err)
+			}
+			var got httplimit.Problem
+			require.NoError(t, json.Unmarshal(body, &got))
+			require.Equal(t, want, got)
 			require.Equal(t, "application/problem+json", answer.Header.Get("Content-Type"))
 			require.Equal(t, "no-store", answer.Header.Get("Cache-Control"))
 			require.Equal(t, test.retryAfter, answer.Header.Values("Retry-After"))
 			require.Equal(t, test.limit, answer.Header.Values("RateLimit"))
-			require.Equal(t, `"burst";q=10;w=1, "daily";q=1000;w=86400, "credit";q=50`, answer.Header.Get("RateLimit-Policy"))
-			for _, secret := range []string{"zed", "333", "444", "555", "888", "999", "77777", "unheard"} {
+			require.Equal(t, `"burst";q=10;w=1, "daily";q=1000;w=86400, "stock";q=50, "credit";q=0`, answer.Header.Get("RateLimit-Policy"))
+			for _, secret := range []string{"zed", "333", "444", "555", "888", "999", "77777", "unheard", "while"} {
 				require.NotContains(t, string(body), secret)
 				for _, values := range answer.Header {
 					require.NotContains(t, strings.Join(values, " "), secret)
@@ -141,6 +169,16 @@ func TestRefuse_SaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestPolicies_WriteLeavesTheFieldsAfterAnotherError(t *testing.T) {
+	t.Parallel()
+	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst}})
+	w := httptest.NewRecorder()
+	p.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(burst, 4)}}}}) // of an attempt
+	require.Equal(t, 404, p.Write(w, holds.ErrUnknown))
+	require.Equal(t, `"burst";r=4;t=1`, w.Header().Get("RateLimit"))
+	require.JSONEq(t, `{"title":"Not Found","status":404,"code":"hold_unknown"}`, w.Body.String())
 }
 
 func TestShow_NumbersOfSharedLimitsStayOut(t *testing.T) {
@@ -174,8 +212,9 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		{Limits: named(strings.Repeat("n", httplimit.MaxNameBytes+1))},
 		{Limits: many},
 		{Shared: many},
-		{Limits: []budget.Limit{{Name: "n", Max: -1}}},
-		{Limits: []budget.Limit{{Name: "n", Max: 1, Window: -1}}},
+		{Limits: []budget.Limit{budget.Lifetime(-1).Named("n")}},
+		{Limits: []budget.Limit{{Name: "n", Max: 1}}},
+		{Limits: []budget.Limit{{Name: "n", Max: 1, Window: budget.OfCredit - 1}}},
 		{Limits: named("a"), Units: map[string]string{"b": "requests"}},
 		{Limits: named("a"), Shared: named("b"), Units: map[string]string{"b": "requests"}},
 		{Limits: named("a"), Units: map[string]string{"a": "by\ntes"}},
@@ -185,7 +224,7 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 	}
-	nothing := budget.Limit{Name: "nothing"}
+	nothing := budget.Prepaid().Named("nothing")
 	policies(t, httplimit.Config{Limits: append(many[2:], nothing), Shared: named("~", strings.Repeat("n", httplimit.MaxNameBytes))})
 	p := policies(t, httplimit.Config{})
 	for _, size := range []int{0, httplimit.MaxKeyBytes + 1} {
@@ -220,8 +259,10 @@ func TestFields_StayBelowFourKilobytes(t *testing.T) {
 func TestProblem_WritesOnlyWhatItHas(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
+	w.Header().Set("Retry-After", "77")
 	httplimit.Problem{Title: "Not Found", Status: 404, Detail: `no <such> "code"`}.Write(w)
 	require.Equal(t, 404, w.Code)
+	require.Empty(t, w.Header().Values("Retry-After"))
 	require.JSONEq(t, `{"title":"Not Found","status":404,"detail":"no <such> \"code\""}`, w.Body.String())
 	w = httptest.NewRecorder()
 	httplimit.Problem{}.Write(w)
@@ -245,7 +286,7 @@ func FuzzName(f *testing.F) {
 		parts := item.FindStringSubmatch(h.Get("RateLimit-Policy"))
 		require.NotNil(t, parts, h.Get("RateLimit-Policy"))
 		require.Equal(t, name, regexp.MustCompile(`\\(.)`).ReplaceAllString(parts[1], "$1"))
-		body, err := json.Marshal(p.Problem(&budget.ExceededError{Refusals: []budget.Refusal{{Limit: budget.Limit{Name: name}}}}))
+		body, err := json.Marshal(p.ProblemOf(&budget.ExceededError{Refusals: []budget.Refusal{{Limit: budget.Limit{Name: name}}}}))
 		require.NoError(t, err)
 		var back httplimit.Problem
 		require.NoError(t, json.Unmarshal(body, &back))

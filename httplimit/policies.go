@@ -38,7 +38,7 @@ type Config struct {
 	// Limits are those of a client's own budget, as they are given to budget.Charge.
 	// Their names are shown, so they must have one each: 1 to MaxNameBytes printable
 	// ASCII characters. A window that is no whole number of seconds is shown rounded
-	// up, and a lifetime without a window. Prepaid credit is no policy: its quota would
+	// up, and a lifetime without one. Prepaid credit is no policy: its quota would
 	// be shown as 0.
 	Limits []budget.Limit
 
@@ -143,8 +143,8 @@ func check(field string, limit budget.Limit) error {
 	switch {
 	case limit.Max < 0 || limit.Max > budget.MaxLimit:
 		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max, int64(budget.MaxLimit))
-	case limit.Window < 0 || limit.Window > budget.MaxWindow:
-		return fault.Invalid(errArgument, field+".Window", "%v is not from 0 to %v", limit.Window, budget.MaxWindow)
+	case limit.Window != budget.Forever && limit.Window != budget.OfCredit && (limit.Window <= 0 || limit.Window > budget.MaxWindow):
+		return fault.Invalid(errArgument, field+".Window", "%v is neither from 1µs to %v nor budget.Forever", limit.Window, budget.MaxWindow)
 	}
 	return checkText(field+".Name", limit.Name)
 }

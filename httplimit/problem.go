@@ -3,11 +3,10 @@ package httplimit
 import (
 	"encoding/json"
 	"net/http"
-
-	"github.com/pgmetered/metered/budget"
+	"strconv"
 )
 
-// QuotaExceeded is the draft's problem type for a denial.
+// QuotaExceeded is the draft's problem type for a limit over a window.
 const QuotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
 // Problem is a refusal as problem details (RFC 9457). All members are optional;
@@ -16,53 +15,31 @@ type Problem struct {
 	Type   string `json:"type,omitempty"`
 	Title  string `json:"title,omitempty"`
 	Status int    `json:"status,omitempty"`
+	// Detail is for whoever asked, in words of yours.
 	Detail string `json:"detail,omitempty"`
 
-	// ViolatedPolicies are the names of the policies that refused, for QuotaExceeded.
-	ViolatedPolicies []string `json:"violated-policies,omitzero"`
+	// Code is the stable code of the error: metered.Code has the list.
+	Code string `json:"code,omitempty"`
+	// RetryAfterSeconds is Retry-After. 0 means that there is none.
+	RetryAfterSeconds int64 `json:"retry_after_seconds,omitempty"`
+	// ViolatedPolicies are the names of the policies that refused.
+	ViolatedPolicies []string `json:"violated-policies,omitempty"`
 }
 
-// Problem describes a denial, by the names of the policies that refused: shared ones
-// too, and none that are not policies.
-func (p *Policies) Problem(e *budget.ExceededError) Problem {
-	refused := map[string]bool{}
-	for _, r := range e.Refusals {
-		refused[r.Limit.Name] = true
-	}
-	names := []string{}
-	for _, policy := range p.shown {
-		if refused[policy.name] {
-			names = append(names, policy.name)
-		}
-	}
-	for _, name := range p.shared {
-		if refused[name] {
-			names = append(names, name)
-		}
-	}
-	return Problem{
-		Type:   QuotaExceeded,
-		Title:  "Request cannot be satisfied as assigned quota has been exceeded",
-		Status: http.StatusTooManyRequests, ViolatedPolicies: names,
-	}
-}
-
-// Refuse answers a denial: its fields (ShowRefusal) and its Problem, with status 429.
-func (p *Policies) Refuse(w http.ResponseWriter, e *budget.ExceededError) {
-	p.ShowRefusal(w.Header(), e)
-	p.Problem(e).Write(w)
-}
-
-// Write answers with the problem and its Status, 500 if it has none. No cache keeps
-// it, as RFC 6585 demands of a 429.
+// Write answers with the problem and its Status, 500 if it has none, and sets Retry-After.
+// No cache keeps it, as RFC 6585 demands of a 429.
 func (p Problem) Write(w http.ResponseWriter) {
 	if p.Status == 0 {
 		p.Status = http.StatusInternalServerError
 	}
 	body, err := json.Marshal(p)
-	if err != nil { // strings and a number: it cannot be
+	if err != nil { // strings and numbers: it cannot be
 		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
 		return
+	}
+	w.Header().Del("Retry-After") // what was set before is not left to stand
+	if p.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", strconv.FormatInt(p.RetryAfterSeconds, 10))
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.Header().Set("Cache-Control", "no-store")

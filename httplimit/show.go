@@ -2,7 +2,6 @@ package httplimit
 
 import (
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -32,33 +31,28 @@ func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
 		for _, s := range entry.Standings {
-			add(left, s.Limit.Name, service{s.Available, s.Limit.Window})
+			add(left, s.Limit.Name, service{s.Available, max(s.Limit.Window, 0)})
 		}
 	}
 	p.show(h, left)
 }
 
-// ShowRefusal sets RateLimit-Policy and RateLimit for a denial, and Retry-After.
+// ShowRefusal sets RateLimit-Policy and RateLimit for a denial, as Policies.Write does.
 //
 // RateLimit has the limits that refused, since the denial knows no others: what
 // would still have fitted, and as t when the amount asked for fits again, in all scopes
-// of which a policy refused. Retry-After is when it fits under all of them, in whole
-// seconds, rounded up, at least 1: never earlier than any t. There is none if waiting
-// does not help (budget.Never).
+// of which a policy refused. There is no t if waiting does not help (budget.Never), and
+// none for prepaid credit. Retry-After, which Problem.Write sets, is never earlier than any t.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	left := map[string]service{}
 	for _, r := range e.Refusals {
 		wait := max(r.RetryAfter, 1)
-		if r.RetryAfter == budget.Never {
+		if r.RetryAfter == budget.Never || r.Limit.Window == budget.OfCredit {
 			wait = 0
 		}
 		add(left, r.Limit.Name, service{r.Available, wait})
 	}
 	p.show(h, left)
-	h.Del("Retry-After")
-	if after, ok := e.RetryAfterSeconds(); ok {
-		h.Set("Retry-After", strconv.FormatInt(max(after, 1), 10))
-	}
 }
 
 // service is a policy's service limit: so much within a time, or for ever.

@@ -161,7 +161,7 @@ func exercise(t *testing.T, connString string) {
 	require.Equal(t, n, s.verify())
 
 	cmd, fn := upload("refused", "org/0", texts[n], 1)
-	cmd.Charges[0].Limits = []budget.Limit{{Max: 1}}
+	cmd.Charges[0].Limits = []budget.Limit{budget.Lifetime(1)}
 	_, err := metered.Do(ctx, s.c, cmd, fn)
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	_, err = s.c.Tokens.Inspect(ctx, s.pool, "upload", "ann", texts[n])

@@ -35,6 +35,10 @@ var (
 	// River's.
 	ErrNotMigrated error = fault.New("not_migrated", "jobs: a schema is missing or incomplete: call metered.Migrate, and migrate River")
 
+	// ErrNotGranted means that the role has not been given what the call needs, on this
+	// library's tables or on River's.
+	ErrNotGranted error = fault.New("not_granted", "jobs: "+sqlstate.GrantHint+", or what River's tables need")
+
 	// ErrNotFound means that the key is not there: never used, rolled back, not
 	// committed yet, or purged.
 	ErrNotFound error = fault.New("job_key_not_found", "jobs: key not found")
@@ -91,8 +95,8 @@ func wrap(doing string, err error) error {
 		return fmt.Errorf("%w: %w", ErrBusy, err)
 	case sqlstate.UndefinedFunction, sqlstate.UndefinedTable, sqlstate.InvalidSchemaName:
 		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, doing, err)
-	case sqlstate.InsufficientPrivilege: // River's tables are not metered's to grant
-		return fmt.Errorf("jobs: %s: %s, or what River's tables need: %w", doing, sqlstate.GrantHint, err)
+	case sqlstate.InsufficientPrivilege:
+		return fmt.Errorf("%w: %s: %w", ErrNotGranted, doing, err)
 	}
 	return fmt.Errorf("jobs: %s: %w", doing, err)
 }

@@ -12,11 +12,13 @@ import (
 
 // Record is what is remembered of a key.
 type Record struct {
-	Queue, Key string
+	Queue string `json:"queue"`
+	Key   string `json:"key"`
 	// JobID is the job's id in River, which may have deleted the job since.
-	JobID        int64
-	Kind, Tenant string
-	ClaimedAt    time.Time
+	JobID     int64     `json:"job_id"`
+	Kind      string    `json:"kind"`
+	Tenant    string    `json:"tenant,omitempty"`
+	ClaimedAt time.Time `json:"claimed_at"`
 }
 
 const findSQL = `

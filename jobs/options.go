@@ -40,13 +40,13 @@ type Item struct {
 type Result struct {
 	// JobID is the job's id in River. If Created is false River may have deleted
 	// the job since.
-	JobID int64
+	JobID int64 `json:"job_id"`
 
 	// Created is true if this call inserted the job, and false if its key was used
 	// before or, without a key, if River's UniqueOpts found a job.
-	Created bool
+	Created bool `json:"created"`
 
 	// Job is the job's row as River returned it from its insert; nil if the key was
 	// used before, since the job is not read then.
-	Job *rivertype.JobRow
+	Job *rivertype.JobRow `json:"job,omitempty"`
 }

@@ -30,6 +30,9 @@ var (
 
 	// ErrNotMigrated means that the schema is not there, or not whole.
 	ErrNotMigrated error = fault.New("not_migrated", "tokens: the schema is missing or incomplete: call metered.Migrate")
+
+	// ErrNotGranted means that the role has not been given what the call needs.
+	ErrNotGranted error = fault.New("not_granted", "tokens: "+sqlstate.GrantHint)
 )
 
 // ErrArgument is the identity of every refused argument. The error itself is an
@@ -111,7 +114,7 @@ func dbError(call string, err error) error {
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, call, err)
 	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("tokens: %s: %s: %w", call, sqlstate.GrantHint, err)
+		return fmt.Errorf("%w: %s: %w", ErrNotGranted, call, err)
 	}
 	return fmt.Errorf("tokens: %s: %w", call, err)
 }

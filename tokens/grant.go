@@ -9,18 +9,18 @@ import (
 // Info is what a good token grants.
 type Info struct {
 	// Digest identifies the token, for audit records.
-	Digest  Digest
-	Purpose string
-	Subject string
+	Digest  Digest `json:"digest"`
+	Purpose string `json:"purpose"`
+	Subject string `json:"subject"`
 
 	// Payload is what Mint was given, as JSON; nil if it was given none.
-	Payload json.RawMessage
+	Payload json.RawMessage `json:"payload,omitempty"`
 
 	// UsesLeft is how often it can still be consumed: after this use, in a Grant.
-	UsesLeft int
+	UsesLeft int `json:"uses_left"`
 
-	MintedAt  time.Time
-	ExpiresAt time.Time
+	MintedAt  time.Time `json:"minted_at"`
+	ExpiresAt time.Time `json:"expires_at"`
 }
 
 // Decode unmarshals the payload into v. Without a payload it leaves v alone.
@@ -41,7 +41,7 @@ type Grant struct {
 	Info
 
 	// ConsumedAt is the database's clock when it was.
-	ConsumedAt time.Time
+	ConsumedAt time.Time `json:"consumed_at"`
 }
 
 // Presented is a well-formed token with the purpose and subject it was presented

@@ -57,19 +57,19 @@ type Mint struct {
 // Minted is a new token.
 type Minted struct {
 	// Token is the only copy of its text: Reveal it to hand it out.
-	Token Token
+	Token Token `json:"token"` // redacted
 
 	// Digest identifies the token in logs, in the database and for Revoke.
-	Digest Digest
+	Digest Digest `json:"digest"`
 
-	Purpose   string
-	Subject   string
-	Uses      int
-	MintedAt  time.Time // by the database's clock
-	ExpiresAt time.Time // MintedAt + TTL, to the microsecond; no longer good at that time
+	Purpose   string    `json:"purpose"`
+	Subject   string    `json:"subject"`
+	Uses      int       `json:"uses"`
+	MintedAt  time.Time `json:"minted_at"`  // by the database's clock
+	ExpiresAt time.Time `json:"expires_at"` // MintedAt + TTL, to the microsecond; no longer good at that time
 
 	// Replaced is how many live tokens Replace revoked. 0 from Mint and MintMany.
-	Replaced int64
+	Replaced int64 `json:"replaced,omitempty"`
 }
 
 // Mint stores a new token and returns it, in one round trip.

@@ -21,8 +21,8 @@ type shop struct {
 
 // rules are the limits that every order must keep, both of them on the account's one scope.
 var rules = []budget.Limit{
-	{Name: "credit", Max: 0},                            // for the lifetime: nothing is spent that was not credited
-	{Name: "daily", Max: 50_00, Window: 24 * time.Hour}, // a credit does not raise it, a refund does
+	budget.Prepaid().Named("credit"),                     // nothing is spent that was not credited
+	budget.PerWindow(50_00, 24*time.Hour).Named("daily"), // a credit does not raise it, a refund does
 }
 
 func wallet(account string) string { return budget.ScopeKey("wallet", account, "") }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
 	"github.com/pgmetered/metered/httplimit"
 )
@@ -42,21 +41,17 @@ func (a *app) handler() (http.Handler, error) {
 			key = metered.NewID()
 		}
 		done, err := a.submit(r.Context(), account, key, request.Number)
-		var exceeded *budget.ExceededError
-		switch {
-		case err == nil:
-			w.Header().Set("Location", "/tasks/"+done.ID)
-			answer(w, http.StatusAccepted, done)
-		case errors.As(err, &exceeded):
-			policies.Refuse(w, exceeded)
-		default:
-			fail(w, r, err)
+		if err != nil {
+			fail(w, r, policies, err)
+			return
 		}
+		w.Header().Set("Location", "/tasks/"+done.ID)
+		answer(w, http.StatusAccepted, done)
 	}))
 	mux.HandleFunc("GET /tasks/{id}", a.authenticated(func(w http.ResponseWriter, r *http.Request, account string) {
 		s, err := a.status(r.Context(), account, r.PathValue("id"))
 		if err != nil {
-			fail(w, r, err)
+			fail(w, r, policies, err)
 			return
 		}
 		answer(w, http.StatusOK, s)
@@ -88,26 +83,19 @@ func (a *app) authenticated(serve func(http.ResponseWriter, *http.Request, strin
 	}
 }
 
-func fail(w http.ResponseWriter, r *http.Request, err error) {
-	switch {
-	case errors.Is(err, errNoTask):
+// fail answers an error. With the same key a request that got a 503 can be sent again.
+func fail(w http.ResponseWriter, r *http.Request, policies *httplimit.Policies, err error) {
+	if errors.Is(err, errNoTask) {
 		refuse(w, http.StatusNotFound, err.Error())
-	case errors.Is(err, metered.ErrConflict):
-		refuse(w, http.StatusConflict, "the Idempotency-Key was used for another request")
-	case metered.Code(err) == "operation_retired" || metered.Code(err) == "operation_future" || metered.Code(err) == "invalid_argument":
-		refuse(w, http.StatusBadRequest, "that is not valid")
-	case metered.Retryable(err): // with the same key it can be sent again
-		slog.WarnContext(r.Context(), r.Pattern, "error", err)
-		w.Header().Set("Retry-After", "1")
-		refuse(w, http.StatusServiceUnavailable, "try again")
-	default:
-		slog.ErrorContext(r.Context(), r.Pattern, "error", err)
-		refuse(w, http.StatusInternalServerError, "something went wrong")
+		return
+	}
+	if status := policies.Write(w, err); status >= http.StatusInternalServerError {
+		slog.ErrorContext(r.Context(), r.Pattern, "status", status, "error", err)
 	}
 }
 
-func refuse(w http.ResponseWriter, code int, text string) {
-	answer(w, code, map[string]string{"error": text})
+func refuse(w http.ResponseWriter, status int, detail string) {
+	httplimit.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
 }
 
 func answer(w http.ResponseWriter, code int, body any) {

@@ -35,7 +35,7 @@ import (
 )
 
 // hourly is what an account can spend. What is held counts as spent until it is known what it comes to.
-var hourly = []budget.Limit{{Name: "hourly", Max: 2_000_000, Window: time.Hour}}
+var hourly = []budget.Limit{budget.PerWindow(2_000_000, time.Hour).Named("hourly")}
 
 func main() {
 	listen := flag.String("listen", "", "serve at this address instead of showing what it does")

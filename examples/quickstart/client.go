@@ -68,7 +68,14 @@ type answer struct {
 	status     int
 	retryAfter string
 	body       string
-	failure    failure // if status says so
+	problem    problem // if status says so
+}
+
+// problem is what the client makes of the body of a refusal.
+type problem struct {
+	Code              string `json:"code"`
+	Detail            string `json:"detail"`
+	RetryAfterSeconds int64  `json:"retry_after_seconds"`
 }
 
 func (c *client) upload(ctx context.Context, s sent) (answer, error) {
@@ -90,7 +97,7 @@ func (c *client) upload(ctx context.Context, s sent) (answer, error) {
 	}
 	a := answer{status: res.StatusCode, retryAfter: res.Header.Get("Retry-After"), body: string(body)}
 	if a.status >= 400 {
-		if err := json.Unmarshal(body, &a.failure); err != nil {
+		if err := json.Unmarshal(body, &a.problem); err != nil {
 			return answer{}, fmt.Errorf("status %d with the body %.200q", a.status, body)
 		}
 	}

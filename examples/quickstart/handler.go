@@ -1,19 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/httplimit"
 )
 
 const (
@@ -39,10 +36,10 @@ func (a *app) handler() http.Handler {
 func (a *app) serveUpload(w http.ResponseWriter, r *http.Request) {
 	content, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxContent))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-		reply(w, http.StatusRequestEntityTooLarge, failure{Code: "too_large", Message: err.Error()})
+		httplimit.Problem{Title: "Content Too Large", Status: http.StatusRequestEntityTooLarge, Detail: err.Error()}.Write(w)
 		return
 	} else if err != nil {
-		reply(w, http.StatusBadRequest, failure{Code: "bad_body", Message: "the body could not be read"})
+		httplimit.Problem{Title: "Bad Request", Status: http.StatusBadRequest, Detail: "the body could not be read"}.Write(w)
 		return
 	}
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
@@ -67,34 +64,8 @@ func (a *app) serveUpload(w http.ResponseWriter, r *http.Request) {
 	reply(w, status, out.Raw) // the same for every repetition
 }
 
-// failure is the body of a refusal.
-type failure struct {
-	Code      string `json:"code"`
-	Message   string `json:"message"`
-	Operation string `json:"operation,omitempty"`
-	RetryIn   string `json:"retry_in,omitempty"`
-}
-
-// statusOf says what each error means in HTTP. All that can be wrong with a token is one code and one status, so that
-// whoever tries tokens learns nothing.
-func statusOf(err error) int {
-	switch metered.Code(err) {
-	case "token_invalid":
-		return http.StatusForbidden
-	case "budget_exceeded":
-		return http.StatusTooManyRequests
-	case "operation_conflict", "operation_retired":
-		return http.StatusConflict
-	case "invalid_argument", "operation_future":
-		return http.StatusBadRequest
-	}
-	if metered.Retryable(err) {
-		return http.StatusServiceUnavailable // the same request again is safe, and is the way to find out
-	}
-	return http.StatusInternalServerError
-}
-
-// messages say what an error is to whoever asks. Nothing of its own text gets out: it names scopes.
+// messages say what an error is to whoever asks, by its code. Nothing of its own text gets out: it names scopes. All that
+// can be wrong with a token is one code and one status, so that whoever tries tokens learns nothing.
 var messages = map[string]string{
 	"token_invalid":      "the upload grant is not valid",
 	"budget_exceeded":    "the account's plan has no room for it now",
@@ -105,25 +76,15 @@ var messages = map[string]string{
 }
 
 func refuse(w http.ResponseWriter, operation string, err error) {
-	status := statusOf(err)
-	f := failure{Code: metered.Code(err), Message: messages[metered.Code(err)]}
-	switch status {
-	case http.StatusTooManyRequests:
-		var exceeded *budget.ExceededError
-		if errors.As(err, &exceeded) {
-			if seconds, ok := exceeded.RetryAfterSeconds(); ok {
-				f.RetryIn = exceeded.RetryAfter().String()
-				w.Header().Set("Retry-After", strconv.FormatInt(seconds, 10))
-			}
-		}
-	case http.StatusServiceUnavailable:
-		f.Code, f.Operation, f.Message = cmp.Or(f.Code, "unavailable"), operation, "not known yet: repeat the request with the same Idempotency-Key"
-		w.Header().Set("Retry-After", "1")
-	case http.StatusInternalServerError:
-		f.Message = "internal error"
+	problem := httplimit.ProblemOf(err)
+	problem.Detail = messages[problem.Code]
+	if problem.Status == http.StatusServiceUnavailable { // the same request again is safe, and is the way to find out
+		problem.Detail = "not known yet: repeat the request with the same Idempotency-Key"
+	}
+	problem.Write(w)
+	if problem.Status == http.StatusInternalServerError {
 		slog.Error("upload failed", "operation", operation, "error", err)
 	}
-	reply(w, status, f)
 }
 
 func reply(w http.ResponseWriter, status int, body any) {

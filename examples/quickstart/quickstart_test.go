@@ -123,9 +123,9 @@ func TestRefusal_SaysNothingOfTheErrorsText(t *testing.T) {
 	} {
 		answer, err := c.upload(t.Context(), test.request)
 		require.NoError(t, err)
-		require.Equal(t, test.code, answer.failure.Code, answer.body)
-		require.Equal(t, messages[test.code], answer.failure.Message)
-		require.Equal(t, test.code == "", answer.failure.Message == "")
+		require.Equal(t, test.code, answer.problem.Code, answer.body)
+		require.Equal(t, messages[test.code], answer.problem.Detail)
+		require.Equal(t, test.code == "", answer.problem.Detail == "")
 		require.NotContains(t, answer.body, scopeOf("acme"))
 	}
 }
@@ -144,7 +144,7 @@ func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 		`same token for another operation, status: 403`,
 		`why, as only the server is told: used`,
 		`1000 are left of the hour's, and the next upload has one more`,
-		`"code":"budget_exceeded","message":"the account's plan has no room for it now","retry_in":"59m\d`,
+		`"detail":"the account's plan has no room for it now","code":"budget_exceeded","retry_after_seconds":3\d\d\d`,
 		`uses left of its token: 1`,
 		`10 answers with status 201`,
 		`54 answers with status 429`,
@@ -206,7 +206,7 @@ func TestCheck_CountsWhatDidNotHold(t *testing.T) {
 	require.Equal(t, "  ok      answer: 42\n  FAILED  room: got 11, want 10\n\nResult\n  1 of 2 checks FAILED\n", out.String())
 }
 
-func TestStatusOf_AnUnreachableDatabaseMaySucceedLater(t *testing.T) {
+func TestRefuse_AnUnreachableDatabaseMaySucceedLater(t *testing.T) {
 	t.Parallel()
 	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/nowhere")
 	require.NoError(t, err)
@@ -214,6 +214,12 @@ func TestStatusOf_AnUnreachableDatabaseMaySucceedLater(t *testing.T) {
 	a, err := newApp(pool, nil)
 	require.NoError(t, err)
 	_, err = metered.Do[any](t.Context(), a.metered, metered.Command{ID: "op"}, nil)
-	require.Equal(t, http.StatusServiceUnavailable, statusOf(err), err)
-	require.Equal(t, http.StatusInternalServerError, statusOf(errors.New("another")))
+	w := httptest.NewRecorder()
+	refuse(w, "op", err)
+	require.Equal(t, http.StatusServiceUnavailable, w.Code, err)
+	require.Contains(t, w.Body.String(), "repeat the request with the same Idempotency-Key")
+	w = httptest.NewRecorder()
+	refuse(w, "op", errors.New("another"))
+	require.Equal(t, http.StatusInternalServerError, w.Code)
+	require.NotContains(t, w.Body.String(), "another")
 }

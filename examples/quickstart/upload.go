@@ -80,7 +80,7 @@ func scopeOf(account string) string { return budget.ScopeKey("upload-bytes", acc
 
 // limits are part of the call and stored nowhere: a new plan applies with the next upload.
 func (p plan) limits() []budget.Limit {
-	return []budget.Limit{{Max: p.Hourly, Window: time.Hour}, {Max: p.Daily, Window: 24 * time.Hour}}
+	return []budget.Limit{budget.PerWindow(p.Hourly, time.Hour), budget.PerWindow(p.Daily, 24*time.Hour)}
 }
 
 // cost is in bytes, but at least 1: there is no charge of nothing.

@@ -32,12 +32,12 @@ import (
 // usual limits. A sliding window has no beginning: no second hour's attempts can be put right behind those of a first.
 var usual = limits{
 	Client: []budget.Limit{
-		{Name: "hourly", Max: 10, Window: time.Hour},
-		{Name: "daily", Max: 30, Window: 24 * time.Hour},
+		budget.PerWindow(10, time.Hour).Named("hourly"),
+		budget.PerWindow(30, 24*time.Hour).Named("daily"),
 	},
 	All: []budget.Limit{
-		{Name: "all-hourly", Max: 25, Window: time.Hour},
-		{Name: "all-daily", Max: 400, Window: 24 * time.Hour},
+		budget.PerWindow(25, time.Hour).Named("all-hourly"),
+		budget.PerWindow(400, 24*time.Hour).Named("all-daily"),
 	},
 }
 

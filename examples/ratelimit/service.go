@@ -141,37 +141,16 @@ func (s *service) serveRedeem(w http.ResponseWriter, r *http.Request) {
 	} else {
 		s.policies.Show(w.Header(), tried)
 	}
-	var exceeded *budget.ExceededError
 	switch {
 	case err == nil:
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(v)
-	case errors.As(err, &exceeded):
-		s.policies.Refuse(w, exceeded)
 	case errors.Is(err, errNoVoucher):
 		refuse(w, http.StatusNotFound, errNoVoucher.Error())
 	default:
-		s.fail(w, id, err)
-	}
-}
-
-// fail answers what neither the limits nor the vouchers are the reason of.
-func (s *service) fail(w http.ResponseWriter, id string, err error) {
-	switch metered.Code(err) {
-	case "invalid_argument", "operation_future":
-		slog.Info("redeem refused", "operation", id, "error", err) // of the future: is this process's clock ahead?
-		refuse(w, http.StatusBadRequest, "the Idempotency-Key cannot be used")
-	case "operation_conflict", "operation_retired":
-		refuse(w, http.StatusConflict, "the Idempotency-Key was used for another request, or is too old")
-	default:
-		if metered.Retryable(err) {
-			slog.Warn("redeem not answered", "operation", id, "error", err)
-			w.Header().Set("Retry-After", "1")
-			refuse(w, http.StatusServiceUnavailable, "repeat the request with the same Idempotency-Key")
-			return
+		if status := s.policies.Write(w, err); status >= http.StatusInternalServerError {
+			slog.Error("redeem failed", "operation", id, "status", status, "error", err)
 		}
-		slog.Error("redeem failed", "operation", id, "error", err)
-		refuse(w, http.StatusInternalServerError, "")
 	}
 }
 

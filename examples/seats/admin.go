@@ -54,7 +54,7 @@ func (a *app) serveBlock(w http.ResponseWriter, r request) error {
 		if err != nil {
 			return err
 		}
-		return tx.Capture(holds.Capture{Tenant: r.who.Org, IDs: []string{id}, Holder: house, Note: r.note("blocked")})
+		return tx.Capture(holds.Capture{Tenant: r.who.Org, IDs: []string{id}, All: true, Holder: house, Note: r.note("blocked")})
 	})
 }
 
@@ -68,7 +68,7 @@ func (a *app) serveUnblock(w http.ResponseWriter, r request) error {
 		if err != nil {
 			return err
 		}
-		_, err = a.metered.Holds.Refund(ctx, tx, holds.Refund{Tenant: r.who.Org, IDs: []string{h.ID}, Note: r.note("unblocked")})
+		_, err = a.metered.Holds.Refund(ctx, tx, holds.Refund{Tenant: r.who.Org, IDs: []string{h.ID}, Note: r.note("unblocked"), All: true})
 		return err
 	})
 }

@@ -128,7 +128,7 @@ func (a *app) sell(ctx context.Context, tx *metered.Tx, r request, o order) (ord
 		return order{}, errNotOpen
 	}
 	return o, tx.Capture(holds.Capture{
-		Tenant: r.who.Org, IDs: o.Holds, Holder: r.who.User, Entity: "order/" + o.ID, Note: r.note(""),
+		Tenant: r.who.Org, IDs: o.Holds, Holder: r.who.User, All: true, Entity: "order/" + o.ID, Note: r.note(""),
 	})
 }
 

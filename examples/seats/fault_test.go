@@ -29,8 +29,8 @@ func (b *browser) insist(t *testing.T, seat, key string) (last answer) {
 		if err == nil && a.status != http.StatusServiceUnavailable {
 			return a
 		}
-		if err == nil && a.body["operation"] != key {
-			t.Errorf("a 503 without its operation: %s", a.text)
+		if err == nil && a.header.Get("Idempotency-Key") != key {
+			t.Errorf("a 503 without its key: %s", a.text)
 		}
 		last = a
 		time.Sleep(50 * time.Millisecond) // as Retry-After says, but for the patience of a test

@@ -14,10 +14,7 @@ import (
 )
 
 // A user may hold ten seats in five minutes, released ones included: seats are not for trying.
-var perUser = budget.Limit{Name: "holds", Max: 10, Window: 5 * time.Minute}
-
-// capacityLimit names the limit of a block.
-const capacityLimit = "capacity"
+var perUser = budget.PerWindow(10, 5*time.Minute).Named("holds")
 
 // seatKey is what is claimed of a seat.
 func seatKey(seat string) holds.Key { return holds.Key{Type: "seat", Value: seat} }
@@ -104,7 +101,7 @@ func (a *app) hold(ctx context.Context, r request) (metered.Outcome[place], erro
 			Tenant: r.who.Org, Key: seatKey(r.seat), Holder: r.who.User,
 			Lines: []holds.Line{{
 				Scope: budget.ScopeKey("block", p.block, ""), Amount: 1,
-				Limits: []budget.Limit{{Name: capacityLimit, Max: p.limit}},
+				Limits: []budget.Limit{budget.Lifetime(p.limit)},
 			}},
 			Charges: []budget.Charge{{
 				Scope: budget.ScopeKey("holds", r.who.User, ""), Amount: 1, Limits: []budget.Limit{perUser},

@@ -142,5 +142,5 @@ func sorry(w http.ResponseWriter, err error) {
 	if r.Status >= http.StatusInternalServerError {
 		slog.Warn("page not shown", "error", err)
 	}
-	http.Error(w, r.Message, r.Status)
+	http.Error(w, r.Detail, r.Status)
 }

@@ -1,120 +1,87 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/http"
-	"strconv"
 	"time"
 
-	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httplimit"
 )
 
-// refusal is the body of an answer that is not what was asked for.
+// refusal is one of the application's own.
 type refusal struct {
-	Status  int    `json:"status"`
-	Code    string `json:"code"`
-	Message string `json:"message"`
-	// RetryAfterSeconds is Retry-After.
-	RetryAfterSeconds int64 `json:"retry_after_seconds,omitempty"`
-	// Operation is what to repeat the request with.
-	Operation string `json:"operation,omitempty"`
+	status       int
+	code, detail string
 }
 
-func (e *refusal) Error() string { return e.Code + ": " + e.Message }
+func (e *refusal) Error() string { return e.code + ": " + e.detail }
 
 var (
-	errNoSession = &refusal{Status: http.StatusUnauthorized, Code: "no_session", Message: "Please sign in."}
-	errNotAdmin  = &refusal{Status: http.StatusForbidden, Code: "not_allowed", Message: "Only the box office may do that."}
+	errNoSession = &refusal{http.StatusUnauthorized, "no_session", "Please sign in."}
+	errNotAdmin  = &refusal{http.StatusForbidden, "not_allowed", "Only the box office may do that."}
 	// The same for what does not exist and for what is another organisation's.
-	errNotFound = &refusal{Status: http.StatusNotFound, Code: "not_found", Message: "There is no such thing."}
-	errNotOpen  = &refusal{Status: http.StatusConflict, Code: "event_not_open", Message: "Seats of this event are not on sale."}
-	errSold     = &refusal{Status: http.StatusConflict, Code: "seat_sold", Message: "The seat is sold."}
-	errDeclined = &refusal{Status: http.StatusPaymentRequired, Code: "payment_declined", Message: "The payment was declined."}
-	errChanged  = &refusal{Status: http.StatusConflict, Code: "changed", Message: "It has changed meanwhile. Try again."}
+	errNotFound = &refusal{http.StatusNotFound, "not_found", "There is no such thing."}
+	errNotOpen  = &refusal{http.StatusConflict, "event_not_open", "Seats of this event are not on sale."}
+	errSold     = &refusal{http.StatusConflict, "seat_sold", "The seat is sold."}
+	errDeclined = &refusal{http.StatusPaymentRequired, "payment_declined", "The payment was declined."}
+	errChanged  = &refusal{http.StatusConflict, "changed", "It has changed meanwhile. Try again."}
 )
 
-func badRequest(why string) error {
-	return &refusal{Status: http.StatusBadRequest, Code: "bad_request", Message: why}
+func badRequest(why string) error { return &refusal{http.StatusBadRequest, "bad_request", why} }
+
+// words are what people are told of the library's errors, by their codes.
+var words = map[string]string{
+	"seat_taken":         "This seat is taken.",
+	"seat_held":          "Somebody else is holding this seat.",
+	"block_full":         "No more seats of this section are sold.",
+	"too_many_holds":     "That were many seats in a short time.",
+	"hold_expired":       "The hold has run out.",
+	"hold_captured":      "The hold has ended.",
+	"hold_released":      "The hold has ended.",
+	"hold_returned":      "The hold has ended.",
+	"operation_conflict": "The Idempotency-Key was used for another request.",
+	"operation_retired":  "The Idempotency-Key is too old.",
+	"invalid_argument":   "The request cannot be carried out.",
+	"operation_future":   "The request cannot be carried out.",
 }
 
-// explain says what an error is in HTTP. Nothing of its text gets out: it names scopes and holders.
-func explain(err error) refusal {
-	var r *refusal
-	var taken *holds.TakenError
-	var exceeded *budget.ExceededError
+// explain says what an error is in HTTP: what the library decides, with codes and words of a hall.
+func explain(err error) httplimit.Problem {
+	var own *refusal
+	if errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
+		own = errNotFound
+	}
+	if own != nil || errors.As(err, &own) {
+		return httplimit.Problem{Title: http.StatusText(own.status), Status: own.status, Code: own.code, Detail: own.detail}
+	}
+	p := httplimit.ProblemOf(err)
 	switch {
-	case errors.As(err, &r):
-		return *r
-	case errors.As(err, &taken) && taken.Confirmed:
-		return refusal{Status: http.StatusConflict, Code: "seat_taken", Message: "This seat is taken."}
-	case errors.As(err, &taken):
-		return refusal{Status: http.StatusConflict, Code: "seat_held", Message: "Somebody else is holding this seat.", RetryAfterSeconds: seconds(taken.RetryAfter)}
-	case errors.As(err, &exceeded):
-		return exceededLimit(exceeded)
+	case p.Code == "claim_taken" && p.RetryAfterSeconds > 0:
+		p.Code = "seat_held"
+	case p.Code == "claim_taken":
+		p.Code = "seat_taken"
+	case p.Status == http.StatusTooManyRequests: // perUser: somebody is in too much of a hurry
+		p.Code = "too_many_holds"
+	case p.Code == "budget_exceeded": // also of a section without any seat, which is no want of credit
+		p.Code, p.Status, p.Title = "block_full", http.StatusConflict, http.StatusText(http.StatusConflict)
 	}
-	switch code := metered.Code(err); code {
-	case "hold_unknown", "hold_retired":
-		return *errNotFound
-	case "hold_expired":
-		return refusal{Status: http.StatusConflict, Code: code, Message: "The hold has run out."}
-	case "hold_captured", "hold_released", "hold_returned":
-		return refusal{Status: http.StatusConflict, Code: code, Message: "The hold has ended."}
-	case "operation_conflict", "operation_retired":
-		return refusal{Status: http.StatusConflict, Code: code, Message: "The Idempotency-Key was used for another request, or is too old."}
-	case "invalid_argument", "operation_future":
-		return refusal{Status: http.StatusBadRequest, Code: "bad_request", Message: "The request cannot be carried out."}
-	}
-	if metered.Retryable(err) {
-		return notKnown(cmp.Or(metered.Code(err), "unavailable"))
-	}
-	return refusal{Status: http.StatusInternalServerError, Code: "internal", Message: "Something went wrong."}
+	p.Detail = words[p.Code]
+	return p
 }
-
-// exceededLimit tells a full block, which nobody but the box office can change, from a user in too much of a hurry.
-func exceededLimit(e *budget.ExceededError) refusal {
-	for _, r := range e.Refusals {
-		if r.Limit.Name != perUser.Name {
-			return refusal{Status: http.StatusConflict, Code: "block_full", Message: "No more seats of this section are sold."}
-		}
-	}
-	after, _ := e.RetryAfterSeconds()
-	return refusal{
-		Status: http.StatusTooManyRequests, Code: "too_many_holds", RetryAfterSeconds: max(after, 1),
-		Message: "That were many seats in a short time.",
-	}
-}
-
-// notKnown is an answer of which the client does not know whether the request was carried out. The same request with the
-// same key finds that out.
-func notKnown(code string) refusal {
-	return refusal{Status: http.StatusServiceUnavailable, Code: code, Message: "Not known yet: repeat the request.", RetryAfterSeconds: 1}
-}
-
-// seconds rounds up: after that many the time is over.
-func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }
 
 func refuse(w http.ResponseWriter, operation string, err error) {
-	r := explain(err)
-	if r.Status >= http.StatusInternalServerError {
-		r.Operation = operation
-		slog.Warn("not answered", "operation", operation, "code", r.Code, "error", err)
+	p := explain(err)
+	if p.Status == http.StatusServiceUnavailable { // which finds out what became of the first
+		p.Detail = "Not known yet: repeat the request with this Idempotency-Key."
+		w.Header().Set("Idempotency-Key", operation)
 	}
-	if r.RetryAfterSeconds > 0 {
-		w.Header().Set("Retry-After", strconv.FormatInt(r.RetryAfterSeconds, 10))
+	p.Write(w)
+	if p.Status >= http.StatusInternalServerError {
+		slog.Warn("not answered", "operation", operation, "status", p.Status, "error", err)
 	}
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(r.Status)
-	_ = json.NewEncoder(w).Encode(struct {
-		Title string `json:"title"`
-		refusal
-	}{http.StatusText(r.Status), r})
 }
 
 const refusedSQL = `
@@ -123,14 +90,14 @@ values ($1, $2, $3, $4, nullif($5, '')::uuid, nullif($6, '')::uuid, nullif($7, '
 
 // recordRefusal writes a refusal down, when the transaction that it ended is gone. What is not known yet is none.
 func (a *app) recordRefusal(r request, action string, err error) {
-	code := explain(err).Code
-	if explain(err).Status >= http.StatusInternalServerError {
+	problem := explain(err)
+	if problem.Status >= http.StatusInternalServerError {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 2*time.Second) // the client may have gone
 	defer cancel()
-	_, writeErr := a.pool.Exec(ctx, refusedSQL, r.who.Org, holds.User(r.who.User), action, code, r.event, r.seat, r.hold, r.operation, r.remote())
+	_, writeErr := a.pool.Exec(ctx, refusedSQL, r.who.Org, holds.User(r.who.User), action, problem.Code, r.event, r.seat, r.hold, r.operation, r.remote())
 	if writeErr != nil {
-		slog.Error("a refusal could not be recorded", "operation", r.operation, "action", action, "code", code, "error", writeErr)
+		slog.Error("a refusal could not be recorded", "operation", r.operation, "action", action, "code", problem.Code, "error", writeErr)
 	}
 }

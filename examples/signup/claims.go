@@ -129,7 +129,7 @@ func (s *signup) confirm(ctx context.Context, visitor, claim, name string) (user
 		if err != nil {
 			return u, err
 		}
-		return u, tx.Capture(holds.Capture{IDs: []string{claim}, Holder: visitor, Entity: fmt.Sprint("user/", u.ID)})
+		return u, tx.Capture(holds.Capture{IDs: []string{claim}, All: true, Holder: visitor, Entity: fmt.Sprint("user/", u.ID)})
 	})
 	return out.Result, err
 }

@@ -8,17 +8,15 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
-	"strconv"
 	"time"
 
-	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httplimit"
 )
 
 // handler serves
 //
 //	POST   /claims              {"email": "…"}   201, or 200 for the visitor's own claim; 409 if it is taken
-//	POST   /claims/{id}/confirm {"name": "…"}    201, also when it is sent again; 410 if it is too late
+//	POST   /claims/{id}/confirm {"name": "…"}    201, also when it is sent again; 409 if it is too late
 //	DELETE /claims/{id}                          204
 //
 // A visitor is whoever has the cookie. Another visitor's claim is a 404, as one that does not exist.
@@ -103,37 +101,38 @@ func visitor(w http.ResponseWriter, r *http.Request) string {
 	return id
 }
 
+// words are what a visitor is told, by the code of an error.
+var words = map[string]string{
+	"hold_unknown":       "no such claim",
+	"hold_expired":       "the claim has ended: claim the address again",
+	"hold_released":      "the claim has ended: claim the address again",
+	"hold_retired":       "the claim has ended: claim the address again",
+	"hold_captured":      "the claim is confirmed already",
+	"operation_conflict": "the claim is confirmed already",
+}
+
 // refuse says no more than the visitor may know.
 func refuse(w http.ResponseWriter, r *http.Request, err error) {
-	var taken *holds.TakenError
-	switch {
-	case errors.As(err, &taken) && !taken.Confirmed:
-		w.Header().Set("Retry-After", strconv.Itoa(seconds(taken.RetryAfter)))
-		fail(w, http.StatusConflict, "somebody is signing up with this address")
-	case errors.As(err, &taken):
-		fail(w, http.StatusConflict, "there is an account with this address")
-	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired):
-		fail(w, http.StatusNotFound, "no such claim")
-	case errors.Is(err, holds.ErrExpired), errors.Is(err, holds.ErrReleased):
-		fail(w, http.StatusGone, "the claim has ended: claim the address again")
-	case errors.Is(err, holds.ErrCaptured), errors.Is(err, metered.ErrConflict):
-		fail(w, http.StatusConflict, "the claim is confirmed already")
-	case errors.Is(err, errAddress), errors.Is(err, errName):
+	if errors.Is(err, errAddress) || errors.Is(err, errName) {
 		fail(w, http.StatusBadRequest, err.Error())
-	case errors.Is(err, metered.ErrArgument), errors.Is(err, holds.ErrArgument):
-		fail(w, http.StatusBadRequest, "that is not valid")
-	case metered.Retryable(err):
-		slog.WarnContext(r.Context(), r.Pattern, "error", err)
-		w.Header().Set("Retry-After", "1")
-		fail(w, http.StatusServiceUnavailable, "try again")
-	default:
-		slog.ErrorContext(r.Context(), r.Pattern, "error", err)
-		fail(w, http.StatusInternalServerError, "something went wrong")
+		return
+	}
+	problem := httplimit.ProblemOf(err)
+	problem.Detail = words[problem.Code]
+	if problem.Code == "claim_taken" {
+		problem.Detail = "there is an account with this address"
+		if problem.RetryAfterSeconds > 0 {
+			problem.Detail = "somebody is signing up with this address"
+		}
+	}
+	problem.Write(w)
+	if problem.Status >= http.StatusInternalServerError {
+		slog.ErrorContext(r.Context(), r.Pattern, "status", problem.Status, "error", err)
 	}
 }
 
-func fail(w http.ResponseWriter, status int, text string) {
-	answer(w, status, map[string]string{"error": text})
+func fail(w http.ResponseWriter, status int, detail string) {
+	httplimit.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
 }
 
 func answer(w http.ResponseWriter, status int, body any) {

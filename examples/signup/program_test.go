@@ -14,11 +14,11 @@ func TestSignup(t *testing.T) {
 	program := exampletest.Build(t)
 	printed := program.Output()
 	for _, line := range []string{
-		`409 {"error":"somebody is signing up with this address"}`,
-		`404 {"error":"no such claim"}`,
+		`409 {"title":"Conflict","status":409,"detail":"somebody is signing up with this address","code":"claim_taken","retry_after_seconds":`,
+		`404 {"title":"Not Found","status":404,"detail":"no such claim","code":"hold_unknown"}`,
 		`201 {"id":1,"email":"ann@example.com","name":"Ann"}`,
-		`409 {"error":"there is an account with this address"}`,
-		`410 {"error":"the claim has ended: claim the address again"}`,
+		`409 {"title":"Conflict","status":409,"detail":"there is an account with this address","code":"claim_taken"}`,
+		`409 {"title":"Conflict","status":409,"detail":"the claim has ended: claim the address again","code":"hold_`,
 		"status and how many: map[201:1 409:19]",
 	} {
 		require.Contains(t, printed, line)

@@ -1,5 +1,6 @@
 // Package fault holds the two shapes that errors of this library have in
-// common: a sentinel with a stable code, and a refused argument.
+// common: a sentinel with a stable code, and a refused argument. And it tells
+// errors that may pass from those that stay.
 package fault
 
 import (
@@ -64,6 +65,12 @@ func Text(kind *Sentinel, field, text string, maxBytes int) error {
 	}
 	return nil
 }
+
+// Is reports whether a sentinel of that code is in err's tree.
+func Is(err error, code string) bool { return errors.Is(err, &Sentinel{code: code}) }
+
+// ErrTooManyAttempts is metered.ErrTooManyAttempts. It has no code: the denial beside it has.
+var ErrTooManyAttempts = errors.New("metered: too many attempts")
 
 // Code returns the code of the first sentinel in err's tree, and "" if there is
 // none: a Code method of somebody else's error is not asked.

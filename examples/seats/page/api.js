@@ -2,7 +2,7 @@
 
 export class Refusal extends Error {
   constructor(status, body) {
-    super(body.message || "That did not work.");
+    super(body.detail || "That did not work.");
     this.status = status;
     this.code = body.code || "";
     this.seconds = body.retry_after_seconds || 0;
@@ -31,7 +31,7 @@ export async function ask(method, path, body) {
       if (answer.status === 401) location.assign("/");
       throw new Refusal(answer.status, told);
     }
-    if (attempt === 8) throw new Refusal(503, { message: "The server cannot be reached. Please try again." });
+    if (attempt === 8) throw new Refusal(503, { detail: "The server cannot be reached. Please try again." });
     await wait(Math.min(500 * attempt, 3000));
   }
 }

@@ -1,0 +1,114 @@
+package budget
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Durations are in microseconds as JSON, the ledger's own unit, and say so in their names.
+
+func micros(d time.Duration) *int64 {
+	us := d.Microseconds()
+	return &us
+}
+
+func ofMicros(us *int64) time.Duration {
+	if us == nil {
+		return 0
+	}
+	return time.Duration(*us) * time.Microsecond
+}
+
+// dueMicros are there only if something is held: 0 says that a hold is due now.
+func dueMicros(held int64, due time.Duration) *int64 {
+	if held == 0 {
+		return nil
+	}
+	return micros(due)
+}
+
+type plainRefusal Refusal
+
+type refusalJSON struct {
+	*plainRefusal
+	RetryAfterUS *int64 `json:"retry_after_us"` // null: never
+	HoldDueUS    *int64 `json:"hold_due_us,omitempty"`
+}
+
+// MarshalJSON writes durations in microseconds: "retry_after_us", which is null for Never,
+// and "hold_due_us" if anything is held.
+func (r Refusal) MarshalJSON() ([]byte, error) {
+	out := refusalJSON{plainRefusal: (*plainRefusal)(&r), HoldDueUS: dueMicros(r.Held, r.HoldDue)}
+	if r.RetryAfter != Never {
+		out.RetryAfterUS = micros(r.RetryAfter)
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (r *Refusal) UnmarshalJSON(text []byte) error {
+	in := refusalJSON{plainRefusal: (*plainRefusal)(r)}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	r.RetryAfter, r.HoldDue = Never, ofMicros(in.HoldDueUS)
+	if in.RetryAfterUS != nil {
+		r.RetryAfter = ofMicros(in.RetryAfterUS)
+	}
+	return nil
+}
+
+type plainUsage Usage
+
+type usageJSON struct {
+	Scope    string `json:"scope"`
+	WindowUS int64  `json:"window_us,omitempty"`
+	Lifetime bool   `json:"lifetime,omitempty"`
+	*plainUsage
+	HoldDueUS *int64 `json:"hold_due_us,omitempty"`
+}
+
+// MarshalJSON writes the window as that of a Limit, and "hold_due_us", in microseconds, if
+// anything is held.
+func (u Usage) MarshalJSON() ([]byte, error) {
+	return json.Marshal(usageJSON{
+		Scope: u.Scope, WindowUS: max(u.Window, 0).Microseconds(), Lifetime: u.Window <= 0,
+		plainUsage: (*plainUsage)(&u), HoldDueUS: dueMicros(u.Held, u.HoldDue),
+	})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes. The window of a lifetime becomes Forever.
+func (u *Usage) UnmarshalJSON(text []byte) error {
+	in := usageJSON{plainUsage: (*plainUsage)(u)}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	u.Query = Query{Scope: in.Scope, Window: time.Duration(in.WindowUS) * time.Microsecond}
+	if in.Lifetime {
+		u.Window = Forever
+	}
+	u.HoldDue = ofMicros(in.HoldDueUS)
+	return nil
+}
+
+type plainClockRepair ClockRepair
+
+type clockRepairJSON struct {
+	*plainClockRepair
+	AheadUS *int64 `json:"ahead_us"`
+}
+
+// MarshalJSON writes Ahead in microseconds, as "ahead_us".
+func (r ClockRepair) MarshalJSON() ([]byte, error) {
+	return json.Marshal(clockRepairJSON{(*plainClockRepair)(&r), micros(r.Ahead)})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (r *ClockRepair) UnmarshalJSON(text []byte) error {
+	in := clockRepairJSON{plainClockRepair: (*plainClockRepair)(r)}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	r.Ahead = ofMicros(in.AheadUS)
+	return nil
+}

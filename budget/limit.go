@@ -1,0 +1,110 @@
+package budget
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// Forever is a window without end: that of a limit over the scope's lifetime.
+const Forever time.Duration = -1
+
+// OfCredit is the window of a limit on prepaid credit. It is without end, too, but what such a
+// limit lacks is money, where one with Forever lacks stock: a client can do something about it.
+const OfCredit time.Duration = -2
+
+// Limit is so many units per window, or for the scope's lifetime. PerWindow, Lifetime
+// and Prepaid make one. A Limit without a Window is refused, since a window that was
+// forgotten would turn "2 a minute" into "2 for life".
+type Limit struct {
+	// Max is the number of units, from 0 to MaxLimit.
+	Max int64
+
+	// Window is how far back charges count, in whole microseconds up to MaxWindow.
+	// A charge counts while it is younger than this. Forever and OfCredit mean the scope's
+	// lifetime, where credits count too. For a month of the calendar see ScopeKey. Required.
+	Window time.Duration
+
+	// Name is yours, to tell limits apart in a Refusal or a Standing. Defaults to "".
+	Name string
+}
+
+// PerWindow is a limit of max units over a sliding window.
+func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
+
+// Lifetime is a limit of max units over the scope's lifetime: a stock, a number of
+// seats, a free quota. Credits raise it.
+func Lifetime(max int64) Limit { return Limit{Max: max, Window: Forever} }
+
+// Prepaid is a limit of 0 over the scope's lifetime: nothing can be spent that was not
+// credited. A denial of it says so, and is a 402 over HTTP (package httplimit).
+func Prepaid() Limit { return CreditLine(0) }
+
+// CreditLine is Prepaid that may go max units below what was credited.
+func CreditLine(max int64) Limit { return Limit{Max: max, Window: OfCredit} }
+
+// Named returns the same limit under a name.
+func (l Limit) Named(name string) Limit {
+	l.Name = name
+	return l
+}
+
+func (l Limit) check(field string) error {
+	switch {
+	case l.Max < 0 || l.Max > MaxLimit:
+		return invalid(field+".Max", "%d is not from 0 to %d", l.Max, int64(MaxLimit))
+	case l.Window == 0:
+		return invalid(field+".Window", "is missing: write budget.PerWindow(%d, window), or budget.Lifetime(%d) "+
+			"for a limit over the scope's lifetime", l.Max, l.Max)
+	case l.Window == Forever || l.Window == OfCredit:
+		return nil
+	}
+	return checkWindow(field+".Window", l.Window)
+}
+
+// windowInterval is a window as the functions in schema.sql want it: 0 for a lifetime.
+func windowInterval(window time.Duration) pgtype.Interval { return interval(max(window, 0)) }
+
+// limitJSON is a Limit as JSON. A lifetime is said, and not left to a missing window.
+type limitJSON struct {
+	Name     string `json:"name,omitempty"`
+	Max      int64  `json:"max"`
+	WindowUS int64  `json:"window_us,omitempty"`
+	Lifetime bool   `json:"lifetime,omitempty"`
+	OfCredit bool   `json:"of_credit,omitempty"`
+}
+
+// MarshalJSON writes {"max":9,"window_us":60000000} or {"max":9,"lifetime":true}, with a
+// "name" if there is one, and "of_credit" where a lifetime is. A window is in microseconds.
+func (l Limit) MarshalJSON() ([]byte, error) {
+	return json.Marshal(limitJSON{
+		Name: l.Name, Max: l.Max, WindowUS: max(l.Window, 0).Microseconds(), Lifetime: l.Window < 0, OfCredit: l.Window == OfCredit,
+	})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes. What has neither a window nor a lifetime
+// becomes a Limit without a Window, which every call refuses.
+func (l *Limit) UnmarshalJSON(text []byte) error {
+	var in limitJSON
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	if in.WindowUS < 0 || in.WindowUS > MaxWindow.Microseconds() {
+		return invalid("window_us", "%d is not from 1 to %d", in.WindowUS, MaxWindow.Microseconds())
+	}
+	*l = Limit{Name: in.Name, Max: in.Max, Window: time.Duration(in.WindowUS) * time.Microsecond}
+	if in.Lifetime {
+		if in.WindowUS != 0 {
+			return invalid("lifetime", "and window_us exclude each other")
+		}
+		l.Window = Forever
+	}
+	if in.OfCredit {
+		if !in.Lifetime {
+			return invalid("of_credit", "is for a lifetime")
+		}
+		l.Window = OfCredit
+	}
+	return nil
+}

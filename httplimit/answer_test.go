@@ -1,0 +1,226 @@
+package httplimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// answered is what Write says of an error.
+type answered struct {
+	status     int
+	retryAfter string
+}
+
+func denied(limits ...budget.Limit) error {
+	e := &budget.ExceededError{}
+	for _, limit := range limits {
+		e.Refusals = append(e.Refusals, budget.Refusal{Scope: "secret", Limit: limit, Requested: 777, RetryAfter: 90 * time.Second})
+	}
+	return e
+}
+
+// A row for each code that metered.Code documents. A code that is new has to be given one.
+func TestWrite_AnswersEveryCode(t *testing.T) {
+	t.Parallel()
+	table := map[string]struct {
+		err  error
+		want answered
+	}{
+		"budget_exceeded":    {denied(budget.PerWindow(9, time.Hour)), answered{429, "90"}},
+		"token_invalid":      {tokens.ErrInvalid, answered{403, ""}},
+		"operation_conflict": {metered.ErrConflict, answered{409, ""}},
+		"operation_retired":  {metered.ErrRetired, answered{409, ""}},
+		"operation_future":   {metered.ErrFuture, answered{400, ""}},
+
+		"busy":       {budget.ErrBusy, answered{503, "1"}},
+		"timeout":    {fmt.Errorf("%w: %w", metered.ErrTimeout, context.DeadlineExceeded), answered{503, "1"}},
+		"indefinite": {metered.ErrIndefinite, answered{503, "1"}},
+
+		"invalid_argument": {jobs.ErrArgument, answered{400, ""}},
+
+		"not_migrated":   {metered.ErrNotMigrated, answered{500, ""}},
+		"not_granted":    {metered.ErrNotGranted, answered{500, ""}},
+		"schema_version": {metered.ErrSchemaVersion, answered{500, ""}},
+		"no_river":       {metered.ErrNoRiver, answered{500, ""}},
+		"job_plugin":     {jobs.ErrPlugin, answered{500, ""}},
+
+		"transaction_control": {metered.ErrTxControl, answered{500, ""}},
+		"transaction_done":    {metered.ErrTxDone, answered{500, ""}},
+		"transaction_failed":  {metered.ErrTxFailed, answered{500, ""}},
+		"nested_command":      {metered.ErrNested, answered{500, ""}},
+		"invalid_result":      {metered.ErrResult, answered{500, ""}},
+
+		"budget_clock":          {budget.ErrClock, answered{500, ""}},
+		"budget_window_purged":  {budget.ErrWindowPurged, answered{500, ""}},
+		"budget_overflow":       {budget.ErrOverflow, answered{500, ""}},
+		"budget_unknown_entry":  {budget.ErrUnknownEntry, answered{404, ""}},
+		"budget_entry_purged":   {budget.ErrEntryPurged, answered{409, ""}},
+		"budget_not_charge":     {budget.ErrNotCharge, answered{409, ""}},
+		"budget_refund_exceeds": {&budget.RefundExceedsError{Requested: 777, Remaining: 777}, answered{409, ""}},
+
+		"token_exists":      {tokens.ErrExists, answered{409, ""}},
+		"job_conflict":      {&jobs.ConflictError{Queue: "secret", Key: "secret"}, answered{409, ""}},
+		"job_key_not_found": {jobs.ErrNotFound, answered{404, ""}},
+
+		"hold_unknown":        {&holds.UnknownError{}, answered{404, ""}},
+		"hold_retired":        {holds.ErrRetired, answered{409, ""}},
+		"hold_conflict":       {holds.ErrConflict, answered{409, ""}},
+		"claim_taken":         {&holds.TakenError{RetryAfter: 1100 * time.Millisecond}, answered{409, "2"}},
+		"hold_state":          {holds.ErrState, answered{409, ""}},
+		"hold_held":           {&holds.StateError{ID: "secret", State: holds.Held}, answered{409, ""}},
+		"hold_captured":       {&holds.StateError{ID: "secret", State: holds.Captured}, answered{409, ""}},
+		"hold_released":       {&holds.StateError{ID: "secret", State: holds.Released}, answered{409, ""}},
+		"hold_expired":        {&holds.StateError{ID: "secret", State: holds.Expired}, answered{409, ""}},
+		"hold_returned":       {&holds.StateError{State: holds.Captured, Hold: holds.Hold{Returned: true, Holder: "secret"}}, answered{409, ""}},
+		"hold_excess":         {&holds.ExcessError{Scope: "secret", Requested: 777}, answered{409, ""}},
+		"hold_ceiling":        {&holds.CeilingError{ID: "secret", Left: 777}, answered{409, ""}},
+		"hold_not_returnable": {holds.ErrNotReturnable, answered{409, ""}},
+		"ttl_too_short":       {&holds.TTLError{TTL: 1, Min: 777, Max: 777}, answered{400, ""}},
+		"ttl_too_long":        {&holds.TTLError{TTL: 778, Max: 777}, answered{400, ""}},
+
+		"operation_unknown": {metered.ErrUnknownOperation, answered{404, ""}},
+		"sticky_failed":     {metered.ErrSticky, answered{500, ""}},
+		"stale_read":        {&metered.StaleError{Wanted: 777}, answered{503, "1"}},
+		"position_unknown":  {metered.ErrPosition, answered{409, ""}},
+	}
+	source, err := os.ReadFile("../errors.go")
+	require.NoError(t, err)
+	_, list, ok := strings.Cut(string(source), "// Code returns the stable code")
+	require.True(t, ok)
+	list, _, _ = strings.Cut(list, "func Code(")
+	documented := 0
+	for _, line := range regexp.MustCompile(`(?m)^//\t.{16}(.*)$`).FindAllStringSubmatch(list, -1) { // 16 columns say what kind they are
+		for _, code := range strings.Fields(line[1]) {
+			documented++
+			test, ok := table[code]
+			if !ok {
+				t.Errorf("%s has no answer", code)
+				continue
+			}
+			require.Equal(t, code, metered.Code(test.err))
+			requireAnswer(t, test.want, code, test.err)
+		}
+	}
+	require.Equal(t, len(table), documented)
+}
+
+func requireAnswer(t *testing.T, want answered, code string, err error) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	w.Header().Set("Retry-After", "77")
+	require.Equal(t, want.status, httplimit.Write(w, fmt.Errorf("while working for secret: %w", err)), code)
+	require.Equal(t, want, answered{w.Code, w.Header().Get("Retry-After")}, code)
+	require.Equal(t, "application/problem+json", w.Header().Get("Content-Type"))
+	body := w.Body.String()
+	require.NotContains(t, body, "secret")
+	require.NotContains(t, body, "777")
+	if want.status == 500 {
+		require.JSONEq(t, `{"title":"Internal Server Error","status":500}`, body, code)
+		return
+	}
+	require.Contains(t, body, `"status":`+strconv.Itoa(want.status))
+	if code != "" {
+		require.Contains(t, body, `"code":"`+code+`"`)
+	}
+}
+
+func TestWrite_AnswersADenialByItsLimits(t *testing.T) {
+	t.Parallel()
+	window, stock, credit := budget.PerWindow(9, time.Hour), budget.Lifetime(9), budget.Prepaid()
+	const code = "budget_exceeded"
+	requireAnswer(t, answered{429, "90"}, code, denied(window, window))
+	requireAnswer(t, answered{429, "90"}, code, denied(budget.PerWindow(0, time.Hour)))
+	requireAnswer(t, answered{409, "90"}, code, denied(window, stock))
+	requireAnswer(t, answered{402, ""}, code, denied(window, credit))
+	requireAnswer(t, answered{402, ""}, code, denied(stock, credit, window))
+	for _, limit := range []budget.Limit{window, stock, credit} {
+		requireAnswer(t, answered{429, "90"}, code, fmt.Errorf("%w: %w", metered.ErrTooManyAttempts, denied(limit)))
+	}
+	requireAnswer(t, answered{429, ""}, "", metered.ErrTooManyAttempts)
+	requireAnswer(t, answered{429, ""}, code, budget.ErrExceeded)
+
+	requireAnswer(t, answered{409, ""}, "claim_taken", &holds.TakenError{Confirmed: true})
+	requireAnswer(t, answered{409, "1"}, "claim_taken", &holds.TakenError{}) // free at any moment
+}
+
+func TestWrite_AnswersWhatHasNoCode(t *testing.T) {
+	t.Parallel()
+	postgres := func(state string) error { return &pgconn.PgError{Code: state, Message: "secret"} }
+	requireAnswer(t, answered{503, "1"}, "", postgres("40001"))
+	requireAnswer(t, answered{503, "1"}, "", pgconn.ErrConnClosed)
+	requireAnswer(t, answered{503, "1"}, "sticky_failed", fmt.Errorf("%w: %w", metered.ErrSticky, postgres("57P01")))
+	requireAnswer(t, answered{500, ""}, "", postgres("23505"))
+	requireAnswer(t, answered{500, ""}, "", errors.New("the function's own"))
+	requireAnswer(t, answered{500, ""}, "", context.Canceled)
+	require.Equal(t, 500, httplimit.Write(httptest.NewRecorder(), nil))
+}
+
+// While credit is reserved the ledger knows when it may come back. Nobody is told to ask again and again for it.
+func TestWrite_WantOfCreditIs402WhileHoldsAreOpen(t *testing.T) {
+	t.Parallel()
+	ctx, pool := t.Context(), pgtest.Open(t)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	in := func(fn func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, fn) }
+	place := func(scope string, limit budget.Limit) {
+		require.NoError(t, in(func(tx pgx.Tx) error {
+			_, err := c.Holds.Place(ctx, tx, holds.Request{
+				TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 5, Limits: []budget.Limit{limit}}},
+			})
+			return err
+		}))
+	}
+	require.NoError(t, in(func(tx pgx.Tx) error {
+		_, err := c.Budget.Credit(ctx, tx, budget.Credit{Scope: "wallet", Amount: 5})
+		return err
+	}))
+	place("wallet", budget.Prepaid())
+	place("stock", budget.Lifetime(5))
+	ask := func(cmd metered.Command) (answered, string) {
+		t.Helper()
+		cmd.ID = metered.NewID()
+		_, err := metered.Do[any](ctx, c, cmd, nil)
+		require.ErrorIs(t, err, budget.ErrExceeded)
+		w := httptest.NewRecorder()
+		httplimit.Write(w, err)
+		return answered{w.Code, w.Header().Get("Retry-After")}, w.Body.String()
+	}
+	charge := func(scope string, limit budget.Limit) []budget.Charge {
+		return []budget.Charge{{Scope: scope, Amount: 5, Limits: []budget.Limit{limit}}}
+	}
+
+	got, body := ask(metered.Command{Charges: charge("wallet", budget.Prepaid())})
+	require.Equal(t, answered{http.StatusPaymentRequired, ""}, got)
+	require.JSONEq(t, `{"title":"Payment Required","status":402,"code":"budget_exceeded","detail":"a part of the credit is reserved"}`, body)
+	got, body = ask(metered.Command{Charges: charge("nothing", budget.Prepaid())})
+	require.Equal(t, answered{http.StatusPaymentRequired, ""}, got)
+	require.JSONEq(t, `{"title":"Payment Required","status":402,"code":"budget_exceeded"}`, body)
+	got, _ = ask(metered.Command{Charges: charge("stock", budget.Lifetime(5))})
+	require.Equal(t, http.StatusConflict, got.status)
+	require.NotEmpty(t, got.retryAfter, "the hold ends within a minute")
+	got, _ = ask(metered.Command{Charges: charge("empty", budget.Lifetime(4))})
+	require.Equal(t, answered{http.StatusConflict, ""}, got)
+	got, _ = ask(metered.Command{Sticky: charge("wallet", budget.Prepaid())})
+	require.Equal(t, http.StatusTooManyRequests, got.status)
+}

@@ -1,0 +1,63 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Refused reports whether a budget, a token or a hold said no.
+func Refused(err error) bool {
+	return slices.ContainsFunc([]string{
+		"budget_exceeded", "budget_refund_exceeds", "token_invalid",
+		"claim_taken", "hold_state", "hold_unknown", "hold_excess", "hold_ceiling", "hold_not_returnable",
+	}, func(code string) bool { return Is(err, code) })
+}
+
+// Lost is the error of a command whose connection was lost before COMMIT was sent.
+type Lost struct{ Err error }
+
+func (e *Lost) Error() string { return e.Err.Error() }
+
+// Unwrap returns what went wrong.
+func (e *Lost) Unwrap() error { return e.Err }
+
+// Retryable is metered.Retryable, for packages that do not import it.
+func Retryable(err error) bool {
+	switch {
+	case Is(err, "indefinite"):
+		return true
+	case err == nil, Refused(err), errors.Is(err, context.Canceled):
+		return false
+	case Is(err, "busy"), Is(err, "stale_read"), errors.Is(err, context.DeadlineExceeded): // the code timeout is that, too
+		return true
+	}
+	var answer *pgconn.PgError
+	if errors.As(err, &answer) { // also below a *pgconn.ConnectError: a wrong password stays wrong
+		return passing(answer)
+	}
+	var connect *pgconn.ConnectError
+	var network *net.OpError
+	var lost *Lost
+	return errors.As(err, &connect) || errors.As(err, &network) || errors.As(err, &lost) ||
+		errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// passing reports whether what the server says is for the moment.
+func passing(answer *pgconn.PgError) bool {
+	switch answer.Code {
+	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected, sqlstate.LockNotAvailable, sqlstate.QueryCanceled,
+		sqlstate.IdleInTransaction, sqlstate.TransactionTimeout, sqlstate.AdminShutdown, sqlstate.CrashShutdown,
+		sqlstate.CannotConnectNow, sqlstate.IdleSession:
+		return true
+	case sqlstate.ProtocolViolation: // PgBouncer says so of a server that it lost; as an ERROR it is the program's
+		return answer.SeverityUnlocalized == "FATAL"
+	}
+	return sqlstate.Class(answer.Code) == sqlstate.ConnectionException || sqlstate.Class(answer.Code) == sqlstate.InsufficientResources
+}
