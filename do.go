@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -24,8 +25,9 @@ var denials = []error{
 
 // Func is what a command does: its writes, through tx, and its result, which is
 // stored as JSON. A result that encoding/json cannot write, or cannot read back into
-// its type, is ErrResult; that it comes back the same is not checked. What JSON leaves
-// out is missing from Outcome.Result, in the first call as in a replay.
+// its type, or that has text which is not UTF-8, is ErrResult; that it comes back the same
+// is not checked. What JSON leaves out is missing from Outcome.Result, in the first call as
+// in a replay.
 //
 // The function may be called several times, and must have no effect outside the
 // transaction, since the command can still be refused after it has returned.
@@ -187,6 +189,9 @@ func encoded[R any](fn Func[R], result *R) work {
 		}
 		if len(raw) > MaxResultBytes {
 			return nil, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), MaxResultBytes)
+		}
+		if err := jsontext.Check(r, raw); err != nil {
+			return nil, fmt.Errorf("%w: it %w", ErrResult, err)
 		}
 		var back R
 		if err := json.Unmarshal(raw, &back); err != nil {

@@ -72,7 +72,7 @@ var (
 	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
 
 	// ErrResult: the function's result cannot be written as JSON, or cannot be read back
-	// into its type, or is too large. Or, in a replay: the result that the first call
+	// into its type, or has text that is not UTF-8, or is too large. Or, in a replay: the result that the first call
 	// recorded cannot be read into the type that this one asks for; the first call has
 	// committed (Lookup has its result).
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")

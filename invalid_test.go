@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"net"
@@ -57,6 +58,9 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 		{metered.Command{ID: "a", Name: "\xc3"}, "Command.Name", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: make(chan int)}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: math.Inf(1)}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: "a\xff"}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: map[string]any{"\xff": 1}}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: []any{json.RawMessage("\"\xff\"")}}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: make([]byte, metered.MaxInputBytes+1)}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", IssuedAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
 		{metered.Command{ID: "a", IssuedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},

@@ -30,12 +30,12 @@ import (
 // enqueue the same two keys in different order can deadlock (40P01, retry);
 // EnqueueMany sorts them.
 //
-// Errors: ErrArgument before any SQL (also for JSON that jsonb cannot hold: U+0000, half
-// of a surrogate pair, a number beyond numeric), and ErrConflict, leave tx usable and
-// wrote nothing. After any other error tx is aborted as after a failed statement, so that
-// no key can be committed without its job: ErrBusy, ErrPlugin, what River's insert
-// or your hooks returned, and Postgres errors, 40001 and 40P01 among them, which
-// are found by errors.As.
+// Errors: ErrArgument before any SQL (also for what jsonb cannot hold: text that is not
+// UTF-8, U+0000, half of a surrogate pair, a number beyond numeric), and ErrConflict, leave
+// tx usable and wrote nothing. After any other error tx is aborted as after a failed
+// statement, so that no key can be committed without its job: ErrBusy, ErrPlugin, what
+// River's insert or your hooks returned, and Postgres errors, 40001 and 40P01 among them,
+// which are found by errors.As.
 //
 // One round trip without a key, two with a new one, one with a known one; and one
 // more whenever River's NOTIFY for the queue is due. Most programs want this call,

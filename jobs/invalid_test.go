@@ -64,6 +64,7 @@ func TestEnqueue_BadInputIsRefusedBeforeAnySQL(t *testing.T) {
 		"NUL in args":          {"Args", process{"a\x00"}, nil},
 		"half a pair in args":  {"Args", raw(`"\ud800"`), nil},
 		"args not UTF-8":       {"Args", raw("\"\xff\""), key("k")},
+		"text not UTF-8":       {"Args", process{"a\xff"}, nil},
 		"number of args":       {"Args", raw(`{"n": 1e200000}`), nil},
 		"empty kind":           {"Args", kinded(""), nil},
 		"long kind":            {"Args", kinded(strings.Repeat("k", 128)), nil},

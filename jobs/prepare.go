@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/internal/jsonb"
+	"github.com/pgmetered/metered/internal/jsontext"
 )
 
 // prepared is a job whose arguments have been checked.
@@ -50,7 +51,7 @@ func prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
 	if err != nil {
 		return nil, invalid(at+"Args", "cannot be encoded as JSON: %s", err)
 	}
-	if err := jsonb.Check(encoded); err != nil {
+	if err := cmp.Or(jsontext.Check(args, encoded), jsonb.Check(encoded)); err != nil {
 		return nil, invalid(at+"Args", "as JSON: %s", err)
 	}
 	if err := p.resolve(at + "Options.InsertOpts."); err != nil {

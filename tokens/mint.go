@@ -6,9 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/jsontext"
 )
 
 // Bounds of a Mint.
@@ -34,7 +35,7 @@ type Mint struct {
 	Subject string
 
 	// Payload comes back with the grant. It is encoded as JSON; a json.RawMessage
-	// is kept byte for byte. At most 8 KiB as JSON: store an id rather than the
+	// is kept byte for byte. Its text must be UTF-8. At most 8 KiB as JSON: store an id rather than the
 	// thing. It is stored in the clear. Defaults to none.
 	Payload any
 
@@ -211,8 +212,8 @@ func encodePayload(field string, payload any) (*string, error) {
 	if len(encoded) > MaxPayloadLen {
 		return nil, invalid(field, "%d bytes of JSON: want at most %d", len(encoded), MaxPayloadLen)
 	}
-	if !utf8.Valid(encoded) {
-		return nil, invalid(field, "not UTF-8")
+	if err := jsontext.Check(payload, encoded); err != nil {
+		return nil, invalid(field, "%v", err)
 	}
 	text := string(encoded)
 	return &text, nil
