@@ -62,7 +62,11 @@ var (
 
 	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and the function
 	// or subscriber returned nil all the same. A failed transaction can only be rolled back.
+	// Or, in DoTx: the caller's transaction had failed before the command began.
 	ErrTxFailed error = fault.New("transaction_failed", "metered: a statement of the command's function failed")
+
+	// errAborted is ErrTxFailed, and says whose statement it was.
+	errAborted = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
 
 	// ErrNested: a command was begun inside the function or a subscriber of another one: by
 	// Do with its context and the same Client, or by DoTx in its transaction.
