@@ -1,6 +1,7 @@
 package metered
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -117,10 +118,10 @@ type Outcome[R any] struct {
 // its Sticky: what was charged there stays charged. Retryable tells after which errors the
 // same call may succeed.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
-	switch {
-	case c == nil:
-		return Outcome[R]{}, invalid("client", "is nil")
-	case ctx.Value(inside{c}) != nil:
+	if err := c.made(); err != nil {
+		return Outcome[R]{}, err
+	}
+	if ctx.Value(inside{c}) != nil {
 		return Outcome[R]{}, ErrNested
 	}
 	op, err := c.prepare(cmd)
@@ -146,11 +147,10 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // replay or ErrConflict the caller's commit waits until the record they rest on is durable,
 // even if tx wrote nothing. Otherwise as Do, with one round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
+	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
+		return Outcome[R]{}, err
+	}
 	switch {
-	case c == nil:
-		return Outcome[R]{}, invalid("client", "is nil")
-	case tx == nil:
-		return Outcome[R]{}, invalid("tx", "is nil")
 	case len(cmd.Sticky) > 0:
 		return Outcome[R]{}, invalid("Command.Sticky", "cannot be taken from inside a transaction: use Do")
 	case cmd.Isolation != "":

@@ -124,6 +124,9 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
+// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
+
 // Code returns the stable code of err, for metrics, logs and programs on the other
 // side of a wire. It is "" for nil and for errors that are not this library's.
 // Errors of one code are one kind, whichever package they come from: budget.ErrBusy

@@ -63,8 +63,8 @@ type MigrateOptions struct {
 // own it, and needs no right to create schemas. A schema newer than SchemaVersion is
 // ErrSchemaVersion.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error {
-	if pool == nil {
-		return invalid("pool", "is nil")
+	if err := notNil("pool", pool); err != nil {
+		return err
 	}
 	name, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err != nil {

@@ -97,6 +97,9 @@ from metered.charge($1::text[], $2::bigint[], $3::bigint[], $4::int[], $5::bigin
 // ErrWindowPurged; ErrOverflow; SQLSTATE 40001 and 40P01, after which the whole
 // transaction may be tried again. All but the first two abort tx.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
+	if err := notNil("tx", tx); err != nil {
+		return Receipt{}, err
+	}
 	call, err := l.Prepare(charges...)
 	if err != nil {
 		return Receipt{}, err
@@ -116,6 +119,9 @@ from metered.check_charge($1::text[], $2::bigint[], $3::int[], $4::bigint[], $5:
 // that Charge would return, except ErrBusy, ErrOverflow and those of a
 // transaction's end.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
+	if err := notNil("db", db); err != nil {
+		return Receipt{}, err
+	}
 	call, err := l.Prepare(charges...)
 	if err != nil {
 		return Receipt{}, err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/internal/niltest"
 )
 
 var (
@@ -261,5 +262,24 @@ func TestImports_AreBudgetItsOwnAndTheStandardLibrary(t *testing.T) {
 	require.Regexp(t, `(?m)^`+own+`httplimit$`, string(out))
 	for _, p := range strings.Fields(string(out)) {
 		require.Regexp(t, `^(`+own+`(httplimit|budget|internal/.*)|github\.com/jackc/.*|golang\.org/x/.*)$`, p)
+	}
+}
+
+// An answer to a client is given whatever was left out.
+func TestPolicies_NilAndZeroShowNothing(t *testing.T) {
+	t.Parallel()
+	denied := &budget.ExceededError{Refusals: []budget.Refusal{{Limit: burst, RetryAfter: time.Second}}}
+	niltest.Func(t, "Partition", (*httplimit.Policies).Partition, policies(t, httplimit.Config{}), []byte("k"))
+	for _, p := range []*httplimit.Policies{nil, {}, policies(t, httplimit.Config{Limits: []budget.Limit{burst}})} {
+		for _, e := range []*budget.ExceededError{nil, denied} {
+			answer := httptest.NewRecorder()
+			p.Refuse(answer, e)
+			require.Equal(t, 429, answer.Code)
+			require.Equal(t, e != nil, answer.Header().Get("Retry-After") != "")
+			require.NotNil(t, p.Problem(e).ViolatedPolicies)
+		}
+		h := http.Header{}
+		p.Show(h, budget.Receipt{})
+		p.ShowRefusal(h, nil)
 	}
 }

@@ -25,8 +25,11 @@ type Problem struct {
 // Problem describes a denial, by the names of the policies that refused: shared ones
 // too, and none that are not policies.
 func (p *Policies) Problem(e *budget.ExceededError) Problem {
+	if p == nil {
+		p = &Policies{}
+	}
 	refused := map[string]bool{}
-	for _, r := range e.Refusals {
+	for _, r := range orNothing(e).Refusals {
 		refused[r.Limit.Name] = true
 	}
 	names := []string{}

@@ -44,8 +44,9 @@ func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 // would still have fitted, and as t when the amount asked for fits again, in all scopes
 // of which a policy refused. Retry-After is when it fits under all of them, in whole
 // seconds, rounded up, at least 1: never earlier than any t. There is none if waiting
-// does not help (budget.Never).
+// does not help (budget.Never), or if e is nil, and so does not say.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
+	e = orNothing(e)
 	left := map[string]service{}
 	for _, r := range e.Refusals {
 		wait := max(r.RetryAfter, 1)
@@ -56,7 +57,7 @@ func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	}
 	p.show(h, left)
 	h.Del("Retry-After")
-	if after, ok := e.RetryAfterSeconds(); ok {
+	if after, ok := e.RetryAfterSeconds(); ok && len(e.Refusals) > 0 {
 		h.Set("Retry-After", strconv.FormatInt(max(after, 1), 10))
 	}
 }
@@ -80,7 +81,18 @@ func add(left map[string]service, name string, s service) {
 	left[name] = s
 }
 
+// orNothing makes a denial that is nil one that names nothing.
+func orNothing(e *budget.ExceededError) *budget.ExceededError {
+	if e == nil {
+		return &budget.ExceededError{}
+	}
+	return e
+}
+
 func (p *Policies) show(h http.Header, left map[string]service) {
+	if p == nil {
+		p = &Policies{}
+	}
 	h.Del(fieldPolicy)
 	h.Del(fieldLimit)
 	if p.header != "" { // an empty list is no field

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -41,8 +42,8 @@ import (
 // more whenever River's NOTIFY for the queue is due. Most programs want this call,
 // with a key.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
-	if tx == nil {
-		return Result{}, invalid("tx", "want a transaction, got nil")
+	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
+		return Result{}, err
 	}
 	p, err := prepare("", args, opts)
 	if err != nil {
@@ -64,8 +65,8 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 // ErrArgument leaves tx usable. After any other error, ErrConflict among them, tx is
 // aborted unless no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
-	if tx == nil {
-		return nil, invalid("tx", "want a transaction, got nil")
+	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
+		return nil, err
 	}
 	if len(items) < 1 || len(items) > MaxItems {
 		return nil, invalid("Items", "%d of them: want 1 to %d", len(items), MaxItems)

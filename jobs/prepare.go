@@ -31,8 +31,8 @@ func (p *prepared) ident() ident { return ident{p.opts.Queue, p.key} }
 // wrong argument costs the caller its transaction. at is how the caller reached
 // them: "" or "Items[3].".
 func prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
-	if args == nil {
-		return nil, invalid(at+"Args", "want job args, got nil")
+	if err := notNil(at+"Args", args); err != nil {
+		return nil, err
 	}
 	if opts == nil {
 		opts = &Options{}

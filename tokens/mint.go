@@ -147,6 +147,9 @@ func (p *prepared) stamp(mintedAt time.Time) {
 }
 
 func (s *Store) prepare(field string, m Mint) (prepared, error) {
+	if err := s.made(); err != nil {
+		return prepared{}, err
+	}
 	if err := checkPurpose(field+".Purpose", m.Purpose); err != nil {
 		return prepared{}, err
 	}
@@ -223,8 +226,8 @@ const mintSQL = `select status, minted_at from metered.mint_tokens($1, $2, $3, $
 
 // insert stores the batch and fills in its times.
 func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
-	if tx == nil {
-		return errNoTx
+	if err := notNil("tx", tx); err != nil {
+		return err
 	}
 	n := len(batch)
 	digests, purposes, subjects := make([][]byte, n), make([]string, n), make([]string, n)
