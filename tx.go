@@ -165,7 +165,7 @@ func (g guarded) check(sql string) error {
 	conn := g.bareTx.Conn()
 	backslashes := conn != nil && conn.PgConn().ParameterStatus("standard_conforming_strings") == "off"
 	if controlsTransaction(sql, backslashes) {
-		return fmt.Errorf("%w: one of its statements would", ErrTxControl)
+		return fmt.Errorf("%w: one of its statements would, or a quote or a comment is left open", ErrTxControl)
 	}
 	return nil
 }
