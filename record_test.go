@@ -30,15 +30,11 @@ func TestDo_APurgeThatCommitsBetweenItsLooksDoesNotLetAnIDRunTwice(t *testing.T)
 	// Only the look at the records waits for this, not that at the horizon.
 	_, err = purging.Exec(ctx, "lock table metered.operations in access exclusive mode")
 	require.NoError(t, err)
-	answer := make(chan error, 1)
-	go func() {
+	answer := pgtest.Going(func() error {
 		_, err := metered.Do(ctx, c, cmd, upload("second"))
-		answer <- err
-	}()
-	require.Eventually(t, func() bool {
-		return queryRow[bool](t, pool, `select exists (select from pg_stat_activity
-			where datname = current_database() and wait_event_type = 'Lock' and wait_event = 'relation')`)
-	}, 20*time.Second, 5*time.Millisecond)
+		return err
+	})
+	pgtest.WaitQueued(t, pool, 1)
 	require.EqualValues(t, 1, queryRow[int](t, purging, "select deleted from metered.purge_operations(null, $1, 10, 1000)", clock.Now()))
 	require.NoError(t, purging.Commit(ctx))
 	require.ErrorIs(t, <-answer, metered.ErrRetired)
