@@ -42,6 +42,9 @@ type cleanupWorker struct {
 
 // Work runs a job.
 func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) error {
+	if err := w.client.made(); err != nil {
+		return err
+	}
 	book := w.client.Holds
 	h, err := book.Get(ctx, w.client.pool, job.Args.Tenant, job.Args.ID, "")
 	if err == nil && h.State == holds.Expired {

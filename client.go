@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
@@ -100,8 +101,8 @@ type statements struct{ begin, complete, finish, lockAll, guard, lookup, purge s
 
 // New returns a Client, or an *ArgumentError. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
-	if pool == nil {
-		return nil, invalid("pool", "is nil")
+	if err := notNil("pool", pool); err != nil {
+		return nil, err
 	}
 	cfg.LockTimeout = orDefault(cfg.LockTimeout, 5*time.Second)
 	cfg.MaxFuture = orDefault(cfg.MaxFuture, 5*time.Minute)
@@ -137,6 +138,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	}
 	return c, nil
 }
+
+// made refuses the zero Client, which has no pool.
+func (c *Client) made() error { return fault.Made(errArgument, "client", c != nil && c.pool != nil) }
 
 func (c *Client) setUpPieces() (err error) {
 	c.Budget, err = budget.New(budget.Config{
@@ -175,6 +179,9 @@ func orDefault(d, def time.Duration) time.Duration {
 // label tells several tokens of one operation apart. Without Config.SecretKey it
 // is an *ArgumentError.
 func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, error) {
+	if err := c.made(); err != nil {
+		return tokens.Secret{}, err
+	}
 	if len(c.cfg.SecretKey) == 0 {
 		return tokens.Secret{}, invalid("Config.SecretKey", "is needed to derive a secret")
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/uuidv7"
 	"github.com/pgmetered/metered/tokens"
@@ -53,8 +54,8 @@ type Command struct {
 
 	// Input is what the command depends on. As JSON (a []byte or json.RawMessage is
 	// taken as it is) it becomes part of the fingerprint: the same ID with other
-	// input is a conflict. Only the fingerprint is stored, a SHA-256, and not the input. Up
-	// to MaxInputBytes. Defaults to none.
+	// input is a conflict. Its text must be UTF-8. Only the fingerprint is stored, a
+	// SHA-256, and not the input. Up to MaxInputBytes. Defaults to none.
 	Input any
 
 	// IssuedAt is when the client issued the command, to the microsecond, the same in
@@ -271,7 +272,10 @@ func encodeInput(input any) ([]byte, error) {
 		b = in
 	default:
 		var err error
-		if b, err = json.Marshal(input); err != nil {
+		if b, err = json.Marshal(input); err == nil {
+			err = jsontext.Check(input, b)
+		}
+		if err != nil {
 			return nil, invalid("Command.Input", "%s", err)
 		}
 	}

@@ -1,6 +1,7 @@
 package metered
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,12 +13,14 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/jsontext"
 )
 
 // Func is what a command does: its writes, through tx, and its result, which is
 // stored as JSON. A result that encoding/json cannot write, or cannot read back into
-// its type, is ErrResult; that it comes back the same is not checked. What JSON leaves
-// out is missing from Outcome.Result, in the first call as in a replay.
+// its type, or that has text which is not UTF-8, is ErrResult; that it comes back the same
+// is not checked. What JSON leaves out is missing from Outcome.Result, in the first call as
+// in a replay.
 //
 // The function may be called several times, and must have no effect outside the
 // transaction, since the command can still be refused after it has returned.
@@ -107,10 +110,10 @@ type Outcome[R any] struct {
 // its Sticky: what was charged there stays charged. Retryable tells after which errors the
 // same call may succeed.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
-	switch {
-	case c == nil:
-		return Outcome[R]{}, invalid("client", "is nil")
-	case ctx.Value(inside{c}) != nil:
+	if err := c.made(); err != nil {
+		return Outcome[R]{}, err
+	}
+	if ctx.Value(inside{c}) != nil {
 		return Outcome[R]{}, ErrNested
 	}
 	op, err := c.prepare(cmd)
@@ -136,11 +139,10 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // replay or ErrConflict the caller's commit waits until the record they rest on is durable,
 // even if tx wrote nothing. Otherwise as Do, with one round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
+	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
+		return Outcome[R]{}, err
+	}
 	switch {
-	case c == nil:
-		return Outcome[R]{}, invalid("client", "is nil")
-	case tx == nil:
-		return Outcome[R]{}, invalid("tx", "is nil")
 	case len(cmd.Sticky) > 0:
 		return Outcome[R]{}, invalid("Command.Sticky", "cannot be taken from inside a transaction: use Do")
 	case cmd.Isolation != "":
@@ -179,6 +181,9 @@ func encoded[R any](fn Func[R], result *R) work {
 		}
 		if len(raw) > MaxResultBytes {
 			return nil, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), MaxResultBytes)
+		}
+		if err := jsontext.Check(r, raw); err != nil {
+			return nil, fmt.Errorf("%w: it %w", ErrResult, err)
 		}
 		var back R
 		if err := json.Unmarshal(raw, &back); err != nil {

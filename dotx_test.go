@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -241,6 +242,33 @@ func TestDoTx_InAFailedTransactionTouchesNothing(t *testing.T) {
 		})
 		require.ErrorIs(t, err, metered.ErrTxFailed)
 		_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "after"}, upload("a"))
+		return err
+	}))
+	require.Equal(t, 1, count(t, pool, "uploads"))
+}
+
+// Whose statement failed is said as it is: the caller may take its transaction back and go on.
+func TestDoTx_InATransactionThatWasAbortedBefore(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		nested, err := tx.Begin(ctx)
+		require.NoError(t, err)
+		_, err = nested.Exec(ctx, "select 1/0")
+		require.Error(t, err)
+		for what, fn := range map[string]metered.Func[uploaded]{"no function": nil, "a function": mustNotRun(t)} {
+			_, err = metered.DoTx(ctx, c, nested, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 0)}}, fn)
+			require.ErrorIs(t, err, metered.ErrTxFailed, what)
+			require.Equal(t, "transaction_failed", metered.Code(err))
+			require.ErrorContains(t, err, "the caller's transaction was aborted before the command began")
+			require.NotContains(t, err.Error(), "function")
+			var answer *pgconn.PgError
+			require.ErrorAs(t, err, &answer, what)
+			require.Equal(t, "25P02", answer.Code)
+		}
+		require.NoError(t, nested.Rollback(ctx))
+		_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "op"}, upload("a"))
 		return err
 	}))
 	require.Equal(t, 1, count(t, pool, "uploads"))

@@ -65,7 +65,11 @@ var (
 
 	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and the function
 	// or subscriber returned nil all the same. A failed transaction can only be rolled back.
+	// Or, in DoTx: the caller's transaction had failed before the command began.
 	ErrTxFailed error = fault.New("transaction_failed", "metered: a statement of the command's function failed")
+
+	// errAborted is ErrTxFailed, and says whose statement it was.
+	errAborted = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
 
 	// ErrNested: a command was begun inside the function or a subscriber of another one: by
 	// Do with its context and the same Client, or by DoTx in its transaction.
@@ -75,7 +79,7 @@ var (
 	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
 
 	// ErrResult: the function's result cannot be written as JSON, or cannot be read back
-	// into its type, or is too large. Or, in a replay: the result that the first call
+	// into its type, or has text that is not UTF-8, or is too large. Or, in a replay: the result that the first call
 	// recorded cannot be read into the type that this one asks for; the first call has
 	// committed (Lookup has its result).
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
@@ -122,6 +126,9 @@ type ArgumentError = fault.Argument
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
+
+// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
 // Code returns the stable code of err, for metrics, logs and programs on the other
 // side of a wire. It is "" for nil and for errors that are not this library's.

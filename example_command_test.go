@@ -11,13 +11,13 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Two wrong passwords an hour. The attempt is charged before the command runs and stays
 // when it fails; one that succeeds gives its own back.
 func ExampleCommand_sticky() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
@@ -60,7 +60,8 @@ func ExampleCommand_sticky() {
 // A user name is claimed while somebody signs up, and confirmed with the user's row. Each
 // is a command: sent again it is answered again.
 func ExampleTx_Claim() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
@@ -102,7 +103,8 @@ func ExampleTx_Claim() {
 // A command inside a transaction of the caller's, where it is the last thing. If it is
 // refused the transaction is as it was before, and the caller decides.
 func ExampleDoTx() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
@@ -127,7 +129,8 @@ func ExampleDoTx() {
 
 // What became of a request, for whoever lost the answer and not the id.
 func ExampleClient_Lookup() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)

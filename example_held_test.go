@@ -11,7 +11,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Transcribe is a job for River. Its estimated cost is held by Hold.
@@ -28,7 +27,8 @@ func (t Transcribe) HeldBy() metered.HoldRef { return t.Hold }
 // The estimate is held and the job enqueued, or neither; what the job came to is captured
 // together with its end, and the rest is free.
 func ExampleHeldWorker() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	workers := river.NewWorkers()
 	riverClient, err := river.NewClient(riverpgxv5.New(pool), &river.Config{

@@ -41,11 +41,8 @@ func maintain(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error 
 // Tables grow with use: what to run regularly.
 func Example_maintenance() {
 	ctx := context.Background()
-	pool, stop := exampleDatabase(ctx)
-	defer stop()
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
-		log.Fatal(err)
-	}
+	pool, done := exampleDatabase()
+	defer done()
 	riverClient, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})
 	if err != nil {
 		log.Fatal(err)

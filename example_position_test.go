@@ -11,13 +11,13 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // A balance is read from a replica, and never from before the user's own last write. The
 // position travels with the user, in a cookie for example.
 func ExampleReadAt() {
-	ctx, primary, done := pgtest.Example()
+	ctx := context.Background()
+	primary, done := exampleDatabase()
 	defer done()
 	replica := primary // of an application: a pool on a standby
 	client, err := metered.New(primary, metered.Config{})

@@ -8,14 +8,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -29,10 +27,13 @@ func (Thumbnail) Kind() string { return "thumbnail" }
 
 func Example() {
 	ctx := context.Background()
-	pool, stop := exampleDatabase(ctx)
-	defer stop()
+	pool, done := exampleDatabase()
+	defer done()
 
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
+	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil { // once
+		log.Fatal(err)
+	}
+	if _, err := pool.Exec(ctx, `create table uploads (id bigint generated always as identity primary key, size bigint)`); err != nil {
 		log.Fatal(err)
 	}
 	riverClient, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
@@ -100,11 +101,8 @@ func Example() {
 // A transfer charges one scope and credits another, in one command.
 func ExampleTx_Credit() {
 	ctx := context.Background()
-	pool, stop := exampleDatabase(ctx)
-	defer stop()
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{}); err != nil {
-		log.Fatal(err)
-	}
+	pool, done := exampleDatabase()
+	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -140,23 +138,4 @@ func ExampleTx_Credit() {
 	// <nil> <nil>
 	// budget_exceeded
 	// ann has 30 and ben 70
-}
-
-// exampleDatabase stands for a database of yours.
-func exampleDatabase(ctx context.Context) (*pgxpool.Pool, func()) {
-	server, err := pgserver.Start(ctx, pgserver.Options{Private: true})
-	if err != nil {
-		log.Fatal(err)
-	}
-	pool, err := pgxpool.New(ctx, server.ConnString())
-	if err != nil {
-		log.Fatal(err)
-	}
-	if _, err := pool.Exec(ctx, `create table uploads (id bigint generated always as identity primary key, size bigint)`); err != nil {
-		log.Fatal(err)
-	}
-	return pool, func() {
-		pool.Close()
-		_ = server.Stop()
-	}
 }

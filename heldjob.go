@@ -1,6 +1,7 @@
 package metered
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,6 +135,9 @@ var errPanicked = errors.New("metered: the work panicked")
 
 // Work runs an attempt.
 func (w *heldWorker[T]) Work(ctx context.Context, job *river.Job[T]) error {
+	if err := cmp.Or(w.client.made(), notNil("work", w.work)); err != nil {
+		return err
+	}
 	returned := false
 	defer func() {
 		if !returned { // a panic, which goes on to River as it is

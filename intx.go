@@ -2,18 +2,17 @@ package metered
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // runIn runs op in a transaction of the caller's, between a savepoint and its
 // release.
 func (c *Client) runIn(ctx context.Context, tx pgx.Tx, op *operation, do work) (rec record, err error) {
-	if conn := tx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'E' {
-		return record{}, ErrTxFailed
-	}
 	set, completed := false, false
 	defer func() {
 		if set && !completed { // on a panic too
@@ -57,10 +56,13 @@ func (c *Client) beginIn(ctx context.Context, tx pgx.Tx, op *operation) (b begun
 		set = true
 		err = results.QueryRow().Scan(b.dest()...)
 	}
-	if err = firstOf(err, results.Close()); err != nil {
-		return b, set, failed("begin", ofBudget(op.charges, err))
+	switch err = firstOf(err, results.Close()); {
+	case err == nil:
+		return b, set, b.standing()
+	case !set && sqlstate.Of(err) == sqlstate.InFailedTransaction:
+		return b, set, fmt.Errorf("%w: %w", errAborted, err)
 	}
-	return b, set, b.standing()
+	return b, set, failed("begin", ofBudget(op.charges, err))
 }
 
 func (c *Client) completeIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker string, raw []byte) (record, error) {

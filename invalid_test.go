@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"net"
@@ -57,6 +58,9 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 		{metered.Command{ID: "a", Name: "\xc3"}, "Command.Name", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: make(chan int)}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: math.Inf(1)}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: "a\xff"}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: map[string]any{"\xff": 1}}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: []any{json.RawMessage("\"\xff\"")}}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: make([]byte, metered.MaxInputBytes+1)}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", IssuedAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
 		{metered.Command{ID: "a", IssuedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
@@ -103,31 +107,6 @@ func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
 	}
 }
 
-func TestCalls_NilIsRefused(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	c, err := metered.New(nowhere(t), metered.Config{})
-	require.NoError(t, err)
-	for name, call := range map[string]func() error{
-		"client": func() error { _, err := metered.Do(ctx, nil, metered.Command{ID: "a"}, mustNotRun(t)); return err },
-		"client in tx": func() error {
-			_, err := metered.DoTx(ctx, nil, nil, metered.Command{ID: "a"}, mustNotRun(t))
-			return err
-		},
-		"tx": func() error { _, err := metered.DoTx(ctx, c, nil, metered.Command{ID: "a"}, mustNotRun(t)); return err },
-		"purge": func() error {
-			_, err := c.PurgeOperations(ctx, nil, metered.PurgeOptions{OlderThan: time.Hour})
-			return err
-		},
-		"look up": func() error { _, err := c.Lookup(ctx, nil, "", "a"); return err },
-		"migrate": func() error { return metered.Migrate(ctx, nil, metered.MigrateOptions{}) },
-	} {
-		var argument *metered.ArgumentError
-		require.ErrorAs(t, call(), &argument, name)
-		require.Equal(t, "is nil", argument.Reason)
-	}
-}
-
 func TestPurgeOperations_WrongOptionsAreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	c, err := metered.New(nowhere(t), metered.Config{})
@@ -154,8 +133,6 @@ func TestLookup_AWrongIDIsRefusedBeforeAnySQL(t *testing.T) {
 func TestNew_WrongConfigIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := nowhere(t)
-	_, err := metered.New(nil, metered.Config{})
-	require.ErrorIs(t, err, metered.ErrArgument)
 	for field, cfg := range map[string]metered.Config{
 		"Config.Schema":         {Schema: "No"},
 		"Config.TokenPrefix":    {TokenPrefix: "no spaces"},

@@ -53,16 +53,16 @@ type MigrateOptions struct {
 // Migrate creates the library's schema, or does nothing where it is there
 // already. It may be called by any number of processes at once, at every start:
 // they queue on an advisory lock, and the first one does the work, in one
-// transaction. With River set, River's migrations follow, in transactions of River's, while
-// the lock is taken a second time. It works through a pooler in transaction mode.
+// transaction. With River set, River's migrations follow, each in a transaction that takes
+// the lock again. It works through a pooler in transaction mode.
 //
-// Migrate owns its transactions, and holds one connection of pool (two with
-// River set). The role that runs it becomes the owner of all it creates. If an empty schema
-// is there already, the role must own it, and needs no right to create schemas.
-// A schema newer than SchemaVersion is ErrSchemaVersion.
+// Migrate owns its transactions, and holds one connection of pool. The role that runs it
+// becomes the owner of all it creates. If an empty schema is there already, the role must
+// own it, and needs no right to create schemas. A schema newer than SchemaVersion is
+// ErrSchemaVersion.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error {
-	if pool == nil {
-		return invalid("pool", "is nil")
+	if err := notNil("pool", pool); err != nil {
+		return err
 	}
 	name, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err != nil {
@@ -80,9 +80,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error
 	if !opts.River {
 		return nil
 	}
-	// River's runs on connections of its own, while this one keeps the lock.
-	err = locked(ctx, conn, func(pgx.Tx) error { return migrateRiver(ctx, pool, opts.RiverSchema) })
-	if err != nil {
+	if err := migrateRiver(ctx, conn, opts.RiverSchema); err != nil {
 		return fmt.Errorf("metered: migrate river: %w", err)
 	}
 	return nil
@@ -96,10 +94,6 @@ var migrationLock = lockkey.Of("metered/migrate", "")
 // sees what the migration did that it waited for.
 func locked(ctx context.Context, conn *pgxpool.Conn, f func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		// It may stand idle for as long as River's migrations take.
-		if _, err := tx.Exec(ctx, "set local idle_in_transaction_session_timeout = 0"); err != nil {
-			return err
-		}
 		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", migrationLock); err != nil {
 			return fmt.Errorf("waiting for another migration: %w", err)
 		}
@@ -129,12 +123,21 @@ func migrateSchema(ctx context.Context, tx pgx.Tx, name schema.Name) error {
 	return err
 }
 
-func migrateRiver(ctx context.Context, pool *pgxpool.Pool, riverSchema string) error {
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: riverSchema})
+// migrateRiver makes one migration of River's per transaction, since some need that an earlier
+// one has committed. Each looks anew, under the lock, at what is left to do.
+func migrateRiver(ctx context.Context, conn *pgxpool.Conn, riverSchema string) error {
+	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: riverSchema})
 	if err != nil {
 		return err
 	}
-	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	for done := false; !done && err == nil; {
+		err = locked(ctx, conn, func(tx pgx.Tx) error {
+			//lint:ignore SA1019 it is deprecated for several migrations in one transaction
+			result, err := migrator.MigrateTx(ctx, tx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
+			done = err == nil && len(result.Versions) == 0
+			return err
+		})
+	}
 	return err
 }
 

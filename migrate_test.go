@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -44,6 +46,40 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 	require.Positive(t, relations(t, pool, "public"), "River's tables were asked for")
 }
 
+// River's migrations need no second connection. Each takes the lock by itself, so that many
+// pools, and many callers of one, can be at it at once.
+func TestMigrate_WorksWithOneConnection(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	single := func(c *pgxpool.Config) { c.MaxConns = 1 }
+	// River's own first steps are gone on from.
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
+	require.NoError(t, err)
+	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{TargetVersion: 4})
+	require.NoError(t, err)
+
+	pools := make([]*pgxpool.Pool, 4)
+	for i := range pools {
+		pools[i] = reopen(t, pool, single)
+	}
+	inParallel(2*len(pools), func(i int) {
+		if err := metered.Migrate(ctx, pools[i/2], metered.MigrateOptions{River: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	versions, err := migrator.Validate(ctx, nil)
+	require.NoError(t, err)
+	require.True(t, versions.OK, versions.Messages)
+	require.Equal(t, len(migrator.AllVersions()), count(t, pool, "river_migration"))
+
+	_, err = pool.Exec(ctx, "create schema elsewhere")
+	require.NoError(t, err)
+	require.NoError(t, metered.Migrate(ctx, pools[0], metered.MigrateOptions{River: true, RiverSchema: "elsewhere"}))
+	require.Equal(t, len(migrator.AllVersions()), count(t, pool, "elsewhere.river_migration"))
+}
+
 // Behind a pooler of transactions the next statement may come to another session.
 func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 	t.Parallel()
@@ -66,7 +102,9 @@ func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, 2, locks)
+	migrator, err := rivermigrate.New(riverpgxv5.New(nil), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1+len(migrator.AllVersions())+1, locks, "its own, River's, and the look that finds nothing more")
 }
 
 // A schema that was made for a role which may not make schemas.

@@ -1,6 +1,7 @@
 package metered
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,8 +37,8 @@ where namespace = $1 and id = $2`
 // with EarlyRelease may not be durable yet, where Do with the same command would wait until
 // it is. db is a pool, a connection or a transaction. Other errors: *ArgumentError.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
-	if db == nil {
-		return Operation{}, invalid("db", "is nil")
+	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
+		return Operation{}, err
 	}
 	if err := checkID(namespace, id); err != nil {
 		return Operation{}, err
@@ -89,8 +90,11 @@ const purgeSQL = `select deleted, last from metered.purge_operations($1, metered
 // the horizon, for at most Config.LockTimeout (ErrBusy). It returns the number of
 // records deleted, also with an error: what is deleted stays deleted.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
+	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
+		return 0, err
+	}
 	o := purge.Options(opts)
-	if err := o.Check(errArgument, pool); err != nil {
+	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
 	deleted, err := o.Run(ctx, pool, c.sql.purge, c.cfg.LockTimeout.Milliseconds())

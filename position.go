@@ -1,6 +1,7 @@
 package metered
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,6 +68,9 @@ from pg_catalog.pg_current_wal_insert_lsn() l(lsn)`
 // db is a pool or a connection of the primary. A pgx.Tx is an *ArgumentError, since its own
 // commit is yet to come.
 func CommitPosition(ctx context.Context, db budget.Querier) (Position, error) {
+	if err := notNil("db", db); err != nil {
+		return 0, err
+	}
 	if _, ok := db.(pgx.Tx); ok {
 		return 0, invalid("db", "is a transaction, whose commit is yet to come")
 	}
@@ -158,11 +162,10 @@ func ReadAt(ctx context.Context, replica *pgxpool.Pool, pos Position, opts ReadO
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultReadTimeout
 	}
+	if err := cmp.Or(notNil("replica", replica), notNil("fn", fn)); err != nil {
+		return err
+	}
 	switch {
-	case replica == nil:
-		return invalid("replica", "is nil")
-	case fn == nil:
-		return invalid("fn", "is nil")
 	case pos == 0:
 		return invalid("position", "is 0, which is behind no write")
 	case opts.Timeout < time.Millisecond || opts.Timeout > time.Hour:

@@ -33,6 +33,9 @@ func TestDo_AResultThatCannotBeReplayedCommitsNothing(t *testing.T) {
 		"one way":           resulting(c, oneWay{}),
 		"an interface":      resulting[fmt.Stringer](c, time.Second),
 		"an error":          resulting(c, errOwn), // {}, which does not come back as an error
+		"not UTF-8":         resulting(c, uploaded{"\xff"}),
+		"not UTF-8, as key": resulting(c, map[string]int{"\xff": 1}),
+		"not UTF-8, raw":    resulting(c, json.RawMessage("\"\xff\"")),
 		"one byte too long": resulting(c, strings.Repeat("x", metered.MaxResultBytes-1)),
 	} {
 		cmd := whole(t, pool, c, what)
@@ -62,16 +65,18 @@ func TestDo_TheFirstResultIsWhatAReplayWillReturn(t *testing.T) {
 	type result struct {
 		At      time.Time
 		Any     any
+		Text    string
 		hidden  int
 		Private int `json:"-"`
 	}
-	cmd := metered.Command{ID: "op"}
+	cmd := metered.Command{ID: "op", Input: "\ufffd"}
 	fn := func(context.Context, *metered.Tx) (result, error) {
-		return result{At: time.Now(), Any: 7, hidden: 1, Private: 2}, nil
+		return result{At: time.Now(), Any: 7, Text: "a\ufffd", hidden: 1, Private: 2}, nil
 	}
 	first, err := metered.Do(t.Context(), c, cmd, fn)
 	require.NoError(t, err)
 	require.Equal(t, float64(7), first.Result.Any)
+	require.Equal(t, "a\ufffd", first.Result.Text)
 	require.Zero(t, first.Result.hidden+first.Result.Private)
 	again, err := metered.Do(t.Context(), c, cmd, fn)
 	require.NoError(t, err)

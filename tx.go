@@ -72,7 +72,7 @@ type inside struct{ client *Client }
 //
 // Charges made here are not part of the fingerprint.
 func (t *Tx) Charge(charges ...budget.Charge) error {
-	if t.done.Load() {
+	if t.over() {
 		return ErrTxDone
 	}
 	all := append(slices.Clone(t.charges), charges...)
@@ -94,23 +94,23 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 // ledger entries name the command. budget.Ledger.Credit with tx would lock its scope at
 // once, before those of the charges.
 func (t *Tx) Credit(credits ...budget.Credit) error {
-	return prepareEntries(t, t.client.Budget.PrepareCredit, credits)
+	return prepareEntries(t, (*budget.Ledger).PrepareCredit, credits)
 }
 
 // RefundCharge is budget.Ledger.Refund as part of the command, as Credit is. A refusal
 // (budget.ErrRefundExceeds, …) is the error of Do, after the function has returned. To give
 // back captured holds, see Refund.
 func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
-	return prepareEntries(t, t.client.Budget.PrepareRefund, refunds)
+	return prepareEntries(t, (*budget.Ledger).PrepareRefund, refunds)
 }
 
-func prepareEntries[E any](t *Tx, prepare func(E) (*budget.PreparedEntry, error), entries []E) error {
-	if t.done.Load() {
+func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*budget.PreparedEntry, error), entries []E) error {
+	if t.over() {
 		return ErrTxDone
 	}
 	all := slices.Clone(t.entries)
 	for _, e := range entries {
-		p, err := prepare(e)
+		p, err := prepare(t.client.Budget, e)
 		if err != nil {
 			return err
 		}
@@ -123,7 +123,10 @@ func prepareEntries[E any](t *Tx, prepare func(E) (*budget.PreparedEntry, error)
 // Enqueue is jobs.Enqueuer.Enqueue in the command's transaction. Workers see the
 // job when the command has committed.
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
-	if t.client.Jobs == nil {
+	switch {
+	case t.over():
+		return jobs.Result{}, ErrTxDone
+	case t.client.Jobs == nil:
 		return jobs.Result{}, ErrNoRiver
 	}
 	return t.client.Jobs.Enqueue(ctx, t, args, opts)
@@ -132,6 +135,9 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 // Secret derives the secret of a token that the command mints, for tokens.Mint.
 // See Client.Secret, which gives the same for a replay.
 func (t *Tx) Secret(label string) (tokens.Secret, error) {
+	if t.client == nil {
+		return tokens.Secret{}, ErrTxDone
+	}
 	return t.client.Secret(t.op.command.Namespace, t.op.command.ID, label)
 }
 
@@ -159,7 +165,7 @@ func (g guarded) check(sql string) error {
 	conn := g.bareTx.Conn()
 	backslashes := conn != nil && conn.PgConn().ParameterStatus("standard_conforming_strings") == "off"
 	if controlsTransaction(sql, backslashes) {
-		return fmt.Errorf("%w: one of its statements would", ErrTxControl)
+		return fmt.Errorf("%w: one of its statements would, or a quote or a comment is left open", ErrTxControl)
 	}
 	return nil
 }
@@ -194,8 +200,11 @@ func (r rewriter) RewriteQuery(ctx context.Context, conn *pgx.Conn, sql string, 
 	return sql, args, err
 }
 
+// over reports whether the function has returned. The zero value was never begun.
+func (g guarded) over() bool { return g.done == nil || g.done.Load() }
+
 func (g guarded) alive() error {
-	if g.done.Load() {
+	if g.over() {
 		return ErrTxDone
 	}
 	if conn := g.bareTx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'I' {

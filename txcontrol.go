@@ -7,14 +7,20 @@ import "strings"
 // allowed: they stay inside it. With backslashes, those are special in plain
 // literals, as they were before standard_conforming_strings.
 //
+// It also reports a text that leaves a quote or a comment open. Alone that is a syntax error,
+// but in a batch of the simple protocol it takes in the next text, which then reads otherwise.
+//
 // COMMIT is refused by the server too, whatever way it comes (see unfinished in
 // schema.sql). ROLLBACK cannot be, and what followed it would be committed on its
 // own; so the text is looked at before it is sent. In doubt it is refused: so is an
 // SQL-standard function body, whose END looks like a COMMIT.
 func controlsTransaction(sql string, backslashes bool) bool {
 	for len(sql) > 0 {
-		var words [3]string
-		words, sql = statement(sql, backslashes)
+		words, rest, open := statement(sql, backslashes)
+		if open {
+			return true
+		}
+		sql = rest
 		switch words[0] {
 		case "begin", "start", "commit", "end", "abort":
 			return true
@@ -38,8 +44,9 @@ func controlsTransaction(sql string, backslashes bool) bool {
 }
 
 // statement returns the first three words of sql's first statement, in lower
-// case, and what comes after its semicolon.
-func statement(sql string, backslashes bool) (words [3]string, rest string) {
+// case, what comes after its semicolon, and whether a quote or a comment is left open. The
+// functions that skip those return where they end, or else a place behind the end of sql.
+func statement(sql string, backslashes bool) (words [3]string, rest string, open bool) {
 	n := 0
 	word := func(w string) {
 		if n < len(words) {
@@ -47,11 +54,12 @@ func statement(sql string, backslashes bool) (words [3]string, rest string) {
 			n++
 		}
 	}
-	for i := 0; i < len(sql); {
+	i := 0
+	for i < len(sql) {
 		from := i
 		switch c := sql[i]; {
 		case c == ';':
-			return words, sql[i+1:]
+			return words, sql[i+1:], false
 		case isSpace(c):
 			i++
 		case strings.HasPrefix(sql[i:], "--"):
@@ -63,7 +71,7 @@ func statement(sql string, backslashes bool) (words [3]string, rest string) {
 			n = len(words)
 		case c == '"':
 			i = afterQuoted(sql, i, false)
-			word(sql[from:i]) // with its quotes: a name is never a keyword
+			word(sql[from:min(i, len(sql))]) // with its quotes: a name is never a keyword
 		case c == '$':
 			i = afterDollar(sql, i)
 			n = len(words)
@@ -86,7 +94,7 @@ func statement(sql string, backslashes bool) (words [3]string, rest string) {
 			n = len(words) // an operator or a parenthesis: no control statement goes on after it
 		}
 	}
-	return words, ""
+	return words, "", i > len(sql)
 }
 
 func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
@@ -123,7 +131,7 @@ func afterComment(sql string, from int) int {
 			i++
 		}
 	}
-	return len(sql)
+	return len(sql) + 1
 }
 
 // afterQuoted skips a literal or a quoted name; a doubled quote is the next part
@@ -138,7 +146,7 @@ func afterQuoted(sql string, from int, backslashes bool) int {
 			i++
 		}
 	}
-	return len(sql)
+	return len(sql) + 1
 }
 
 // afterLiteral skips a literal and the parts that continue it, at once or on
@@ -156,7 +164,7 @@ func afterLiteral(sql string, from int, backslashes bool) int {
 			lines = lines || sql[next] == '\n' || sql[next] == '\r'
 			next++
 		}
-		if next == len(sql) || sql[next] != '\'' || next > end && !lines {
+		if next >= len(sql) || sql[next] != '\'' || next > end && !lines {
 			return end
 		}
 		from = next
@@ -182,5 +190,5 @@ func afterDollar(sql string, from int) int {
 	if i := strings.Index(sql[end+1:], tag); i >= 0 {
 		return end + 1 + i + len(tag)
 	}
-	return len(sql)
+	return len(sql) + 1
 }

@@ -2,12 +2,15 @@ package metered_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // controls are statements that would end a command's transaction, or begin one.
@@ -23,6 +26,7 @@ var controls = []string{
 	"select $$;$$; commit", "select $x$ $$ $x$; commit; select $$ $$", "select $x$ $y$ $x$; commit -- $y$", "select 1$$ ' $$; commit; select $$'$$",
 	"select $1$$;$$; commit",
 	"select U&'\\0041'; commit", "select b'1', x'F'; commit", "select 1 /* ' */; commit -- '",
+	"/* commit", "/* /* */", "select '", `select "`, "select $x$ $$", `select e'\'`, "select 1 -- '\n'",
 	"close all", "close metered_command", `CLOSE "metered_command"`, "close metered_write", "select 1; close all; commit",
 }
 
@@ -32,12 +36,18 @@ var innocent = []string{
 	"-- commit\nselect 1", "/* ; commit */ select 1", "/* /* */ ; commit */ select 1", "select 'a''; commit'", "select E'\\'; commit'",
 	"select 1 as rollback; select 2 as begin", "do $$ begin perform 1; end $$", "prepare p as select 1; execute p; deallocate p",
 	"declare c cursor for select 1; fetch c; close c", "set local work_mem = '1MB'", "lock table uploads", "",
-	"select case when true then 1 end", "/* commit", "select '\\'",
+	"select case when true then 1 end", "select '\\'",
 }
 
 func TestTx_RefusesStatementsThatEndTheTransaction(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) { t.Parallel(); refusesControls(t, mode) })
+	}
+}
+
+func refusesControls(t *testing.T, mode pgx.QueryExecMode) {
+	pool, c := setUpWith(t, metered.Config{}, pgtest.Options{Config: func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }})
 	ctx := t.Context()
 	ways := map[string]func(tx pgx.Tx, sql string) error{
 		"exec": func(tx pgx.Tx, sql string) error { _, err := tx.Exec(ctx, sql); return err },
@@ -117,9 +127,7 @@ func TestTx_AllowsSavepointsAndMentions(t *testing.T) {
 			require.NotErrorIs(t, err, metered.ErrTxControl, sql)
 			return nil, err
 		})
-		if sql != "/* commit" && err != nil { // that one is a syntax error
-			require.NoError(t, err, sql)
-		}
+		require.NoError(t, err, sql)
 	}
 	_, err := metered.Do(ctx, c, metered.Command{ID: "nested"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		for i, end := range []func(pgx.Tx) error{
@@ -145,6 +153,33 @@ func TestTx_AllowsSavepointsAndMentions(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, "copied,named", queryRow[string](t, pool, "select string_agg(name, ',' order by name) from uploads"))
+}
+
+// In the simple protocol the texts of a batch become one, in which what one text leaves open
+// takes in the next.
+func TestTx_RefusesATextThatLeavesSomethingOpen(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool := reopen(t, owner, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
+	c := newClient(t, pool, metered.Config{})
+	const escape = `; rollback; insert into uploads values ($$on its own$$); --`
+	for i, texts := range [][2]string{
+		{"select '", "'" + escape + "'"}, {`select 1 as "`, `"` + escape + `"`}, {"select 1 /*", "'*/" + escape + "'"},
+		{"select $x$", "$x$" + escape + "$x$"}, {`select E'\`, "'" + escape + "'"}, {"select 1 /* /* */", "'*/" + escape + "'"},
+	} {
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(i)}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			plain, rewritten := &pgx.Batch{}, &pgx.Batch{}
+			for _, text := range texts {
+				plain.Queue(text)
+				rewritten.Queue("select 1", rewrite(text))
+			}
+			require.ErrorIs(t, tx.SendBatch(ctx, rewritten).Close(), metered.ErrTxControl, "%q", texts)
+			require.ErrorIs(t, tx.SendBatch(ctx, plain).Close(), metered.ErrTxControl, "%q", texts)
+			return nil, nil
+		})
+		require.NoError(t, err, "%q", texts)
+		require.Zero(t, count(t, pool, "uploads"), "%q", texts)
+	}
 }
 
 // With backslashes special in plain literals the same text means another thing.

@@ -50,7 +50,7 @@ func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *Cleanup) (id str
 }
 
 func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl time.Duration, prepare func() (*holds.Prepared, error)) (string, error) {
-	if t.done.Load() {
+	if t.over() {
 		return "", ErrTxDone
 	}
 	p, err := prepare()
@@ -94,7 +94,7 @@ func (t *Tx) Refund(r holds.Refund) error {
 }
 
 func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {
-	if t.done.Load() {
+	if t.over() {
 		return ErrTxDone
 	}
 	p, err := prepare()

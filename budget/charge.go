@@ -83,6 +83,9 @@ from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
 // ErrWindowPurged; ErrOverflow; SQLSTATE 40001 and 40P01, after which the whole
 // transaction may be tried again. All but the first two abort tx.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
+	if err := notNil("tx", tx); err != nil {
+		return Receipt{}, err
+	}
 	call, err := l.Prepare(charges...)
 	if err != nil {
 		return Receipt{}, err
@@ -102,6 +105,9 @@ from metered.check_charge($1::metered.new_charge[], $2::interval)`
 // that Charge would return, except ErrBusy, ErrOverflow and those of a
 // transaction's end.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
+	if err := notNil("db", db); err != nil {
+		return Receipt{}, err
+	}
 	call, err := l.Prepare(charges...)
 	if err != nil {
 		return Receipt{}, err

@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -32,6 +33,9 @@ from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
 // tx back takes it back; a second call does nothing. Locks: the scope's advisory
 // lock, until tx ends. Errors: as Ledger.Credit.
 func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockRepair, error) {
+	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
+		return ClockRepair{}, err
+	}
 	if err := checkScope("scope", scope); err != nil {
 		return ClockRepair{}, err
 	}

@@ -43,6 +43,9 @@ func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error
 
 // PrepareCredit validates a credit as Credit does, without any SQL.
 func (l *Ledger) PrepareCredit(c Credit) (*PreparedEntry, error) {
+	if err := l.made(); err != nil {
+		return nil, err
+	}
 	if err := checkScope("Credit.Scope", c.Scope); err != nil {
 		return nil, err
 	}

@@ -98,7 +98,7 @@ const (
 // element of the iteration.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		if err := checkScope("scope", scope); err != nil {
+		if err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope)); err != nil {
 			yield(Entry{}, err)
 			return
 		}

@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -8,13 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Bytes are charged against an hourly and a daily limit, in the transaction that
 // does what they are charged for.
 func ExampleLedger_Charge() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -52,7 +53,8 @@ func ExampleLedger_Charge() {
 
 // Prepaid credit is a lifetime limit of 0: nothing is spent that was not credited.
 func ExampleLedger_Credit() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -80,7 +82,8 @@ func ExampleLedger_Credit() {
 
 // A refund gives back part of a charge, and never more than was charged.
 func ExampleLedger_Refund() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -107,7 +110,8 @@ func ExampleLedger_Refund() {
 
 // A statement shows the last entries first, a page at a time.
 func ExampleLedger_Entries() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -138,7 +142,8 @@ func ExampleLedger_Entries() {
 
 // Usage looks at many scopes and windows in one round trip.
 func ExampleLedger_Usage() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/schema"
 )
@@ -91,6 +92,9 @@ func (l *Ledger) Schema() string { return l.schema.String() }
 
 // LockTimeout is Config.LockTimeout, or its default.
 func (l *Ledger) LockTimeout() time.Duration { return l.wait }
+
+// made refuses the zero Ledger, which has no schema.
+func (l *Ledger) made() error { return fault.Made(errArgument, "ledger", l != nil && l.space != "") }
 
 func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 

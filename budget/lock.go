@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -25,6 +26,9 @@ const lockSQL = `select metered.lock_scopes($1::text[], $2::int)`
 // Errors: *ArgumentError before any SQL; ErrBusy, and SQLSTATE 40P01 if tx had locked
 // other scopes before: both abort tx.
 func (l *Ledger) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
+	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
+		return err
+	}
 	if len(scopes) == 0 {
 		return invalid("scopes", "are none")
 	}

@@ -30,6 +30,9 @@ type Prepared struct {
 
 // Prepare validates charges as Charge does, without any SQL.
 func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
+	if err := l.made(); err != nil {
+		return nil, err
+	}
 	if len(charges) == 0 {
 		return nil, invalid("charges", "are none")
 	}
@@ -260,6 +263,9 @@ func (p *PreparedEntry) Args(waitMS int32, namespace, operation string) []any {
 func (p *PreparedEntry) Scan(row pgx.Row) (Posted, error) { return p.scan(row) }
 
 func (p *PreparedEntry) run(ctx context.Context, tx pgx.Tx) (Posted, error) {
+	if err := notNil("tx", tx); err != nil {
+		return Posted{}, err
+	}
 	return p.scan(tx.QueryRow(ctx, p.sql, p.args(p.waitMS, "", "", false)...))
 }
 

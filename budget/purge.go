@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -72,6 +73,9 @@ select scope from s where scope is not null limit $2`
 // passed over and counted. What is deleted stays deleted if a later transaction
 // fails or ctx is cancelled: the report says how far it came.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
+	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
+		return PurgeReport{}, err
+	}
 	var report PurgeReport
 	if opts.OlderThan == 0 {
 		return report, invalid("PurgeOptions.OlderThan", "is required")
@@ -89,9 +93,6 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 		if err := checkScope("PurgeOptions.Scope", opts.Scope); err != nil {
 			return report, err
 		}
-	}
-	if pool == nil {
-		return report, invalid("pool", "is nil")
 	}
 	if opts.Scope != "" {
 		err := l.purgeScope(ctx, pool, opts.Scope, opts, &report)

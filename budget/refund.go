@@ -61,6 +61,9 @@ func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error
 
 // PrepareRefund validates a refund as Refund does, without any SQL.
 func (l *Ledger) PrepareRefund(r Refund) (*PreparedEntry, error) {
+	if err := l.made(); err != nil {
+		return nil, err
+	}
 	if err := checkScope("Refund.Scope", r.Scope); err != nil {
 		return nil, err
 	}

@@ -64,6 +64,9 @@ func checkScope(field, scope string) error {
 	return checkText(field, scope, MaxScopeBytes)
 }
 
+// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
+
 // checkText refuses what Postgres cannot store as text, or is too long.
 func checkText(field, text string, maxBytes int) error {
 	return fault.Text(errArgument, field, text, maxBytes)

@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -57,6 +58,9 @@ from metered.usage($1::text[], $2::interval[])`
 //
 // Errors: *ArgumentError before any SQL; ErrWindowPurged.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
+	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
+		return nil, err
+	}
 	if len(queries) == 0 || len(queries) > MaxQueries {
 		return nil, invalid("queries", "are %d, want 1 to %d", len(queries), MaxQueries)
 	}

@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -98,6 +99,9 @@ from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)
 // far with the error. Differences are no error. It cannot notice that a chain's last entries
 // are missing.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
+	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
+		return VerifyReport{}, err
+	}
 	v := verification{ledger: l, opts: opts}
 	if v.opts.MaxDifferences < 0 {
 		return v.report, invalid("VerifyOptions.MaxDifferences", "%d is negative", opts.MaxDifferences)
@@ -106,9 +110,6 @@ func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOpti
 		if err := checkScope("VerifyOptions.Scope", opts.Scope); err != nil {
 			return v.report, err
 		}
-	}
-	if pool == nil {
-		return v.report, invalid("pool", "is nil")
 	}
 	if v.opts.MaxDifferences == 0 {
 		v.opts.MaxDifferences = 1000

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
@@ -111,7 +112,10 @@ func wrongCalls() []call {
 		"SweepOptions.Batch": {{Batch: -1}, {Batch: holds.MaxSweepBatch + 1}}, "SweepOptions.Max": {{Max: -1}},
 	} {
 		for _, o := range opts {
-			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error { _, err := b.Sweep(ctx, nil, o); return err }})
+			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
+				_, err := b.Sweep(ctx, new(pgxpool.Pool), o)
+				return err
+			}})
 		}
 	}
 	for field, opts := range map[string][]holds.PurgeOptions{
@@ -119,18 +123,13 @@ func wrongCalls() []call {
 		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: purge.MaxBatch + 1}},
 	} {
 		for _, o := range opts {
-			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error { _, err := b.Purge(ctx, nil, o); return err }})
+			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
+				_, err := b.Purge(ctx, new(pgxpool.Pool), o)
+				return err
+			}})
 		}
 	}
 	return append(table,
-		call{"pool", func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
-			_, err := b.Sweep(ctx, nil, holds.SweepOptions{})
-			return err
-		}},
-		call{"pool", func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
-			_, err := b.Purge(ctx, nil, holds.PurgeOptions{})
-			return err
-		}},
 		captureCall("Capture.Lines[0].Limits", func(c *holds.Capture) { c.Over = holds.OverIfFits }),
 		captureCall("Capture.Lines[1].Limits", func(c *holds.Capture) {
 			c.Over, c.Lines = holds.OverIfFits, []holds.Line{capacity("a", 1, 1), {Scope: "b", Amount: 0}}
@@ -142,8 +141,6 @@ func TestNew_RefusesWrongConfig(t *testing.T) {
 	t.Parallel()
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)
-	_, err = holds.New(nil, holds.Config{})
-	requireArgument(t, err, "ledger")
 	ok := func(context.Context, pgx.Tx, holds.Transition) error { return nil }
 	for field, cfgs := range map[string][]holds.Config{
 		"Config.MinTTL":         {{MinTTL: -1}, {MinTTL: time.Millisecond - 1}, {MinTTL: 2 * time.Second, MaxTTL: time.Second}, {MaxTTL: -1}},

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -88,8 +89,11 @@ type Querier = budget.Querier
 // New returns a Book on the ledger, in the same schema and with the same timeout
 // for locks, or an *ArgumentError. It does not touch the database.
 func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
-	if ledger == nil {
-		return nil, invalid("ledger", "is nil")
+	if err := notNil("ledger", ledger); err != nil {
+		return nil, err
+	}
+	if ledger.Schema() == "" {
+		return nil, invalid("ledger", "was not made by New")
 	}
 	if cfg.MinTTL == 0 {
 		cfg.MinTTL = DefaultMinTTL
@@ -135,6 +139,9 @@ func (b *Book) channel() any {
 	}
 	return nil
 }
+
+// made refuses the zero Book, which has no ledger.
+func (b *Book) made() error { return fault.Made(errArgument, "book", b != nil && b.ledger != nil) }
 
 func (b *Book) waitMS() int32 { return int32(b.ledger.LockTimeout() / time.Millisecond) }
 

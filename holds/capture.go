@@ -100,6 +100,9 @@ func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error
 
 // PrepareCapture validates a capture as Capture does, without any SQL.
 func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
+	if err := b.made(); err != nil {
+		return nil, err
+	}
 	c.IDs, c.Lines = slices.Clone(c.IDs), slices.Clone(c.Lines) // the caller may use its own again
 	for i, line := range c.Lines {
 		c.Lines[i].Limits = slices.Clone(line.Limits)

@@ -78,5 +78,8 @@ func renamed(err error, all string, each func(i int) string) error {
 	return invalid(each(i)+field, "%s", a.Reason)
 }
 
+// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
+
 // checkText refuses what Postgres cannot store as text, or is too long.
 func checkText(field, text string) error { return fault.Text(errArgument, field, text, MaxIDBytes) }

@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -148,6 +149,9 @@ where h.claim = $1 and (h.state = 'h' or h.state = 'c' and not h.returned)`
 // confirmed. ErrUnknown if there is none. It takes no lock, and the answer may be
 // out of date when it arrives: only Claim is authoritative.
 func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) (Hold, error) {
+	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
+		return Hold{}, err
+	}
 	scope, err := claimScope(tenant, key)
 	if err != nil {
 		return Hold{}, err
@@ -184,6 +188,9 @@ order by k.n`
 // ClaimedMany is Claimed of up to MaxKeys keys of a tenant, in one round trip and from
 // one snapshot: for a map of seats. A key without an active claim is not in the result.
 func (b *Book) ClaimedMany(ctx context.Context, db Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
+	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
+		return nil, err
+	}
 	if len(keys) > MaxKeys {
 		return nil, invalid("keys", "are %d, want at most %d", len(keys), MaxKeys)
 	}

@@ -77,13 +77,13 @@ func TestClaimedMany_SaysOfEachKeyWhatClaimedSays(t *testing.T) {
 	require.Empty(t, claimed)
 
 	var argument *holds.ArgumentError
-	_, err = f.book.ClaimedMany(t.Context(), nil, "", seat("a"), seat(""))
+	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "", seat("a"), seat(""))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "keys[1].Value", argument.Field)
-	_, err = f.book.ClaimedMany(t.Context(), nil, "\xff", seat("a"))
+	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "\xff", seat("a"))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "Tenant", argument.Field)
-	_, err = f.book.ClaimedMany(t.Context(), nil, "", make([]holds.Key, holds.MaxKeys+1)...)
+	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "", make([]holds.Key, holds.MaxKeys+1)...)
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "keys", argument.Field)
 }

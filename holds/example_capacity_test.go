@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -9,13 +10,13 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // The capacity is in a table of the application. Both sides take the scope's lock
 // first, so that it is not lowered between being read and being used.
 func Example_capacity() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	book := exampleBook(holds.Config{})
 	ledger, err := budget.New(budget.Config{})

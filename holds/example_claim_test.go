@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,13 +10,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // A user name is claimed while somebody signs up, and confirmed in the transaction that
 // makes the user. Names are normalised first: bytes are compared.
 func ExampleBook_Claim() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	book := exampleBook(holds.Config{})
 	_, err := pool.Exec(ctx, `create table users (id bigint generated always as identity primary key, name text)`)

@@ -9,13 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // A process keeps in memory which rooms are held, loads that whenever it may have
 // missed something, and follows the notices in between.
 func ExampleBook_Listen() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	book := exampleBook(holds.Config{Notify: true})
 	write := func(fn func(tx pgx.Tx) error) { check(pgx.BeginFunc(ctx, pool, fn)) }

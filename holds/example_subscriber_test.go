@@ -9,13 +9,13 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // A subscriber writes each transition to an outbox, in the transaction that makes it: a
 // row is there exactly if the transition is.
 func ExampleSubscriber() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	_, err := pool.Exec(ctx, `create table outbox (id bigint generated always as identity primary key, hold text, version int, kind text)`)
 	check(err)

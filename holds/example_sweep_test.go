@@ -17,7 +17,6 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // SweepHolds is the job of a periodic sweep.
@@ -42,7 +41,8 @@ func (w *SweepWorker) Work(ctx context.Context, _ *river.Job[SweepHolds]) error 
 // Where River runs anyway, a periodic job sweeps: its leader enqueues one every so
 // often, whatever the number of processes.
 func ExampleBook_Sweep_river() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	book := exampleBook(holds.Config{MinTTL: time.Millisecond})
 	placeShort(ctx, pool, book)
@@ -72,7 +72,8 @@ func ExampleBook_Sweep_river() {
 
 // Without River, a goroutine does: in one process or in all of them.
 func ExampleBook_Sweep_ticker() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	book := exampleBook(holds.Config{MinTTL: time.Millisecond})
 	placeShort(ctx, pool, book)
@@ -112,12 +113,13 @@ func ExampleBook_Sweep_ticker() {
 
 // Or a command, which cron runs every minute.
 func ExampleBook_Sweep_cron() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	placeShort(ctx, pool, exampleBook(holds.Config{MinTTL: time.Millisecond}))
 
 	// func main() { os.Exit(sweepCommand(os.Getenv("DATABASE_URL"), os.Stdout)) }
-	fmt.Println("exit code", sweepCommand(pgtest.ConnString(pool), os.Stdout))
+	fmt.Println("exit code", sweepCommand(pool.Config().ConnString(), os.Stdout))
 	// Output:
 	// expired 1, skipped 0, failed 0
 	// exit code 0

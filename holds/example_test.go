@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -9,13 +10,13 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Two seats are held for five minutes, while somebody types a card number, and then
 // sold.
 func Example() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	book := exampleBook(holds.Config{})
 	hold := func(holder string, seats int64) (h holds.Hold, err error) {
@@ -62,7 +63,8 @@ func Example() {
 // An estimate is held, what was really used is captured as it comes, and the rest is
 // free again.
 func ExampleBook_Capture() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	book := exampleBook(holds.Config{})
 	var job holds.Hold

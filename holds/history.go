@@ -77,6 +77,9 @@ order by e.version`
 // Get. An expiry is recorded by whoever first acts upon it: until then it is missing, though
 // Get says Expired.
 func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder string) ([]Event, error) {
+	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
+		return nil, err
+	}
 	if err := checkNames(tenant, holder, id); err != nil {
 		return nil, err
 	}

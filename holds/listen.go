@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -76,14 +77,13 @@ const (
 //
 // Errors: *ArgumentError; ctx.Err(); that of handle.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
+	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
+		return err
+	}
 	if opts.Idle == 0 {
 		opts.Idle = DefaultIdle
 	}
 	switch {
-	case pool == nil:
-		return invalid("pool", "is nil")
-	case handle == nil:
-		return invalid("handle", "is nil")
 	case len(b.Channel()) > 63: // LISTEN would cut it, and no Book can notify on it
 		return invalid("ledger", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	case opts.Idle < minIdle || opts.Idle > maxIdle:

@@ -106,6 +106,9 @@ func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 
 // PreparePlace validates a request as Place does, without any SQL.
 func (b *Book) PreparePlace(r Request) (*Prepared, error) {
+	if err := b.made(); err != nil {
+		return nil, err
+	}
 	chosen := r.ID != "" && r.claim == ""
 	if r.ID == "" {
 		r.ID = uuidv7.New()

@@ -119,6 +119,9 @@ func (e *SubscriberError) Unwrap() error { return e.Err }
 
 // run carries out a call in tx.
 func (p *Prepared) run(ctx context.Context, tx pgx.Tx) ([]Hold, error) {
+	if err := notNil("tx", tx); err != nil {
+		return nil, err
+	}
 	if !p.Subscribed() {
 		return p.Scan(tx.QueryRow(ctx, p.sql, p.Args(p.book.waitMS(), "", "", false)...))
 	}

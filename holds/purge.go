@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -43,11 +44,14 @@ const purgeSQL = `select deleted, last from metered.purge_holds($1, metered.cloc
 // other purges, each time no longer than the ledger's LockTimeout (ErrBusy). It needs the
 // schema's owner or a role with GrantMaintenanceSQL's grants.
 func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
+	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
+		return 0, err
+	}
 	if opts.OlderThan == 0 {
 		opts.OlderThan = DefaultOlderThan
 	}
 	o := purge.Options(opts)
-	if err := o.Check(errArgument, pool); err != nil {
+	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
 	deleted, err := o.Run(ctx, pool, b.sql.purge, b.waitMS())

@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -16,6 +17,9 @@ select (select metered.hold_json(h.no, metered.clock()) from metered.holds h whe
 // takes no lock, writes nothing and runs on a read-only replica too, where the
 // replica's clock says what has expired.
 func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (Hold, error) {
+	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
+		return Hold{}, err
+	}
 	if err := checkNames(tenant, holder, id); err != nil {
 		return Hold{}, err
 	}
@@ -84,6 +88,9 @@ order by h.no desc limit $7`
 // listed twice, and none that was there at the beginning is missed. Best with a
 // Holder or an Entity: those are indexed; the other filters are applied on the way.
 func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
+	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
+		return Listed{}, err
+	}
 	if err := checkNames(f.Tenant, f.Holder); err != nil {
 		return Listed{}, err
 	}

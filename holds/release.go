@@ -40,6 +40,9 @@ func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error
 
 // PrepareRelease validates a release as Release does, without any SQL.
 func (b *Book) PrepareRelease(r Release) (*Prepared, error) {
+	if err := b.made(); err != nil {
+		return nil, err
+	}
 	return b.prepare(b.sql.release, EventReleased, r.Tenant, r.IDs, r.Holder, r.Note)
 }
 
@@ -91,6 +94,9 @@ func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) 
 
 // PrepareRefund validates a refund as Refund does, without any SQL.
 func (b *Book) PrepareRefund(r Refund) (*Prepared, error) {
+	if err := b.made(); err != nil {
+		return nil, err
+	}
 	if (len(r.Lines) > 0) == r.All {
 		return nil, invalid("Refund.Lines", "or All: either is required")
 	}
@@ -148,6 +154,9 @@ func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) 
 
 // PrepareExtend validates an extension as Extend does, without any SQL.
 func (b *Book) PrepareExtend(e Extend) (*Prepared, error) {
+	if err := b.made(); err != nil {
+		return nil, err
+	}
 	if e.By < time.Microsecond || e.By > MaxMaxLifetime || e.By%time.Microsecond != 0 {
 		return nil, invalid("Extend.By", "%v is not from 1µs to %v in whole microseconds", e.By, MaxMaxLifetime)
 	}

@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -48,6 +49,9 @@ select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz
 // Locks and rollback are those of Release. Errors: *ArgumentError; ErrUnknown and
 // ErrRetired leave tx usable; ErrBusy, SQLSTATE 40001 and 40P01 abort it.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireStatus, error) {
+	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
+		return Hold{}, "", err
+	}
 	if err := checkNames(e.Tenant, "", e.ID); err != nil {
 		return Hold{}, "", err
 	}
@@ -140,6 +144,9 @@ const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 // end of ctx, leaves what was done until then, which is reported with it. The errors
 // of subscribers are joined and returned at the end, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
+	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
+		return SweepReport{}, err
+	}
 	if opts.Batch == 0 {
 		opts.Batch = DefaultSweepBatch
 	}
@@ -148,8 +155,6 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 		return SweepReport{}, invalid("SweepOptions.Batch", "%d is not from 1 to %d", opts.Batch, MaxSweepBatch)
 	case opts.Max < 0:
 		return SweepReport{}, invalid("SweepOptions.Max", "%d is negative", opts.Max)
-	case pool == nil:
-		return SweepReport{}, invalid("pool", "is nil")
 	}
 	s := sweeper{book: b, opts: opts, due: "-infinity"}
 	for {

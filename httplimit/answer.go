@@ -140,7 +140,7 @@ func wait(err error) int64 {
 func (p *Policies) ProblemOf(err error) Problem {
 	problem := ProblemOf(err)
 	var exceeded *budget.ExceededError
-	if !errors.As(err, &exceeded) {
+	if !errors.As(err, &exceeded) || p == nil {
 		return problem
 	}
 	refused := map[string]bool{}

@@ -1,7 +1,6 @@
 package httplimit_test
 
 import (
-	"context"
 	"fmt"
 	"log"
 	"net"
@@ -13,10 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/httplimit"
-	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 // limited lets each client address make so many requests, and tells it where it stands.
@@ -49,9 +46,8 @@ func limited(pool *pgxpool.Pool, ledger *budget.Ledger, next http.Handler, limit
 
 // A handler in front of another: counted exactly, over any number of processes.
 func Example() {
-	ctx := context.Background()
-	pool, stop := exampleDatabase(ctx)
-	defer stop()
+	pool, done := exampleDatabase()
+	defer done()
 	ledger, err := budget.New(budget.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -70,23 +66,4 @@ func Example() {
 	// 404 "hourly";r=1 come back later: false
 	// 404 "hourly";r=0 come back later: false
 	// 429 "hourly";r=0 come back later: true
-}
-
-// exampleDatabase stands for a database of yours.
-func exampleDatabase(ctx context.Context) (*pgxpool.Pool, func()) {
-	server, err := pgserver.Start(ctx, pgserver.Options{Private: true})
-	if err != nil {
-		log.Fatal(err)
-	}
-	pool, err := pgxpool.New(ctx, server.ConnString())
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{}); err != nil {
-		log.Fatal(err)
-	}
-	return pool, func() {
-		pool.Close()
-		_ = server.Stop()
-	}
 }

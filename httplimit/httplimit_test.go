@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/internal/niltest"
 )
 
 var (
@@ -302,5 +303,21 @@ func TestImports_AreBudgetItsOwnAndTheStandardLibrary(t *testing.T) {
 	require.Regexp(t, `(?m)^`+own+`httplimit$`, string(out))
 	for _, p := range strings.Fields(string(out)) {
 		require.Regexp(t, `^(`+own+`(httplimit|budget|internal/.*)|github\.com/jackc/.*|golang\.org/x/.*)$`, p)
+	}
+}
+
+// An answer to a client is given whatever was left out.
+func TestPolicies_NilAndZeroShowNothing(t *testing.T) {
+	t.Parallel()
+	denied := &budget.ExceededError{Refusals: []budget.Refusal{{Limit: burst, RetryAfter: time.Second}}}
+	niltest.Func(t, "Partition", (*httplimit.Policies).Partition, policies(t, httplimit.Config{}), []byte("k"))
+	for _, p := range []*httplimit.Policies{nil, {}, policies(t, httplimit.Config{Limits: []budget.Limit{burst}})} {
+		answer := httptest.NewRecorder()
+		require.Equal(t, 429, p.Write(answer, denied))
+		require.Equal(t, "1", answer.Header().Get("Retry-After"))
+		require.Equal(t, 500, p.Write(httptest.NewRecorder(), nil))
+		h := http.Header{}
+		p.Show(h, budget.Receipt{})
+		p.ShowRefusal(h, nil)
 	}
 }

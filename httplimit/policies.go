@@ -52,7 +52,7 @@ type Config struct {
 }
 
 // Policies are limits as clients get to see them. It may be used by any number of
-// goroutines.
+// goroutines. Nil and the zero value are no policies.
 type Policies struct {
 	shown  []policy
 	shared []string // names
@@ -122,6 +122,9 @@ func newPolicy(limit budget.Limit, unit string) policy {
 // is about. 1 to MaxKeyBytes bytes, or a *budget.ArgumentError. Make it of what the
 // request itself says, and of nothing that is secret.
 func (p *Policies) Partition(key []byte) (*Policies, error) {
+	if err := fault.NotNil(errArgument, "policies", p); err != nil {
+		return nil, err
+	}
 	if len(key) < 1 || len(key) > MaxKeyBytes {
 		return nil, fault.Invalid(errArgument, "key", "is %d bytes long, want 1 to %d", len(key), MaxKeyBytes)
 	}

@@ -44,6 +44,7 @@ func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 // of which a policy refused. There is no t if waiting does not help (budget.Never), and
 // none for prepaid credit. Retry-After, which Problem.Write sets, is never earlier than any t.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
+	e = orNothing(e)
 	left := map[string]service{}
 	for _, r := range e.Refusals {
 		wait := max(r.RetryAfter, 1)
@@ -74,7 +75,18 @@ func add(left map[string]service, name string, s service) {
 	left[name] = s
 }
 
+// orNothing makes a denial that is nil one that names nothing.
+func orNothing(e *budget.ExceededError) *budget.ExceededError {
+	if e == nil {
+		return &budget.ExceededError{}
+	}
+	return e
+}
+
 func (p *Policies) show(h http.Header, left map[string]service) {
+	if p == nil {
+		p = &Policies{}
+	}
 	h.Del(fieldPolicy)
 	h.Del(fieldLimit)
 	if p.header != "" { // an empty list is no field

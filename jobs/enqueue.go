@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -30,19 +31,19 @@ import (
 // enqueue the same two keys in different order can deadlock (40P01, retry);
 // EnqueueMany sorts them.
 //
-// Errors: ErrArgument before any SQL (also for JSON that jsonb cannot hold: U+0000, half
-// of a surrogate pair, a number beyond numeric), and ErrConflict, leave tx usable and
-// wrote nothing. After any other error tx is aborted as after a failed statement, so that
-// no key can be committed without its job: ErrBusy, ErrPlugin, what River's insert
-// or your hooks returned, and Postgres errors, 40001 and 40P01 among them, which
-// are found by errors.As.
+// Errors: ErrArgument before any SQL (also for what jsonb cannot hold: text that is not
+// UTF-8, U+0000, half of a surrogate pair, a number beyond numeric), and ErrConflict, leave
+// tx usable and wrote nothing. After any other error tx is aborted as after a failed
+// statement, so that no key can be committed without its job: ErrBusy, ErrPlugin, what
+// River's insert or your hooks returned, and Postgres errors, 40001 and 40P01 among them,
+// which are found by errors.As.
 //
 // One round trip without a key, two with a new one, one with a known one; and one
 // more whenever River's NOTIFY for the queue is due. Most programs want this call,
 // with a key.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
-	if tx == nil {
-		return Result{}, invalid("tx", "want a transaction, got nil")
+	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
+		return Result{}, err
 	}
 	p, err := prepare("", args, opts)
 	if err != nil {
@@ -64,8 +65,8 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 // ErrArgument leaves tx usable. After any other error, ErrConflict among them, tx is
 // aborted unless no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
-	if tx == nil {
-		return nil, invalid("tx", "want a transaction, got nil")
+	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
+		return nil, err
 	}
 	if len(items) < 1 || len(items) > MaxItems {
 		return nil, invalid("Items", "%d of them: want 1 to %d", len(items), MaxItems)

@@ -58,6 +58,9 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
+// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
+
 // What can differ between the first use of a key and a later one.
 const (
 	DiffersKind   = "kind"

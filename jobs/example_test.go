@@ -9,7 +9,6 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -23,7 +22,8 @@ func (ProcessAsset) Kind() string { return "process_asset" }
 // A job is enqueued once for its key, by the transaction that makes it necessary,
 // and a worker reads whom it is for.
 func Example() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 
 	worked := make(chan string)
@@ -73,7 +73,8 @@ func Example() {
 }
 
 func ExampleEnqueuer_EnqueueMany() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Plugins: []rivertype.Plugin{jobs.Plugin()}, // insert-only: no workers here

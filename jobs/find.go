@@ -30,10 +30,11 @@ from metered.find_job_key($1, $2)`
 // errors are ErrArgument, ErrNotFound and those of Postgres. To make sure that a job
 // exists call Enqueue instead, which needs no look before.
 func (e *Enqueuer) Find(ctx context.Context, db Querier, queue, key string) (Record, error) {
+	if err := cmp.Or(e.made(), notNil("db", db)); err != nil {
+		return Record{}, err
+	}
 	queue = cmp.Or(queue, river.QueueDefault)
 	switch {
-	case db == nil:
-		return Record{}, invalid("db", "want a pool, a connection or a transaction, got nil")
 	case len(queue) > 64 || !queuePattern.MatchString(queue):
 		return Record{}, invalid("queue", "%.80q is no name of a queue", queue)
 	case key == "" || len(key) > MaxKeyBytes || !storable(key):

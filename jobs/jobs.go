@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -49,8 +50,8 @@ type Enqueuer struct {
 // the first keyed Enqueue fails with ErrPlugin if not. New sends no SQL. Its
 // errors are ErrArgument.
 func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
-	if client == nil {
-		return nil, invalid("client", "want a River client, got nil")
+	if err := notNil("client", client); err != nil {
+		return nil, err
 	}
 	name, err := schema.Parse(config.Schema)
 	if err != nil {
@@ -78,6 +79,11 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 		findSQL:      name.SQL(findSQL),
 		purgeSQL:     name.SQL(purgeSQL),
 	}, nil
+}
+
+// made refuses the zero Enqueuer, which has no client.
+func (e *Enqueuer) made() error {
+	return fault.Made(errArgument, "enqueuer", e != nil && e.client != nil)
 }
 
 // Querier reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/internal/jsonb"
+	"github.com/pgmetered/metered/internal/jsontext"
 )
 
 // prepared is a job whose arguments have been checked.
@@ -30,8 +31,8 @@ func (p *prepared) ident() ident { return ident{p.opts.Queue, p.key} }
 // wrong argument costs the caller its transaction. at is how the caller reached
 // them: "" or "Items[3].".
 func prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
-	if args == nil {
-		return nil, invalid(at+"Args", "want job args, got nil")
+	if err := notNil(at+"Args", args); err != nil {
+		return nil, err
 	}
 	if opts == nil {
 		opts = &Options{}
@@ -50,7 +51,7 @@ func prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
 	if err != nil {
 		return nil, invalid(at+"Args", "cannot be encoded as JSON: %s", err)
 	}
-	if err := jsonb.Check(encoded); err != nil {
+	if err := cmp.Or(jsontext.Check(args, encoded), jsonb.Check(encoded)); err != nil {
 		return nil, invalid(at+"Args", "as JSON: %s", err)
 	}
 	if err := p.resolve(at + "Options.InsertOpts."); err != nil {

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -39,8 +40,11 @@ const purgeSQL = `select deleted, last from metered.purge_job_keys($1, metered.c
 // maintenance grants: an application has no right to it. Its errors are ErrArgument
 // and those of Postgres.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
+	if err := cmp.Or(e.made(), notNil("pool", pool)); err != nil {
+		return 0, err
+	}
 	o := purge.Options(opts)
-	if err := o.Check(errArgument, pool); err != nil {
+	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
 	deleted, err := o.Run(ctx, pool, e.purgeSQL)

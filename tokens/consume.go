@@ -30,8 +30,8 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presen
 	if err != nil {
 		return Grant{}, err
 	}
-	if tx == nil {
-		return Grant{}, errNoTx
+	if err := notNil("tx", tx); err != nil {
+		return Grant{}, err
 	}
 	var row Row
 	if err := tx.QueryRow(ctx, s.sql.consume, append(p.Args(), s.lockTimeoutMS)...).Scan(row.Dest()...); err != nil {
@@ -54,8 +54,8 @@ func (s *Store) Inspect(ctx context.Context, db Querier, purpose, subject, prese
 	if err != nil {
 		return Info{}, err
 	}
-	if db == nil {
-		return Info{}, invalid("db", "is nil")
+	if err := notNil("db", db); err != nil {
+		return Info{}, err
 	}
 	var row Row
 	if err := db.QueryRow(ctx, s.sql.inspect, p.Args()...).Scan(row.Dest()...); err != nil {

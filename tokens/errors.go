@@ -50,7 +50,8 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
-var errNoTx = invalid("tx", "is nil")
+// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
 // Reason says why a token was refused. It is for logs and metrics on the server:
 // whoever presented the token should learn nothing but that it is not valid.

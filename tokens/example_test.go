@@ -1,20 +1,21 @@
 package tokens_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
 
 // A grant is minted, looked at when its link is opened, and consumed in the
 // transaction that does the work.
 func Example() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	store, err := tokens.New(tokens.Config{Prefix: "acme_upload"})
 	check(err)
@@ -87,7 +88,8 @@ func ExampleStore_Parse() {
 
 // A password reset has at most one link that works.
 func ExampleStore_Replace() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	store, err := tokens.New(tokens.Config{Prefix: "acme_reset"})
 	check(err)
@@ -119,7 +121,8 @@ func ExampleStore_Replace() {
 // A command that may be run again derives its token, so that both runs return
 // the same one.
 func ExampleDerive() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	store, err := tokens.New(tokens.Config{Prefix: "acme_invite"})
 	check(err)
@@ -156,7 +159,8 @@ func ExampleDerive() {
 
 // Purge belongs into a periodic job of the schema's owner.
 func ExampleStore_Purge() {
-	ctx, pool, done := pgtest.Example()
+	ctx := context.Background()
+	pool, done := exampleDatabase()
 	defer done()
 	store, err := tokens.New(tokens.Config{})
 	check(err)

@@ -6,10 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
@@ -36,7 +36,7 @@ type Mint struct {
 	Subject string
 
 	// Payload comes back with the grant. It is encoded as JSON; a json.RawMessage
-	// is kept byte for byte. At most 8 KiB as JSON: store an id rather than the
+	// is kept byte for byte. Its text must be UTF-8. At most 8 KiB as JSON: store an id rather than the
 	// thing. It is stored in the clear. Defaults to none.
 	Payload any
 
@@ -152,6 +152,9 @@ func (p *prepared) sent() ledger.NewToken {
 }
 
 func (s *Store) prepare(field string, m Mint) (prepared, error) {
+	if err := s.made(); err != nil {
+		return prepared{}, err
+	}
 	if err := checkPurpose(field+".Purpose", m.Purpose); err != nil {
 		return prepared{}, err
 	}
@@ -217,8 +220,8 @@ func encodePayload(field string, payload any) (*string, error) {
 	if len(encoded) > MaxPayloadLen {
 		return nil, invalid(field, "%d bytes of JSON: want at most %d", len(encoded), MaxPayloadLen)
 	}
-	if !utf8.Valid(encoded) {
-		return nil, invalid(field, "not UTF-8")
+	if err := jsontext.Check(payload, encoded); err != nil {
+		return nil, invalid(field, "%v", err)
 	}
 	text := string(encoded)
 	return &text, nil
@@ -228,8 +231,8 @@ const mintSQL = `select status, minted_at from metered.mint_tokens($1::metered.n
 
 // insert stores the batch and fills in its times.
 func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
-	if tx == nil {
-		return errNoTx
+	if err := notNil("tx", tx); err != nil {
+		return err
 	}
 	sent := make([]ledger.NewToken, len(batch))
 	for i := range batch {

@@ -81,6 +81,8 @@ func TestMint_RefusesBadArgumentsBeforeAnySQL(t *testing.T) {
 		{"Payload", tokens.Mint{Payload: json.RawMessage(`{`)}},
 		{"Payload", tokens.Mint{Payload: json.RawMessage{}}},
 		{"Payload", tokens.Mint{Payload: json.RawMessage("\"\xff\"")}},
+		{"Payload", tokens.Mint{Payload: map[string]string{"a": "\xff"}}},
+		{"Payload", tokens.Mint{Payload: map[string]json.RawMessage{"a": json.RawMessage("\"\xff\"")}}},
 		{"Payload", tokens.Mint{Payload: json.RawMessage(deep)}},
 		{"Payload", tokens.Mint{Payload: strings.Repeat("x", tokens.MaxPayloadLen-1)}},
 		{"Payload", tokens.Mint{Payload: json.RawMessage(`"` + strings.Repeat("x", tokens.MaxPayloadLen-1) + `"`)}},
@@ -114,6 +116,7 @@ func TestMint_AcceptsTheBounds(t *testing.T) {
 		strings.Repeat("x", tokens.MaxPayloadLen-2),
 		json.RawMessage(strings.Repeat("[", 4096) + strings.Repeat("]", 4096)),
 		json.RawMessage("null"),
+		"\ufffd",
 		json.RawMessage(" {\"b\" : 1e999, \"a\":\t\"\\u0000<\\ud800\", \"a\": 2} "),
 	} {
 		minted := mint(t, pool, store, tokens.Mint{

@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -41,11 +42,14 @@ const purgeSQL = `select deleted, last from metered.purge_tokens($1, metered.clo
 // and nobody waits for them. It needs the schema's owner or a role with
 // metered.GrantMaintenanceSQL's grants.
 func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
+	if err := cmp.Or(s.made(), notNil("pool", pool)); err != nil {
+		return 0, err
+	}
 	if opts.OlderThan == 0 {
 		opts.OlderThan = DefaultOlderThan
 	}
 	o := purge.Options(opts)
-	if err := o.Check(errArgument, pool); err != nil {
+	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
 	deleted, err := o.Run(ctx, pool, s.sql.purge)

@@ -32,8 +32,8 @@ func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) 
 	if err != nil {
 		return Minted{}, err
 	}
-	if tx == nil {
-		return Minted{}, errNoTx
+	if err := notNil("tx", tx); err != nil {
+		return Minted{}, err
 	}
 	var status string
 	var mintedAt *time.Time

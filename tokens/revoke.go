@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/jackc/pgx/v5"
@@ -17,8 +18,8 @@ const revokeSQL = `select metered.revoke_token($1, $2)`
 // that one commits first, the use is taken. Errors: ErrArgument, ErrBusy and
 // Postgres's.
 func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, error) {
-	if tx == nil {
-		return false, errNoTx
+	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
+		return false, err
 	}
 	var revoked bool
 	if err := tx.QueryRow(ctx, s.sql.revoke, digest[:], s.lockTimeoutMS).Scan(&revoked); err != nil {
@@ -38,14 +39,14 @@ const revokeSubjectSQL = `select metered.revoke_tokens($1, $2, $3)`
 // that consume them, at most Config.LockTimeout for each. Errors: ErrArgument,
 // ErrBusy and Postgres's. To hand out a new token instead, call Replace.
 func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject string) (int64, error) {
+	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
+		return 0, err
+	}
 	if err := checkPurpose("purpose", purpose); err != nil {
 		return 0, err
 	}
 	if err := checkSubject("subject", subject); err != nil {
 		return 0, err
-	}
-	if tx == nil {
-		return 0, errNoTx
 	}
 	var revoked int64
 	if err := tx.QueryRow(ctx, s.sql.revokeSubject, purpose, subject, s.lockTimeoutMS).Scan(&revoked); err != nil {

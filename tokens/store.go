@@ -104,6 +104,9 @@ func New(config Config) (*Store, error) {
 
 var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 
+// made refuses the zero Store, which has no prefix.
+func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil && s.prefix != "") }
+
 // Prefix returns what this store's tokens begin with.
 func (s *Store) Prefix() string { return s.prefix }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -205,7 +206,7 @@ func TestPurge_RefusesBadOptionsBeforeAnySQL(t *testing.T) {
 		"PurgeOptions.Batch":     {{Batch: -1}, {Batch: purge.MaxBatch + 1}},
 	} {
 		for _, opts := range options {
-			_, err := store.Purge(ctx, nil, opts) // a nil pool would panic
+			_, err := store.Purge(ctx, new(pgxpool.Pool), opts)
 			requireArgument(t, err, field)
 		}
 	}
@@ -224,27 +225,16 @@ var noon = time.Date(2031, 4, 5, 12, 0, 0, 0, time.UTC)
 
 func TestCalls_NilIsRefused(t *testing.T) {
 	t.Parallel()
-	store, err := tokens.New(tokens.Config{})
-	require.NoError(t, err)
-	m := tokens.Mint{Purpose: "p", Subject: "s"}
-	secret, err := tokens.Derive([]byte("mB7-wq2Zk/90sVfXr:LdN3cYp1{TgHuJ"), "x")
-	require.NoError(t, err)
-	token, err := store.Token(secret)
-	require.NoError(t, err)
-	for name, call := range map[string]func() error{
-		"mint":           func() error { _, err := store.Mint(ctx, nil, m); return err },
-		"mint many":      func() error { _, err := store.MintMany(ctx, nil, []tokens.Mint{m}); return err },
-		"replace":        func() error { _, err := store.Replace(ctx, nil, m); return err },
-		"consume":        func() error { _, err := store.Consume(ctx, nil, "p", "s", token.Reveal()); return err },
-		"inspect":        func() error { _, err := store.Inspect(ctx, nil, "p", "s", token.Reveal()); return err },
-		"revoke":         func() error { _, err := store.Revoke(ctx, nil, token.Digest()); return err },
-		"revoke subject": func() error { _, err := store.RevokeSubject(ctx, nil, "p", "s"); return err },
-		"purge":          func() error { _, err := store.Purge(ctx, nil, tokens.PurgeOptions{}); return err },
-	} {
-		var argument *tokens.ArgumentError
-		require.ErrorAs(t, call(), &argument, name)
-		require.Equal(t, "is nil", argument.Reason)
-	}
+	store := newStore(t)
+	secret := must(tokens.Derive(testKey, "x"))
+	token := must(store.Token(secret))
+	tx, m := noSQL{t: t}, tokens.Mint{Purpose: "p", Subject: "s"}
+	presented := []any{tx, "p", "s", token.Reveal()}
+	niltest.Methods(t, store, map[string][]any{
+		"Mint": {tx, m}, "MintMany": {tx, []tokens.Mint{m}}, "Replace": {tx, m}, "Consume": presented, "Inspect": presented,
+		"Revoke": {tx, token.Digest()}, "RevokeSubject": {tx, "p", "s"}, "Purge": {new(pgxpool.Pool), tokens.PurgeOptions{}},
+		"Present": presented[1:], "Parse": {token.Reveal()}, "Token": {secret}, "Prefix": {},
+	})
 }
 
 func TestStore_LeavesTheLockTimeoutAsItWas(t *testing.T) {

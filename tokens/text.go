@@ -20,6 +20,9 @@ const (
 //
 // Consume and Inspect parse for themselves. Parse is for Digest and Revoke.
 func (s *Store) Parse(text string) (Token, error) {
+	if err := s.made(); err != nil {
+		return Token{}, err
+	}
 	body, ok := strings.CutPrefix(text, s.prefix+"_")
 	if !ok || len(body) != secretLen+checksumLen {
 		return Token{}, refuse(ReasonMalformed)
@@ -36,6 +39,9 @@ func (s *Store) Parse(text string) (Token, error) {
 // was minted: after ErrExists, or when a replayed command needs the text of what
 // it minted the first time. The zero Secret is ErrArgument.
 func (s *Store) Token(secret Secret) (Token, error) {
+	if err := s.made(); err != nil {
+		return Token{}, err
+	}
 	if secret.IsZero() {
 		return Token{}, invalid("Secret", "is the zero Secret: use NewSecret or Derive")
 	}

@@ -6,9 +6,9 @@
 // daily cap are limits on one scope, kept whatever the number of orders at once. A payment is credited once however often
 // it is announced, a cancelled order is refunded once, and the statement is the ledger itself.
 //
-// What to read: shop.go, and statement.go for what is read from the ledger. It needs no preparation: see package pgserver
-// for where its Postgres comes from. If DATABASE_URL is set it uses that server, in a database of its own that it drops
-// at the end.
+// What to read: shop.go, and statement.go for what is read from the ledger. main.go starts it, on a throwaway Postgres or,
+// if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes from
+// examples/internal for that is the only thing here that another module cannot import.
 package main
 
 import (

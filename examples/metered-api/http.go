@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/examples/internal/examplehttp"
 	"github.com/pgmetered/metered/httplimit"
 )
 
@@ -103,15 +102,4 @@ func answer(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(body)
-}
-
-// serve serves until ctx is done, and then finishes what it has begun.
-func (a *app) serve(ctx context.Context, address string) (base string, closed <-chan error, err error) {
-	handler, err := a.handler()
-	if err != nil {
-		return "", nil, err
-	}
-	return examplehttp.Serve(ctx, address, &http.Server{
-		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-	}, nil)
 }

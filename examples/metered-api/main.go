@@ -13,8 +13,9 @@
 //	go run ./examples/metered-api -database postgres://… -listen 127.0.0.1:8080
 //	go run ./examples/metered-api -database postgres://… -worker
 //
-// What to read: app.go, and http.go for its HTTP side. It needs no preparation: see package pgserver for where its
-// Postgres comes from. If DATABASE_URL is set it uses that server, in a database of its own that it drops at the end.
+// What to read: app.go, and http.go for its HTTP side. main.go starts it, on a throwaway
+// Postgres or, if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes
+// from examples/internal for that is the only thing here that another module cannot import.
 package main
 
 import (
@@ -22,6 +23,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -32,6 +34,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
 
 // hourly is what an account can spend. What is held counts as spent until it is known what it comes to.
@@ -84,6 +87,17 @@ func run(ctx context.Context, listen string, worker bool, database string) (err 
 	}
 	fmt.Printf("curl -i %s/tasks -H 'Authorization: Bearer key-of-ann' -d '{\"number\": 600851475143}'\n", base)
 	return <-closed
+}
+
+// serve serves until ctx is done, and then finishes what it has begun.
+func (a *app) serve(ctx context.Context, address string) (base string, closed <-chan error, err error) {
+	handler, err := a.handler()
+	if err != nil {
+		return "", nil, err
+	}
+	return examplehttp.Serve(ctx, address, &http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	}, nil)
 }
 
 // open opens the database, or one of the program's own.

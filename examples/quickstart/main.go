@@ -7,11 +7,12 @@
 // and a daily budget. Then the program tries to break that, and checks what is in the database. It exits with 0 only if
 // every check held.
 //
-// It needs no preparation: see package pgserver for where its throwaway Postgres comes from. If DATABASE_URL is set it
-// uses that server, in a database of its own named metered_quickstart_…, which it drops at the end, unless it is
-// killed; the role must be allowed to create databases.
+// It needs no preparation: it starts a throwaway Postgres. If DATABASE_URL is set it uses that server, in a database of
+// its own named metered_quickstart_…, which it drops at the end, unless it is killed; the role must be allowed to create
+// databases.
 //
-// What to read: upload.go is the command, handler.go its HTTP side, and the rest is the demonstration.
+// What to read: upload.go is the command, handler.go its HTTP side, and the rest is the demonstration. What main.go takes
+// from examples/internal is the only thing here that another module cannot import.
 package main
 
 import (

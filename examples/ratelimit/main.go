@@ -9,8 +9,9 @@
 // admitted in any window is exact, whatever the number of clients and processes. With -shadow the limits count and report
 // what they would refuse, and let it pass.
 //
-// What to read: service.go, the command and its HTTP side. It needs no preparation: see package pgserver for where its
-// Postgres comes from. If DATABASE_URL is set it uses that server, in a database of its own that it drops at the end.
+// What to read: service.go, the command and its HTTP side. main.go starts it, on a throwaway
+// Postgres or, if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes
+// from examples/internal for that is the only thing here that another module cannot import.
 package main
 
 import (

@@ -8,7 +8,9 @@
 // not.
 //
 // What to read: hold.go, the command behind a click; checkout.go, which pays for what is held; admin.go; projection.go
-// and live.go, from the library's transitions to the browsers. See README.md for what it guarantees.
+// and live.go, from the library's transitions to the browsers. See README.md for what it guarantees. main.go starts it, on
+// the database of DATABASE_URL or on a throwaway Postgres. What it takes from examples/internal for that is the only thing
+// here that another module cannot import.
 package main
 
 import (
@@ -27,7 +29,6 @@ import (
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
-	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 func main() {
@@ -46,13 +47,12 @@ func main() {
 }
 
 func run(ctx context.Context, listen string, seats int, cfg config) (err error) {
-	// With DATABASE_URL its server and its database: what another process has made there is used.
-	server, err := pgserver.Start(ctx, pgserver.Options{Durable: true, TCP: true, Log: os.Stderr})
+	connString, throwaway, stop, err := exampledb.Server(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, server.Stop()) }()
-	poolConfig, err := pgxpool.ParseConfig(server.ConnString())
+	defer func() { err = errors.Join(err, stop()) }()
+	poolConfig, err := pgxpool.ParseConfig(connString)
 	if err != nil {
 		return err
 	}
@@ -79,8 +79,8 @@ func run(ctx context.Context, listen string, seats int, cfg config) (err error) 
 		return err
 	}
 	fmt.Printf("open %s\n", base)
-	if server.Owned() {
-		fmt.Printf("a second process: DATABASE_URL='%s' go run ./examples/seats -listen 127.0.0.1:8081\n", server.ConnString())
+	if throwaway {
+		fmt.Printf("a second process: DATABASE_URL='%s' go run ./examples/seats -listen 127.0.0.1:8081\n", connString)
 	}
 	return <-closed
 }

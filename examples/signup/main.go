@@ -7,8 +7,9 @@
 // A visitor claims an address and has some minutes to finish. Until then nobody else gets it; if the visitor cancels, or
 // never comes back, somebody else does; once it is confirmed it belongs to the new user for good.
 //
-// What to read: claims.go, and http.go for its HTTP side. It needs no preparation: see package pgserver for where its
-// Postgres comes from. If DATABASE_URL is set it uses that server, in a database of its own that it drops at the end.
+// What to read: claims.go, and http.go for its HTTP side. main.go starts it, on a throwaway
+// Postgres or, if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes
+// from examples/internal for that is the only thing here that another module cannot import.
 package main
 
 import (

@@ -6,6 +6,7 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"unicode/utf8"
 )
@@ -52,6 +53,23 @@ func (a *Argument) Unwrap() error { return a.kind }
 
 // Code returns the sentinel's stable code.
 func (a *Argument) Code() string { return a.kind.code }
+
+// Made refuses a receiver that its package's New did not make.
+func Made(kind *Sentinel, receiver string, made bool) error {
+	if !made {
+		return Invalid(kind, receiver, "was not made by New")
+	}
+	return nil
+}
+
+// NotNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func NotNil(kind *Sentinel, field string, arg any) error {
+	v := reflect.ValueOf(arg)
+	if arg == nil || (v.Kind() == reflect.Pointer || v.Kind() == reflect.Func) && v.IsNil() {
+		return Invalid(kind, field, "is nil")
+	}
+	return nil
+}
 
 // Text refuses text that Postgres cannot store, or that is longer than maxBytes.
 func Text(kind *Sentinel, field, text string, maxBytes int) error {

@@ -1,7 +1,6 @@
 package pgtest
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -10,9 +9,9 @@ import (
 )
 
 // Example is Open for an example, which has no testing.TB. What would fail a test panics, and done ends it.
-func Example() (ctx context.Context, pool *pgxpool.Pool, done func()) {
+func Example() (pool *pgxpool.Pool, done func()) {
 	tb := &exampleTB{}
-	return context.Background(), Open(tb), func() {
+	return Open(tb), func() {
 		for _, f := range slices.Backward(tb.cleanups) {
 			f()
 		}

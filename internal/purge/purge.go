@@ -29,7 +29,7 @@ type Options struct {
 
 // Check refuses what is out of bounds with an error of that kind, and fills in the
 // default of Batch.
-func (o *Options) Check(kind *fault.Sentinel, pool *pgxpool.Pool) error {
+func (o *Options) Check(kind *fault.Sentinel) error {
 	if o.Batch == 0 {
 		o.Batch = DefaultBatch
 	}
@@ -38,8 +38,6 @@ func (o *Options) Check(kind *fault.Sentinel, pool *pgxpool.Pool) error {
 		return fault.Invalid(kind, "PurgeOptions.OlderThan", "%v is not from %v to %v", o.OlderThan, MinOlderThan, MaxOlderThan)
 	case o.Batch < 1 || o.Batch > MaxBatch:
 		return fault.Invalid(kind, "PurgeOptions.Batch", "%d is not from 1 to %d", o.Batch, MaxBatch)
-	case pool == nil:
-		return fault.Invalid(kind, "pool", "is nil")
 	}
 	return nil
 }

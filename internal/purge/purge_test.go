@@ -20,10 +20,9 @@ func TestCheck_RefusesWhatIsJustOutOfBounds(t *testing.T) {
 	for field, all := range map[string][]purge.Options{
 		"PurgeOptions.OlderThan": {{}, {OlderThan: -time.Hour}, {OlderThan: time.Second - 1}, {OlderThan: budget.MaxWindow + 1}},
 		"PurgeOptions.Batch":     {{OlderThan: time.Hour, Batch: -1}, {OlderThan: time.Hour, Batch: 10_001}},
-		"pool":                   {{OlderThan: time.Hour}},
 	} {
 		for _, opts := range all {
-			err := opts.Check(kind, nil)
+			err := opts.Check(kind)
 			var argument *fault.Argument
 			require.ErrorAs(t, err, &argument, "%+v", opts)
 			require.Equal(t, field, argument.Field)

@@ -101,6 +101,16 @@ func (d *Database) fill(ctx context.Context, opts Options) error {
 // ConnString is for other processes of the program, and other pools.
 func (d *Database) ConnString() string { return pgserver.WithDatabase(d.server.ConnString(), d.name) }
 
+// Server is for a program whose processes share a database, which it does not remove: that of DATABASE_URL, with what other
+// processes have made there, or that of a throwaway server which they reach by connString, until stop.
+func Server(ctx context.Context) (connString string, throwaway bool, stop func() error, err error) {
+	server, err := pgserver.Start(ctx, pgserver.Options{Durable: true, TCP: true, Log: os.Stderr})
+	if err != nil {
+		return "", false, nil, err
+	}
+	return server.ConnString(), server.Owned(), server.Stop, nil
+}
+
 // Close closes the pool and removes the database, and the server if it is a throwaway one. It works after Ctrl-C, too.
 // Connections that are still in use after Options.CloseTimeout are an error, and are cut.
 func (d *Database) Close() (err error) {

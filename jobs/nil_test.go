@@ -1,0 +1,29 @@
+package jobs_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/niltest"
+	"github.com/pgmetered/metered/jobs"
+)
+
+func TestCalls_NilIsRefused(t *testing.T) {
+	t.Parallel()
+	client := insertOnly(t)
+	e, err := jobs.New(client, jobs.Config{})
+	require.NoError(t, err)
+	none := niltest.Given{Arg: (*jobs.Options)(nil)}
+	niltest.Methods(t, e, map[string][]any{
+		"Enqueue": {noSQL{}, process{}, none}, "EnqueueMany": {noSQL{}, []jobs.Item{{Args: process{}}}},
+		"Find": {noSQL{}, "", "k"}, "Purge": {new(pgxpool.Pool), jobs.PurgeOptions{OlderThan: time.Hour}},
+	})
+	niltest.Func(t, "New", jobs.New, client, jobs.Config{})
+	_, err = e.Enqueue(t.Context(), noSQL{}, (*process)(nil), nil)
+	requireInvalid(t, err, "Args")
+	_, err = e.EnqueueMany(t.Context(), noSQL{}, []jobs.Item{{}})
+	requireInvalid(t, err, "Items[0].Args")
+}
