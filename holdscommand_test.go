@@ -207,7 +207,7 @@ func TestOnDenial_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	}
 	_, err := metered.Do(ctx, c, metered.Command{ID: "op1"}, placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
 	require.NoError(t, err)
-	want := []error{holds.ErrExcess, holds.ErrCeiling, holds.ErrNotReturnable, budget.ErrRefundExceeds}
+	want := []error{holds.ErrExcess, holds.ErrCeiling, holds.ErrExcess, budget.ErrRefundExceeds}
 	require.ErrorIs(t, do("op2", func(tx *metered.Tx) error {
 		return tx.Capture(holds.Capture{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "seat", Amount: 2}}})
 	}), holds.ErrExcess)
@@ -218,7 +218,9 @@ func TestOnDenial_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	require.NoError(t, do("op4", func(tx *metered.Tx) error {
 		return tx.RefundCharge(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
 	}))
-	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error { return tx.Refund(holds.Refund{IDs: []string{"h"}, All: true}) }), holds.ErrNotReturnable)
+	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error {
+		return tx.Refund(holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "seat", Amount: 1}}})
+	}), holds.ErrExcess)
 	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error {
 		return tx.RefundCharge(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
 	}), budget.ErrRefundExceeds)

@@ -116,7 +116,7 @@ func newHostile(t *testing.T) *hostile {
 		require.NoError(t, err)
 		if i >= 8 {
 			_, err = pgtest.InTx(ctx, owner, func(tx pgx.Tx) ([]holds.Hold, error) {
-				return c.Holds.Capture(ctx, tx, holds.Capture{Tenant: tenant, IDs: []string{id}})
+				return c.Holds.Capture(ctx, tx, holds.Capture{Tenant: tenant, IDs: []string{id}, All: true})
 			})
 			require.NoError(t, err)
 		}

@@ -17,7 +17,7 @@ import (
 
 // SchemaVersion is the version of the schema that this release creates and
 // needs.
-const SchemaVersion = 1
+const SchemaVersion = 2
 
 // SchemaSQL renders every table, index and function for the named schema (""
 // means "metered"), for the migration tool of your choice. Run it once, in a

@@ -29,13 +29,13 @@ func TestDo_FailsWithARefundOfAHoldThatIsRefused(t *testing.T) {
 		return err
 	}))
 	refund := func(_ context.Context, tx *metered.Tx) (any, error) {
-		return nil, tx.Refund(holds.Refund{IDs: []string{"h1"}, All: true})
+		return nil, tx.Refund(holds.Refund{IDs: []string{"h1"}, Lines: []holds.Line{{Scope: "seat", Amount: 1}}})
 	}
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op2"}, refund)
-	require.ErrorIs(t, err, holds.ErrNotReturnable)
+	require.ErrorIs(t, err, holds.ErrExcess)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op2"}, refund)
-		require.ErrorIs(t, err, holds.ErrNotReturnable)
+		require.ErrorIs(t, err, holds.ErrExcess)
 		return nil
 	}))
 }
