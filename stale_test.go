@@ -1,0 +1,234 @@
+package metered_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// A refusal rests on what is committed by now, whatever the snapshot: what was topped up, given
+// back or placed while the command ran lets it in, since it is run again.
+func TestDo_NoRefusalOfAnOldSnapshotIsFinal(t *testing.T) {
+	t.Parallel()
+	key := holds.Key{Type: "mail", Value: "a@example.com"}
+	line := func(scope string) []holds.Line {
+		return []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}
+	}
+	in := func(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
+		return pgx.BeginFunc(ctx, pool, fn)
+	}
+	for name, c := range map[string]struct {
+		before, meanwhile func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error
+		do                func(ctx context.Context, tx *metered.Tx) error
+	}{
+		"credit that is topped up": {
+			meanwhile: func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error {
+				return in(ctx, pool, func(tx pgx.Tx) error {
+					_, err := c.Budget.Credit(ctx, tx, budget.Credit{Scope: "wallet", Amount: 5})
+					return err
+				})
+			},
+			do: func(_ context.Context, tx *metered.Tx) error {
+				return tx.Charge(budget.Charge{Scope: "wallet", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}})
+			},
+		},
+		"a claim that is released": {
+			before: func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error {
+				return in(ctx, pool, func(tx pgx.Tx) error {
+					_, err := c.Holds.Claim(ctx, tx, holds.Claim{Key: key, Holder: "ann", TTL: time.Minute})
+					return err
+				})
+			},
+			meanwhile: func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error {
+				return in(ctx, pool, func(tx pgx.Tx) error {
+					claimed, err := c.Holds.Claimed(ctx, tx, "", key)
+					if err != nil {
+						return err
+					}
+					_, err = c.Holds.Release(ctx, tx, holds.Release{IDs: []string{claimed.ID}})
+					return err
+				})
+			},
+			do: func(ctx context.Context, tx *metered.Tx) error {
+				_, err := tx.Claim(ctx, holds.Claim{Key: key, Holder: "ben", TTL: time.Minute}, nil)
+				return err
+			},
+		},
+		"a hold that is placed": {
+			meanwhile: func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error {
+				return in(ctx, pool, func(tx pgx.Tx) error {
+					_, err := c.Holds.Place(ctx, tx, holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: line("seat")})
+					return err
+				})
+			},
+			do: func(_ context.Context, tx *metered.Tx) error {
+				return tx.Capture(holds.Capture{IDs: []string{"h"}, Holder: "ann", All: true})
+			},
+		},
+		"a capacity that is released": {
+			before: func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error {
+				return in(ctx, pool, func(tx pgx.Tx) error {
+					_, err := c.Holds.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Minute, Lines: line("seat")})
+					return err
+				})
+			},
+			meanwhile: func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error {
+				return in(ctx, pool, func(tx pgx.Tx) error {
+					_, err := c.Holds.Release(ctx, tx, holds.Release{IDs: []string{"h"}})
+					return err
+				})
+			},
+			do: func(ctx context.Context, tx *metered.Tx) error {
+				_, err := tx.Place(ctx, holds.Request{ID: "mine", TTL: time.Minute, Lines: line("seat")}, nil)
+				return err
+			},
+		},
+	} {
+		for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+			t.Run(name+", "+string(iso), func(t *testing.T) {
+				t.Parallel()
+				pool, client := setUp(t, metered.Config{})
+				if c.before != nil {
+					require.NoError(t, c.before(t.Context(), pool, client))
+				}
+				// The snapshot is that of the first statement, which has been made when the function runs.
+				attempts := 0
+				_, err := metered.Do(t.Context(), client, metered.Command{ID: "op", Isolation: iso},
+					func(ctx context.Context, tx *metered.Tx) (any, error) {
+						if attempts++; attempts == 1 {
+							if err := c.meanwhile(ctx, pool, client); err != nil {
+								return nil, err
+							}
+						}
+						return nil, c.do(ctx, tx)
+					})
+				require.NoError(t, err)
+				report, err := client.Budget.Verify(t.Context(), pool, budget.VerifyOptions{})
+				require.NoError(t, err)
+				require.True(t, report.OK(), report.Differences)
+			})
+		}
+	}
+}
+
+// Nor is the early look's, whose snapshot is as old as the wait for the operation's id.
+func TestDo_TheEarlyLookOfAnOldSnapshotIsNotFinal(t *testing.T) {
+	t.Parallel()
+	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(iso), func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			pool, c := setUp(t, metered.Config{})
+			first, err := pool.Begin(ctx)
+			require.NoError(t, err)
+			defer func() { _ = first.Rollback(context.WithoutCancel(ctx)) }()
+			_, err = metered.DoTx[any](ctx, c, first, metered.Command{ID: "op"}, nil)
+			require.NoError(t, err)
+			prepaid := budget.Charge{Scope: "wallet", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}}
+			second := pgtest.Going(func() error {
+				_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: iso, Charges: []budget.Charge{prepaid}}, nil)
+				return err
+			})
+			pgtest.WaitQueued(t, pool, 1)
+			_, err = pgtest.InTx(ctx, pool, func(tx pgx.Tx) (budget.Posted, error) {
+				return c.Budget.Credit(ctx, tx, budget.Credit{Scope: "wallet", Amount: 5})
+			})
+			require.NoError(t, err)
+			require.NoError(t, first.Rollback(ctx))
+			require.NoError(t, <-second)
+		})
+	}
+}
+
+// In a transaction of the caller's the refusal is an error of the moment, for its own retries.
+func TestOldSnapshot_ARefusalIsToBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	for _, iso := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(iso), func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			pool, c := setUp(t, metered.Config{})
+			secret, err := tokens.Derive([]byte("n3K9vQ2xLw8TzR5mYb7HcF4jDs6GpA1e"), "token")
+			require.NoError(t, err)
+			taken, err := pool.Begin(ctx) // to learn the token's text
+			require.NoError(t, err)
+			presented, err := c.Tokens.Mint(ctx, taken, tokens.Mint{Purpose: "p", Subject: "s", Secret: secret})
+			require.NoError(t, err)
+			require.NoError(t, taken.Rollback(ctx))
+			for name, call := range map[string]struct {
+				do, meanwhile func(tx pgx.Tx) error
+			}{
+				"charge": {
+					do: func(tx pgx.Tx) error {
+						_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}})
+						return err
+					},
+					meanwhile: func(tx pgx.Tx) error {
+						_, err := c.Budget.Credit(ctx, tx, budget.Credit{Scope: "w", Amount: 5})
+						return err
+					},
+				},
+				"consume": {
+					do: func(tx pgx.Tx) error {
+						_, err := c.Tokens.Consume(ctx, tx, "p", "s", presented.Token.Reveal())
+						return err
+					},
+					meanwhile: func(tx pgx.Tx) error {
+						_, err := c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", Secret: secret})
+						return err
+					},
+				},
+				"expire": {
+					do: func(tx pgx.Tx) error {
+						_, _, err := c.Holds.Expire(ctx, tx, holds.Expire{ID: "e", Deadline: time.Now()})
+						return err
+					},
+					meanwhile: func(tx pgx.Tx) error {
+						_, err := c.Holds.Place(ctx, tx, holds.Request{ID: "e", TTL: time.Minute, Lines: []holds.Line{{Scope: "e", Amount: 1}}})
+						return err
+					},
+				},
+			} {
+				tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: iso})
+				require.NoError(t, err)
+				_, err = tx.Exec(ctx, "select count(*) from metered.ledger") // the snapshot
+				require.NoError(t, err)
+				require.NoError(t, pgx.BeginFunc(ctx, pool, call.meanwhile))
+				err = call.do(tx)
+				require.Equal(t, sqlstate.SerializationFailure, sqlstate.Of(err), "%s: %v", name, err)
+				require.True(t, metered.Retryable(err))
+				require.NoError(t, tx.Rollback(ctx))
+				require.NoError(t, pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: iso}, call.do), name)
+			}
+		})
+	}
+}
+
+// A refusal that is still true is final, at every level, and leaves the transaction usable.
+func TestOldSnapshot_ATrueRefusalIsFinal(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, c := setUp(t, metered.Config{})
+	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: iso})
+		require.NoError(t, err)
+		_, err = c.Budget.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}})
+		require.ErrorIs(t, err, budget.ErrExceeded)
+		_, err = c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"none"}, All: true})
+		require.ErrorIs(t, err, holds.ErrUnknown)
+		require.NoError(t, tx.Commit(ctx))
+	}
+	require.Zero(t, count(t, pool, "metered.ledger"))
+	require.Zero(t, count(t, pool, "metered.holds"))
+}
