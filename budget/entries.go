@@ -80,9 +80,10 @@ type EntriesOptions struct {
 
 const entriesPage = 500
 
+// Times are in microseconds: as text they would be in the session's DateStyle.
 const entrySQL = `
-select scope, seq, kind::text, amount, at, epoch, spent, refunded, credited, held,
-    next_due, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''), coalesce(note::text, '{}')
+select scope, seq, kind::text, amount, (extract(epoch from at) * 1000000)::bigint, epoch, spent, refunded, credited, held,
+    (extract(epoch from next_due) * 1000000)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''), coalesce(note::text, '{}')
 from metered.ledger
 where scope = $1 and seq > $2 and seq < $3 `
 
@@ -153,15 +154,16 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 func scanEntry(row pgx.CollectableRow) (Entry, error) {
 	var e Entry
 	var kind, note string
-	var due *time.Time
-	err := row.Scan(&e.Scope, &e.Seq, &kind, &e.Amount, &e.At, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
+	var at int64
+	var due *int64
+	err := row.Scan(&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
 		&due, &e.Ref, &e.Hold, &e.Namespace, &e.Operation, &note)
 	if err != nil {
 		return Entry{}, err
 	}
-	e.Kind = kinds[kind]
+	e.Kind, e.At = kinds[kind], time.UnixMicro(at).UTC()
 	if due != nil {
-		e.HoldDue = *due
+		e.HoldDue = time.UnixMicro(*due).UTC()
 	}
 	return e, json.Unmarshal([]byte(note), &e.Note)
 }

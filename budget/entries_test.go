@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 func TestEntries_SayEverythingAboutEachEntry(t *testing.T) {
@@ -222,5 +223,25 @@ func TestLedger_SaysThatTheSchemaIsMissing(t *testing.T) {
 	require.ErrorIs(t, err, budget.ErrNotMigrated)
 	for _, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{}) {
 		require.ErrorIs(t, err, budget.ErrNotMigrated)
+	}
+}
+
+// Pages are read in a way that has times as text.
+func TestEntries_WhateverTheDateStyle(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	mustCharge(t, pool, l, "a", 1)
+	for _, style := range []string{"ISO, MDY", "SQL, DMY", "German", "Postgres"} {
+		_, err := pgtest.InTx(ctx, pool, func(tx pgx.Tx) (any, error) {
+			_, err := tx.Exec(ctx, "select set_config('DateStyle', $1, true), set_config('TimeZone', 'Asia/Kolkata', true)", style)
+			require.NoError(t, err)
+			for e, err := range l.Entries(ctx, tx, "a", budget.EntriesOptions{}) {
+				require.NoError(t, err, style)
+				require.True(t, start.Equal(e.At), style)
+			}
+			return nil, nil
+		})
+		require.NoError(t, err)
 	}
 }
