@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +25,7 @@ import (
 func hostileCalls(t *testing.T) int {
 	text := os.Getenv("METERED_HOSTILE_CALLS")
 	if text == "" {
-		return 6000
+		return 12_000
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err)
@@ -199,118 +197,4 @@ func (h *hostile) check(purged bool) {
 		})
 		require.NoError(h, err, scope)
 	}
-}
-
-// hostileFunction is a function that the role may execute.
-type hostileFunction struct {
-	name string
-	args []uint32
-}
-
-func (h *hostile) functions(role *pgxpool.Pool) []hostileFunction {
-	rows, err := role.Query(h.Context(), `select p.oid::regproc::text, p.proargtypes::oid[] from pg_proc p
-		where p.pronamespace = 'metered'::regnamespace and has_function_privilege(p.oid, 'execute') order by p.oid`)
-	require.NoError(h, err)
-	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f hostileFunction, err error) {
-		err = row.Scan(&f.name, &f.args)
-		return f, err
-	})
-	require.NoError(h, err)
-	return all
-}
-
-func (h *hostile) call(f hostileFunction) string {
-	args := make([]string, len(f.args))
-	for i, oid := range f.args {
-		args[i] = h.value(oid)
-	}
-	return "select " + f.name + "(" + strings.Join(args, ", ") + ")"
-}
-
-// hostileType is what the catalog says of a type.
-type hostileType struct {
-	name          string
-	element, base uint32 // of an array, of a domain
-	fields        []uint32
-	values        []string
-}
-
-func (h *hostile) typeOf(oid uint32) hostileType {
-	if known, ok := h.types[oid]; ok {
-		return known
-	}
-	var typ hostileType
-	require.NoError(h, h.owner.QueryRow(h.Context(), `
-		select format_type(t.oid, null), case when t.typcategory = 'A' and t.typtype = 'b' then t.typelem else 0 end, t.typbasetype,
-			coalesce((select array_agg(a.atttypid order by a.attnum) from pg_attribute a
-				where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped and t.typtype = 'c'), '{}')
-		from pg_type t where t.oid = $1`, oid).Scan(&typ.name, &typ.element, &typ.base, &typ.fields))
-	typ.values = hostileValues[typ.name]
-	if typ.name == "bigint" {
-		for _, scope := range []string{"full", "a", "seats", "credit"} {
-			typ.values = append(slices.Clone(typ.values), strconv.FormatInt(h.c.Budget.LockKey(scope), 10))
-		}
-	}
-	h.types[oid] = typ
-	return typ
-}
-
-// hostileValues are values by type, some of which make sense.
-var hostileValues = map[string][]string{
-	"text": {"''", "'full'", "'a'", "'seats'", "'credit'", "'h1'", "'h2'", "'h9'", "'acme'", "'ann'", "'p'", "'s'", "'op'", "'refuse'", "'fit'", "'allow'",
-		"repeat('x', 255)", "repeat('x', 256)", "repeat('é', 200)", "'claim/mail%2Fa'", "E'a\\u0001'"},
-	"metered.scope_name": {"'full'", "'a'", "'seats'", "'credit'", "'new'", "'claim/mail%2Fa'", "''", "repeat('x', 256)"},
-	"metered.id":         {"'h0'", "'h1'", "'h2'", "'h9'", "'new'", "'op'", "''", "gen_random_uuid()::text"},
-	"metered.name":       {"''", "'acme'", "'ann'", "repeat('x', 256)"},
-	"metered.ids":        {"'{h1}'", "'{h0}'", "'{h0,h2}'", "'{h9,h9}'", "'{null}'", "'{}'", "'[0:0]={h1}'", "'{{h1},{h3}}'", "'{none}'"},
-	"bigint": {"-1", "0", "1", "2", "3", "40", "1000000", "-1000000", "9007199254740992", "9223372036854775807", "-9223372036854775808",
-		"3775460004313942042"},
-	"integer":                  {"-1", "0", "1", "2", "16", "100", "1000", "2147483647", "-2147483648"},
-	"boolean":                  {"true", "false"},
-	"interval":                 {"'0'", "'1 s'", "'1 min'", "'1 h'", "'-1 h'", "'1 mon'", "'-1 mon 40 days'", "'100000 days'"},
-	"timestamp with time zone": {"'infinity'", "'-infinity'", "metered.clock()", "metered.clock() - interval '1 h'", "'epoch'", "'9999-12-31'"},
-	"bytea":                    {"''", "'\\x00'", "decode(repeat('00', 32), 'hex')", "decode(repeat('01', 33), 'hex')", "(select sha256(random()::text::bytea))"},
-	"jsonb":                    {"'{}'", "'{\"actor\": \"x\"}'", "'[1]'", "to_jsonb(repeat('x', 9000))"},
-	"json":                     {"'{}'", "'{\"a\": 1}'", "'1e200000'"},
-	"\"char\"":                 {"'h'", "'c'", "'z'"},
-}
-
-// value is an expression of the type, of any depth.
-func (h *hostile) value(oid uint32) string {
-	typ := h.typeOf(oid)
-	if h.rand.IntN(25) == 0 {
-		return "null::" + typ.name
-	}
-	pick := func(values []string) string { return "(" + values[h.rand.IntN(len(values))] + ")::" + typ.name }
-	switch {
-	case len(typ.values) > 0:
-		return pick(typ.values)
-	case typ.base != 0:
-		// Mostly within the domain.
-		base := h.typeOf(typ.base)
-		if h.rand.IntN(3) > 0 && base.name == "bigint" || base.name == "integer" {
-			return pick([]string{"1", "2", "3", "50", "1000"})
-		}
-		return "(" + h.value(typ.base) + ")::" + typ.name
-	case typ.element != 0:
-		elements := make([]string, h.rand.IntN(4))
-		for i := range elements {
-			elements[i] = h.value(typ.element)
-		}
-		switch array := "array[" + strings.Join(elements, ", ") + "]::" + typ.name; {
-		case len(elements) > 0 && h.rand.IntN(12) == 0:
-			return "array_fill(" + elements[0] + ", array[2], array[" + strconv.Itoa(h.rand.IntN(5)-2) + "])::" + typ.name
-		case len(elements) > 0 && h.rand.IntN(15) == 0:
-			return "array[array[" + strings.Join(elements, ", ") + "]]::" + typ.name
-		default:
-			return array
-		}
-	case len(typ.fields) > 0:
-		fields := make([]string, len(typ.fields))
-		for i, field := range typ.fields {
-			fields[i] = h.value(field)
-		}
-		return "row(" + strings.Join(fields, ", ") + ")::" + typ.name
-	}
-	return "null::" + typ.name
 }

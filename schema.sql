@@ -438,7 +438,8 @@ as $$
     select int8send(key) = substr(sha256(convert_to('metered/scope/metered', 'UTF8') || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
 $$;
 
--- Refuses a call of a function with an argument that is out of bounds. Go never makes one.
+-- Refuses a call of a function with an argument that is out of bounds. Go never makes one. Where
+-- a command waits for the answer it is called behind an IF, which costs a fifth of a PERFORM.
 create function metered.require(holds boolean, what text) returns void
 language plpgsql
 as $$
@@ -471,13 +472,11 @@ begin
 end
 $$;
 
--- Whether this transaction's statements all read from one snapshot.
+-- Whether this transaction's statements all read from one snapshot. Inlined wherever it stands.
 create function metered.one_snapshot() returns boolean
-language plpgsql stable
+language sql stable
 as $$
-begin
-    return current_setting('transaction_isolation') in ('repeatable read', 'serializable');
-end
+    select current_setting('transaction_isolation') in ('repeatable read', 'serializable')
 $$;
 
 -- What a scope without entries stands at: everything 0, before all time.
@@ -733,8 +732,10 @@ begin
         status := case when units > remaining then 'excess' end;
     end if;
     if status is not null then
-        e.seq := e.seq - 1;
-        perform metered.refuse_stale(array[e]);
+        if metered.one_snapshot() then
+            e.seq := e.seq - 1;
+            perform metered.refuse_stale(array[e]);
+        end if;
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
                 detail = jsonb_build_object('status', status, 'remaining', remaining);
@@ -965,8 +966,11 @@ begin
             end if;
         end loop;
     end if;
-    return least(tip.held, units + coalesce((
-        select sum(l.open) from metered.hold_lines l where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0), 0));
+    if of_nos is not null then
+        units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
+            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0);
+    end if;
+    return least(tip.held, units);
 end
 $$;
 
@@ -1049,7 +1053,7 @@ begin
             end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
-            own := metered.held_here(t, of_nos);
+            own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
             falls := case when held[i] > own then metered.others_fall_due(t, of_nos, clk) end;
             retry := null;
             room := l.max - held[i] - c.amount;
@@ -1072,8 +1076,8 @@ begin
 end
 $$;
 
--- Fails with 40001 unless these are still the last entries of their scopes, where the snapshot
--- may be older than what has been committed since: there, a refusal must not be final. The
+-- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
+-- that may be older than what has been committed since: there, a refusal must not be final. The
 -- scopes are locked. An entry meets what the snapshot does not see; the block takes it back.
 create function metered.refuse_stale(tips metered.ledger[]) returns void
 language plpgsql volatile
@@ -1081,9 +1085,6 @@ as $$
 declare
     tip metered.ledger;
 begin
-    if not metered.one_snapshot() then
-        return;
-    end if;
     foreach tip in array tips loop
         perform from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq for key share;
         tip.seq := tip.seq + 1;
@@ -1263,10 +1264,12 @@ begin
         end if;
         denied := a.denied;
         if denied is not null then
-            if look and metered.one_snapshot() then
-                perform metered.lock_charges(charges, wait_ms);
+            if metered.one_snapshot() then
+                if look then
+                    perform metered.lock_charges(charges, wait_ms);
+                end if;
+                perform metered.refuse_stale(tips);
             end if;
-            perform metered.refuse_stale(tips);
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
             end if;
@@ -1907,8 +1910,10 @@ declare
 begin
     foreach charge in array charges loop
         if charge.held > 0 then
-            charge.key := coalesce(charge.key, metered.scope_key(charge.scope));
-            if not metered.key_fits(charge.key, charge.scope) then
+            if charge.key is null then
+                charge.key := metered.scope_key(charge.scope);
+                charges := metered.with_keys(charges);
+            elsif not metered.key_fits(charge.key, charge.scope) then
                 perform metered.require(false, 'key');
             end if;
             line_keys := line_keys || charge.key;
@@ -1969,7 +1974,7 @@ begin
         end if;
     end loop;
     insert into metered.hold_lines (hold, key, amount, open, due, scope)
-    select new_no, coalesce(l.key, metered.scope_key(l.scope)), l.held, l.held, place.placed_at + due_in, l.scope
+    select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope
     from unnest(charges) l where l.held > 0;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_strip_nulls(jsonb_build_object(
@@ -1984,6 +1989,16 @@ begin
         unused := metered.remember_hold(metered.created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
+end
+$$;
+
+-- The charges with the keys of their scopes' locks, where these were left to be derived.
+create function metered.with_keys(charges metered.new_charge[]) returns metered.new_charge[]
+language plpgsql stable
+as $$
+begin
+    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note)::metered.new_charge
+        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, n) order by c.n);
 end
 $$;
 
@@ -2214,7 +2229,8 @@ declare
     u       metered.used_units;
     take    bigint;
     covered bigint;
-    takes   jsonb := '{}';          -- by scope
+    scopes  text[];                 -- of used
+    units   bigint[];
     excess  metered.new_charge[];
     detail  jsonb;
     lines   json[];
@@ -2247,15 +2263,18 @@ begin
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
                     case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
             end if;
-            perform metered.require(u.amount is not null and not takes ? u.scope, 'used');
-            takes := takes || jsonb_build_object(u.scope, u.amount);
+            if u.amount is null or u.scope = any (scopes) then
+                perform metered.require(false, 'used');
+            end if;
+            scopes := scopes || u.scope::text;
+            units := units || u.amount::bigint;
         end loop;
         -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
         -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
         -- it back; were it not spent, the key would be taken, and nothing given back would end
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
-        if own is not null and terms.closing <> coalesce((takes ->> own)::bigint > 0, false) then
+        if own is not null and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
             refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
@@ -2279,7 +2298,7 @@ begin
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
         loop
-            take := case when used is null then l.open else coalesce((takes ->> l.scope)::bigint, 0) end;
+            take := case when used is null then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
@@ -2392,7 +2411,9 @@ declare
     h      record;
     unused text;
 begin
-    perform metered.require(by > interval '0', 'by');
+    if by = interval '0' then
+        perform metered.require(false, 'by');
+    end if;
     k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
@@ -2566,8 +2587,13 @@ as $$
 declare
     before  text := metered.bound_lock_wait(wait_ms);
     fresh   bytea[];
+    one     metered.new_token;
 begin
-    perform metered.require(metered.fit_tokens(minted), 'tokens');
+    foreach one in array minted loop
+        if metered.fits(one) is not true or cardinality(minted) > 1000 then
+            perform metered.require(false, 'tokens');
+        end if;
+    end loop;
     mint_tokens.minted_at := metered.clock();
     with inserted as (
         insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject, payload)
@@ -2587,17 +2613,13 @@ begin
 end
 $$;
 
--- Whether these are within the bounds of tokens. What is null is caught by the table.
-create function metered.fit_tokens(minted metered.new_token[]) returns boolean
-language plpgsql
+-- Whether a token is within its bounds. What is null is caught by the table. Inlined wherever it stands.
+create function metered.fits(m metered.new_token) returns boolean
+language sql immutable
 as $$
-begin
-    return cardinality(minted) <= 1000 and (
-        select coalesce(bool_and(m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
-            and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
-            and coalesce(octet_length(m.payload::text), 0) <= 8192), true)
-        from unnest(minted) m);
-end
+    select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+        and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
+        and (m.payload is null or octet_length(m.payload::text) <= 8192)
 $$;
 
 -- Looks at a token and changes nothing. Status is 'ok', or why it cannot be
@@ -2765,7 +2787,7 @@ as $$
 declare
     before  text;
 begin
-    perform metered.require(metered.fit_tokens(array[token]), 'token');
+    perform metered.require(metered.fits(token), 'token');
     perform metered.lock_keys(array[key], wait_ms);
     before := metered.bound_lock_wait(wait_ms);
     if exists (select from metered.tokens t where t.digest = token.digest) then
@@ -3047,8 +3069,7 @@ declare
     amounts bigint[];
     unused  text;
 begin
-    perform metered.require(octet_length(of_result) <= 1048576, 'of_result');
-    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker then
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576 then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then

@@ -111,10 +111,12 @@ begin
         end if;
         denied := a.denied;
         if denied is not null then
-            if look and metered.one_snapshot() then
-                perform metered.lock_charges(charges, wait_ms);
+            if metered.one_snapshot() then
+                if look then
+                    perform metered.lock_charges(charges, wait_ms);
+                end if;
+                perform metered.refuse_stale(tips);
             end if;
-            perform metered.refuse_stale(tips);
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
             end if;

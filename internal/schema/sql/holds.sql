@@ -155,8 +155,10 @@ declare
 begin
     foreach charge in array charges loop
         if charge.held > 0 then
-            charge.key := coalesce(charge.key, metered.scope_key(charge.scope));
-            if not metered.key_fits(charge.key, charge.scope) then
+            if charge.key is null then
+                charge.key := metered.scope_key(charge.scope);
+                charges := metered.with_keys(charges);
+            elsif not metered.key_fits(charge.key, charge.scope) then
                 perform metered.require(false, 'key');
             end if;
             line_keys := line_keys || charge.key;
@@ -217,7 +219,7 @@ begin
         end if;
     end loop;
     insert into metered.hold_lines (hold, key, amount, open, due, scope)
-    select new_no, coalesce(l.key, metered.scope_key(l.scope)), l.held, l.held, place.placed_at + due_in, l.scope
+    select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope
     from unnest(charges) l where l.held > 0;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_strip_nulls(jsonb_build_object(
@@ -232,6 +234,16 @@ begin
         unused := metered.remember_hold(metered.created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
+end
+$$;
+
+-- The charges with the keys of their scopes' locks, where these were left to be derived.
+create function metered.with_keys(charges metered.new_charge[]) returns metered.new_charge[]
+language plpgsql stable
+as $$
+begin
+    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note)::metered.new_charge
+        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, n) order by c.n);
 end
 $$;
 

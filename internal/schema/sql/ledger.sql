@@ -243,8 +243,10 @@ begin
         status := case when units > remaining then 'excess' end;
     end if;
     if status is not null then
-        e.seq := e.seq - 1;
-        perform metered.refuse_stale(array[e]);
+        if metered.one_snapshot() then
+            e.seq := e.seq - 1;
+            perform metered.refuse_stale(array[e]);
+        end if;
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
                 detail = jsonb_build_object('status', status, 'remaining', remaining);

@@ -103,8 +103,11 @@ begin
             end if;
         end loop;
     end if;
-    return least(tip.held, units + coalesce((
-        select sum(l.open) from metered.hold_lines l where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0), 0));
+    if of_nos is not null then
+        units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
+            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0);
+    end if;
+    return least(tip.held, units);
 end
 $$;
 
@@ -187,7 +190,7 @@ begin
             end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
-            own := metered.held_here(t, of_nos);
+            own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
             falls := case when held[i] > own then metered.others_fall_due(t, of_nos, clk) end;
             retry := null;
             room := l.max - held[i] - c.amount;
@@ -210,8 +213,8 @@ begin
 end
 $$;
 
--- Fails with 40001 unless these are still the last entries of their scopes, where the snapshot
--- may be older than what has been committed since: there, a refusal must not be final. The
+-- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
+-- that may be older than what has been committed since: there, a refusal must not be final. The
 -- scopes are locked. An entry meets what the snapshot does not see; the block takes it back.
 create function metered.refuse_stale(tips metered.ledger[]) returns void
 language plpgsql volatile
@@ -219,9 +222,6 @@ as $$
 declare
     tip metered.ledger;
 begin
-    if not metered.one_snapshot() then
-        return;
-    end if;
     foreach tip in array tips loop
         perform from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq for key share;
         tip.seq := tip.seq + 1;

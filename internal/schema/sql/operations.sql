@@ -130,8 +130,7 @@ declare
     amounts bigint[];
     unused  text;
 begin
-    perform metered.require(octet_length(of_result) <= 1048576, 'of_result');
-    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker then
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576 then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then

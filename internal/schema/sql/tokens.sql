@@ -10,8 +10,13 @@ as $$
 declare
     before  text := metered.bound_lock_wait(wait_ms);
     fresh   bytea[];
+    one     metered.new_token;
 begin
-    perform metered.require(metered.fit_tokens(minted), 'tokens');
+    foreach one in array minted loop
+        if metered.fits(one) is not true or cardinality(minted) > 1000 then
+            perform metered.require(false, 'tokens');
+        end if;
+    end loop;
     mint_tokens.minted_at := metered.clock();
     with inserted as (
         insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject, payload)
@@ -31,17 +36,13 @@ begin
 end
 $$;
 
--- Whether these are within the bounds of tokens. What is null is caught by the table.
-create function metered.fit_tokens(minted metered.new_token[]) returns boolean
-language plpgsql
+-- Whether a token is within its bounds. What is null is caught by the table. Inlined wherever it stands.
+create function metered.fits(m metered.new_token) returns boolean
+language sql immutable
 as $$
-begin
-    return cardinality(minted) <= 1000 and (
-        select coalesce(bool_and(m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
-            and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
-            and coalesce(octet_length(m.payload::text), 0) <= 8192), true)
-        from unnest(minted) m);
-end
+    select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+        and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
+        and (m.payload is null or octet_length(m.payload::text) <= 8192)
 $$;
 
 -- Looks at a token and changes nothing. Status is 'ok', or why it cannot be
@@ -189,7 +190,7 @@ as $$
 declare
     before  text;
 begin
-    perform metered.require(metered.fit_tokens(array[token]), 'token');
+    perform metered.require(metered.fits(token), 'token');
     perform metered.lock_keys(array[key], wait_ms);
     before := metered.bound_lock_wait(wait_ms);
     if exists (select from metered.tokens t where t.digest = token.digest) then

@@ -134,7 +134,8 @@ declare
     u       metered.used_units;
     take    bigint;
     covered bigint;
-    takes   jsonb := '{}';          -- by scope
+    scopes  text[];                 -- of used
+    units   bigint[];
     excess  metered.new_charge[];
     detail  jsonb;
     lines   json[];
@@ -167,15 +168,18 @@ begin
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
                     case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
             end if;
-            perform metered.require(u.amount is not null and not takes ? u.scope, 'used');
-            takes := takes || jsonb_build_object(u.scope, u.amount);
+            if u.amount is null or u.scope = any (scopes) then
+                perform metered.require(false, 'used');
+            end if;
+            scopes := scopes || u.scope::text;
+            units := units || u.amount::bigint;
         end loop;
         -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
         -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
         -- it back; were it not spent, the key would be taken, and nothing given back would end
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
-        if own is not null and terms.closing <> coalesce((takes ->> own)::bigint > 0, false) then
+        if own is not null and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
             refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
@@ -199,7 +203,7 @@ begin
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
         loop
-            take := case when used is null then l.open else coalesce((takes ->> l.scope)::bigint, 0) end;
+            take := case when used is null then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
@@ -304,7 +308,9 @@ declare
     h      record;
     unused text;
 begin
-    perform metered.require(by > interval '0', 'by');
+    if by = interval '0' then
+        perform metered.require(false, 'by');
+    end if;
     k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
