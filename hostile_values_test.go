@@ -34,6 +34,11 @@ func (h *hostile) call(f hostileFunction) string {
 	for i, oid := range f.args {
 		args[i] = h.value(oid, f.names[i])
 	}
+	// A purge and a repair want the key of their scope.
+	if scope, key := slices.Index(f.names, "of_scope"), slices.Index(f.names, "key"); scope >= 0 && key >= 0 && h.rand.IntN(4) > 0 {
+		name := []string{"a", "seats", "full", "credit"}[h.rand.IntN(4)]
+		args[scope], args[key] = "'"+name+"'", strconv.FormatInt(h.c.Budget.LockKey(name), 10)
+	}
 	return "select " + f.name + "(" + strings.Join(args, ", ") + ")"
 }
 

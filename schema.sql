@@ -47,53 +47,45 @@ create function metered.memory_kept() returns boolean
 language sql immutable
 as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
 
--- What calls are made of. A domain checks a value where it arrives, whoever sends it: a role
--- that may execute the functions can pass anything. A domain is used instead of a table's
--- CHECK, which Postgres parses anew for each statement that inserts (6 microseconds).
+-- What calls are made of.
 
--- A sum or an amount that is never negative, as the ledger stores it.
+-- The amount of an entry, never negative: nobody can make one that takes spending back. A
+-- domain, since a table's check would be parsed anew for each statement that inserts: 6
+-- microseconds.
 create domain metered.units as bigint check (value >= 0);
 
+-- Whoever may execute a function can pass anything. What commands wait for checks its arguments
+-- by one condition of its own (Postgres prepares a domain's check anew in each call, for 1 to 2
+-- microseconds: a place would have 20 of them); the rest by these.
 create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);       -- 2^53
-create domain metered.part as bigint not null check (value between 0 and 9007199254740992);
-create domain metered.maximum as bigint not null check (value between 0 and 4611686018427387904);   -- 2^62
 create domain metered.scope_name as text collate "C" not null check (octet_length(value) between 1 and 255);
-create domain metered.id as text collate "C" not null check (octet_length(value) between 1 and 255);
-create domain metered.name as text collate "C" check (octet_length(value) <= 255);
 create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);   -- a version byte and a SHA-256
-create domain metered.span as interval not null check (value between '0' and '36525 days');
-create domain metered.tolerance as interval not null check (value between '0' and '24:00:00');
-create domain metered.wait_ms as int not null check (value between 1 and 3600000);
-create domain metered.note as jsonb check (pg_column_size(value) <= 8192);
-create domain metered.batch as int not null check (value between 1 and 100000);
-create domain metered.ids as text[] not null
-    check (array_ndims(value) = 1 and array_lower(value, 1) = 1 and cardinality(value) <= 100 and array_position(value, null) is null);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0).
-create type metered.charge_limit as (max metered.maximum, win metered.span);
+create type metered.charge_limit as (max bigint, win interval);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
 -- derived, which takes 20 microseconds.
 create type metered.new_charge as (
-    scope metered.scope_name, key bigint, amount metered.amount, held metered.part, limits metered.charge_limit[], note metered.note);
+    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb);
 
 -- Who makes an entry or a transition: the command, if it is one, and a note.
-create type metered.origin as (namespace metered.name, operation metered.name, note metered.note);
+create type metered.origin as (namespace text, operation text, note jsonb);
 
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
 -- it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long
 -- after its beginning a hold ends at the latest.
 create type metered.new_hold as (
-    tenant metered.name, id metered.id, chosen boolean, key bigint, holder metered.name, claim text, fingerprint metered.fingerprint,
-    issued_at timestamptz, ttl metered.span, grace metered.span, lifetime metered.span, metadata json);
+    tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
+    issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json);
 
 -- Holds of one tenant, and the holder that they must have ('' for any). issued are the times
 -- that the ids carry.
-create type metered.hold_ids as (tenant metered.name, ids metered.ids, issued timestamptz[], holder metered.name);
+create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], holder text);
 
 -- Units of one scope that a capture takes, or that a refund gives back.
-create type metered.used_units as (scope metered.scope_name, amount metered.part, limits metered.charge_limit[]);
+create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
 -- units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they
@@ -104,13 +96,13 @@ create type metered.capture_terms as (closing boolean, policy text, entity text)
 -- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
 -- settings, since the transaction is the caller's.
 create type metered.new_command as (
-    namespace metered.name, id metered.id, key bigint, issued_at timestamptz, max_future metered.span, timeout_ms int, marker text);
+    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text);
 
 -- A token as it was presented.
 create type metered.presented_token as (digest bytea, purpose text, subject text);
 
 -- A token to be minted.
-create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl metered.span);
+create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
 
 -- What charge answers: an entry a charge, in the order of the charges; what counts against each
 -- limit, and what is held of each scope; or else why it is denied.
@@ -419,23 +411,31 @@ $$;
 
 -- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
 -- derives the same one.
-create function metered.lock_key(space text, name bytea) returns bigint
-language sql immutable
+create function metered.lock_key(space bytea, name bytea) returns bigint
+language sql stable
 as $$
-    select ('x' || encode(substr(sha256(convert_to(space, 'UTF8') || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
+    select ('x' || encode(substr(sha256(space || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 
 create function metered.scope_key(of_scope text) returns bigint
-language sql immutable
+language sql stable
 as $$
     select metered.lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
 $$;
 
 -- Whether key is that of the scope's lock: cheaper than to derive it.
 create function metered.key_fits(key bigint, of_scope text) returns boolean
-language sql immutable
+language sql stable
 as $$
-    select int8send(key) = substr(sha256(convert_to('metered/scope/metered', 'UTF8') || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+$$;
+
+-- Whether an origin is within its bounds. Inlined wherever it stands.
+create function metered.fits_origin(o metered.origin) returns boolean
+language sql stable
+as $$
+    select coalesce(octet_length(o.namespace) <= 255 and octet_length(o.operation) <= 255, true)
+        and coalesce(pg_column_size(o.note) <= 8192, true)
 $$;
 
 -- Refuses a call of a function with an argument that is out of bounds. Go never makes one. Where
@@ -461,7 +461,7 @@ end
 $$;
 
 -- Takes the locks of scopes for a caller that then reads, charges or credits.
-create function metered.lock_scopes(scopes text[], wait_ms metered.wait_ms) returns void
+create function metered.lock_scopes(scopes text[], wait_ms int) returns void
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -642,7 +642,13 @@ as $$
 declare
     e metered.ledger;
 begin
-    perform metered.lock_keys(array[coalesce(key, metered.scope_key(of_scope))], wait_ms);
+    if not metered.fits_origin(origin) then
+        perform metered.require(false, 'origin');
+    end if;
+    if key is null then
+        key := metered.scope_key(of_scope);
+    end if;
+    perform metered.lock_keys(array[key], wait_ms);
     e := metered.entry_for_write(of_scope);
     e.seq := e.seq + 1;
     e.at := greatest(metered.clock(), e.at);
@@ -660,7 +666,7 @@ create function metered.no_amount() returns void
 language plpgsql
 as $$
 begin
-    raise exception 'the amount of an entry is at least 1' using errcode = '23514';
+    raise exception 'a charge is of 1 to 2^53 units of a scope of 1 to 255 bytes' using errcode = '23514';
 end
 $$;
 
@@ -680,7 +686,7 @@ begin
 end
 $$;
 
-create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms metered.wait_ms, origin metered.origin,
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz)
 language plpgsql volatile
 security definer
@@ -704,7 +710,7 @@ $$;
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
 -- than remains of the charge). remaining is what can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms metered.wait_ms,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms int,
     origin metered.origin, raising boolean,
     out status text, out remaining bigint, out seq bigint, out at timestamptz)
 language plpgsql volatile
@@ -1037,7 +1043,7 @@ begin
             elsif l.win = interval '0' then
                 u := t.spent - t.refunded - t.credited;
             else
-                if t.at > clk + ahead then
+                if (t.at <= clk + ahead) is not true then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
                             'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
@@ -1193,6 +1199,10 @@ begin
     end if;
     foreach c in array charges loop
         i := i + 1;
+        if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+            and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+            perform metered.no_amount();
+        end if;
         if look then
             select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
         else
@@ -1313,8 +1323,6 @@ begin
             if not found then
                 perform metered.collided();
             end if;
-        elsif units < 0 then
-            perform metered.no_amount();
         end if;
         seqs[i] := tip.seq;
         ats[i] := tip.at;
@@ -1333,7 +1341,7 @@ $$;
 
 -- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
 -- returns the whole answer: that costs less than to assign each part.
-create function metered.charge(charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms) returns metered.posted
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int) returns metered.posted
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1365,7 +1373,7 @@ $$;
 
 -- What charge would say now, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
-create function metered.check_charge(charges metered.new_charge[], ahead metered.tolerance,
+create function metered.check_charge(charges metered.new_charge[], ahead interval,
     out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql stable
 security definer
@@ -1798,7 +1806,7 @@ $$;
 --
 -- A hold that was not there before the locks, and is there behind them, was placed while this
 -- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
-create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms metered.wait_ms) returns void
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms int) returns void
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1812,7 +1820,9 @@ declare
     clk    timestamptz;
     before text;
 begin
-    perform metered.require(cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000, 'locks');
+    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
+        perform metered.require(false, 'locks');
+    end if;
     nos := metered.named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
@@ -1886,7 +1896,7 @@ $$;
 -- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
 -- id that was made up for this call is not looked for.
-create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms,
+create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, channel text, raising boolean,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
@@ -1921,7 +1931,11 @@ begin
             claimed := claimed or charge.scope = hold.claim and charge.held = 1;
         end if;
     end loop;
-    if not (claimed and hold.ttl > interval '0' and due_in <= hold.lifetime + hold.grace and line_keys <> '{}') then
+    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= hold.lifetime
+        and hold.grace <= interval '3660 days' and hold.lifetime <= interval '3660 days'
+        and octet_length(hold.tenant) <= 255 and octet_length(hold.id) between 1 and 255 and octet_length(hold.holder) <= 255
+        and octet_length(hold.fingerprint) = 33 and coalesce(octet_length(hold.metadata::text) <= 65536, true)
+        and metered.fits_origin(origin)) is not true then
         perform metered.require(false, 'hold');
     end if;
     if cardinality(line_keys) > 1 then
@@ -1973,14 +1987,18 @@ begin
             perform metered.collided();     -- this view is older than one that was placed
         end if;
     end loop;
-    insert into metered.hold_lines (hold, key, amount, open, due, scope)
-    select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope
-    from unnest(charges) l where l.held > 0;
+    if cardinality(charges) = 1 then
+        insert into metered.hold_lines (hold, key, amount, open, due, scope)
+        values (new_no, charge.key, charge.held, charge.held, place.placed_at + due_in, charge.scope);
+    else
+        insert into metered.hold_lines (hold, key, amount, open, due, scope)
+        select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope
+        from unnest(charges) l where l.held > 0;
+    end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
-    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_strip_nulls(jsonb_build_object(
-            'tenant', hold.tenant, 'holder', hold.holder, 'claim', hold.claim,
-            'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
-            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines)),
+    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
+            'tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
         origin.note, origin.namespace, origin.operation);
     if channel is not null then
         perform metered.announce(channel, hold.tenant, hold.id, 1, 'placed');
@@ -2154,7 +2172,7 @@ begin
             end if;
         end if;
     end if;
-    perform metered.require(cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
+    perform metered.require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
         select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
@@ -2213,7 +2231,7 @@ $$;
 -- Captures holds, all or none: spends what they keep (used is null), or the units given for the
 -- scopes of one hold. refused is null, or why nothing was written.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
-    ahead metered.tolerance, wait_ms metered.wait_ms, origin metered.origin, channel text, raising boolean,
+    ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -2240,7 +2258,7 @@ declare
     unused  text;
 begin
     if (terms.closing and terms.policy in ('refuse', 'fit', 'allow') and (used is null or cardinality(named.ids) = 1)
-        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 then
+        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 or not metered.fits_origin(origin) then
         perform metered.require(false, 'terms');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -2263,7 +2281,7 @@ begin
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
                     case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
             end if;
-            if u.amount is null or u.scope = any (scopes) then
+            if (u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
                 perform metered.require(false, 'used');
             end if;
             scopes := scopes || u.scope::text;
@@ -2358,7 +2376,7 @@ end
 $$;
 
 -- Releases holds, all or none.
-create function metered.release_holds(named metered.hold_ids, wait_ms metered.wait_ms, origin metered.origin, channel text, raising boolean,
+create function metered.release_holds(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 security definer
@@ -2372,6 +2390,9 @@ declare
     hold   json;
     unused text;
 begin
+    if not metered.fits_origin(origin) then
+        perform metered.require(false, 'origin');
+    end if;
     k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
@@ -2397,7 +2418,7 @@ end
 $$;
 
 -- Extends holds, all or none: each deadline by "by", no deadline past its ceiling.
-create function metered.extend_holds(named metered.hold_ids, by metered.span, wait_ms metered.wait_ms, origin metered.origin,
+create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
     channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
@@ -2411,7 +2432,7 @@ declare
     h      record;
     unused text;
 begin
-    if by = interval '0' then
+    if (by > interval '0') is not true or not metered.fits_origin(origin) then
         perform metered.require(false, 'by');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -2453,7 +2474,7 @@ $$;
 -- charges that were purged; not if one is of a claim's own unit, which would stay taken. refused:
 -- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
 -- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
-create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms metered.wait_ms,
+create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
     origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
@@ -2466,7 +2487,7 @@ declare
     k      record;
     unused text;
 begin
-    perform metered.require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    perform metered.require(metered.fits_origin(origin) and skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
     k := metered.lock_holds(named, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
         select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
@@ -2520,7 +2541,7 @@ declare
 begin
     select h.claim into own from metered.holds h where h.no = of_no;
     foreach u in array coalesce(used, '{}') loop
-        perform metered.require(u.amount > 0 and not wanted ? u.scope, 'used');
+        perform metered.require(u.amount between 1 and 9007199254740992 and not wanted ? u.scope, 'used');
         wanted := wanted || jsonb_build_object(u.scope, u.amount);
     end loop;
     for e in select d.scope, d.amount, d.seq, d.at, l.key, (
@@ -2576,7 +2597,7 @@ $$;
 -- is there already, and nothing was written. That is an answer and not a unique
 -- violation, which would end the caller's transaction; where a snapshot is too
 -- old to see the other token, ON CONFLICT raises 40001.
-create function metered.mint_tokens(minted metered.new_token[], wait_ms metered.wait_ms,
+create function metered.mint_tokens(minted metered.new_token[], wait_ms int,
     out status text, out minted_at timestamptz)
 language plpgsql volatile
 security definer
@@ -2615,7 +2636,7 @@ $$;
 
 -- Whether a token is within its bounds. What is null is caught by the table. Inlined wherever it stands.
 create function metered.fits(m metered.new_token) returns boolean
-language sql immutable
+language sql stable
 as $$
     select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
         and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
@@ -2776,7 +2797,7 @@ $$;
 
 -- Revokes every token of a purpose and subject and mints another, under the
 -- advisory lock of that key. Status 'exists' as with mint_tokens: nothing was written.
-create function metered.replace_token(key bigint, token metered.new_token, wait_ms metered.wait_ms,
+create function metered.replace_token(key bigint, token metered.new_token, wait_ms int,
     out status text, out minted_at timestamptz, out revoked bigint)
 language plpgsql volatile
 security definer
@@ -2953,7 +2974,7 @@ $$;
 -- a lock, so that a hopeless command is refused before it works. The columns from
 -- token_status to consumed_at are consume_token's.
 create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
-    charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms,
+    charges metered.new_charge[], ahead interval, wait_ms int,
     out status text, out fingerprint bytea, out result bytea,
     out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
     out denied jsonb,
@@ -3054,7 +3075,7 @@ $$;
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea,
-    charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms, finishing boolean,
+    charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
 language plpgsql volatile
 security definer

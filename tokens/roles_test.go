@@ -18,8 +18,8 @@ const appRoleSQL = `
 revoke execute on all functions in schema metered from public;
 grant usage on schema metered to $role;
 grant execute on function
-    metered.mint_tokens(metered.new_token[], metered.wait_ms),
-    metered.replace_token(bigint, metered.new_token, metered.wait_ms),
+    metered.mint_tokens(metered.new_token[], int),
+    metered.replace_token(bigint, metered.new_token, int),
     metered.consume_token(bytea, text, text, int),
     metered.inspect_token(bytea, text, text),
     metered.revoke_token(bytea, int),

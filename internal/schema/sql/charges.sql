@@ -40,6 +40,10 @@ begin
     end if;
     foreach c in array charges loop
         i := i + 1;
+        if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+            and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+            perform metered.no_amount();
+        end if;
         if look then
             select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
         else
@@ -160,8 +164,6 @@ begin
             if not found then
                 perform metered.collided();
             end if;
-        elsif units < 0 then
-            perform metered.no_amount();
         end if;
         seqs[i] := tip.seq;
         ats[i] := tip.at;
@@ -180,7 +182,7 @@ $$;
 
 -- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
 -- returns the whole answer: that costs less than to assign each part.
-create function metered.charge(charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms) returns metered.posted
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int) returns metered.posted
 language plpgsql volatile
 as $$
 begin
@@ -208,7 +210,7 @@ $$;
 
 -- What charge would say now, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
-create function metered.check_charge(charges metered.new_charge[], ahead metered.tolerance,
+create function metered.check_charge(charges metered.new_charge[], ahead interval,
     out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql stable
 as $$

@@ -51,7 +51,7 @@ $$;
 --
 -- A hold that was not there before the locks, and is there behind them, was placed while this
 -- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
-create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms metered.wait_ms) returns void
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
@@ -61,7 +61,9 @@ declare
     clk    timestamptz;
     before text;
 begin
-    perform metered.require(cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000, 'locks');
+    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
+        perform metered.require(false, 'locks');
+    end if;
     nos := metered.named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
@@ -135,7 +137,7 @@ $$;
 -- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
 -- id that was made up for this call is not looked for.
-create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms,
+create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, channel text, raising boolean,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
@@ -166,7 +168,11 @@ begin
             claimed := claimed or charge.scope = hold.claim and charge.held = 1;
         end if;
     end loop;
-    if not (claimed and hold.ttl > interval '0' and due_in <= hold.lifetime + hold.grace and line_keys <> '{}') then
+    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= hold.lifetime
+        and hold.grace <= interval '3660 days' and hold.lifetime <= interval '3660 days'
+        and octet_length(hold.tenant) <= 255 and octet_length(hold.id) between 1 and 255 and octet_length(hold.holder) <= 255
+        and octet_length(hold.fingerprint) = 33 and coalesce(octet_length(hold.metadata::text) <= 65536, true)
+        and metered.fits_origin(origin)) is not true then
         perform metered.require(false, 'hold');
     end if;
     if cardinality(line_keys) > 1 then
@@ -218,14 +224,18 @@ begin
             perform metered.collided();     -- this view is older than one that was placed
         end if;
     end loop;
-    insert into metered.hold_lines (hold, key, amount, open, due, scope)
-    select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope
-    from unnest(charges) l where l.held > 0;
+    if cardinality(charges) = 1 then
+        insert into metered.hold_lines (hold, key, amount, open, due, scope)
+        values (new_no, charge.key, charge.held, charge.held, place.placed_at + due_in, charge.scope);
+    else
+        insert into metered.hold_lines (hold, key, amount, open, due, scope)
+        select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope
+        from unnest(charges) l where l.held > 0;
+    end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
-    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_strip_nulls(jsonb_build_object(
-            'tenant', hold.tenant, 'holder', hold.holder, 'claim', hold.claim,
-            'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
-            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines)),
+    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
+            'tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
         origin.note, origin.namespace, origin.operation);
     if channel is not null then
         perform metered.announce(channel, hold.tenant, hold.id, 1, 'placed');

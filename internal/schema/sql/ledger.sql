@@ -161,7 +161,13 @@ as $$
 declare
     e metered.ledger;
 begin
-    perform metered.lock_keys(array[coalesce(key, metered.scope_key(of_scope))], wait_ms);
+    if not metered.fits_origin(origin) then
+        perform metered.require(false, 'origin');
+    end if;
+    if key is null then
+        key := metered.scope_key(of_scope);
+    end if;
+    perform metered.lock_keys(array[key], wait_ms);
     e := metered.entry_for_write(of_scope);
     e.seq := e.seq + 1;
     e.at := greatest(metered.clock(), e.at);
@@ -179,7 +185,7 @@ create function metered.no_amount() returns void
 language plpgsql
 as $$
 begin
-    raise exception 'the amount of an entry is at least 1' using errcode = '23514';
+    raise exception 'a charge is of 1 to 2^53 units of a scope of 1 to 255 bytes' using errcode = '23514';
 end
 $$;
 
@@ -199,7 +205,7 @@ begin
 end
 $$;
 
-create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms metered.wait_ms, origin metered.origin,
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz)
 language plpgsql volatile
 as $$
@@ -219,7 +225,7 @@ $$;
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
 -- than remains of the charge). remaining is what can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms metered.wait_ms,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms int,
     origin metered.origin, raising boolean,
     out status text, out remaining bigint, out seq bigint, out at timestamptz)
 language plpgsql volatile

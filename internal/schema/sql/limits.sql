@@ -174,7 +174,7 @@ begin
             elsif l.win = interval '0' then
                 u := t.spent - t.refunded - t.credited;
             else
-                if t.at > clk + ahead then
+                if (t.at <= clk + ahead) is not true then
                     raise exception 'the last entry is ahead of the clock'
                         using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
                             'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);

@@ -78,23 +78,31 @@ $$;
 
 -- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
 -- derives the same one.
-create function metered.lock_key(space text, name bytea) returns bigint
-language sql immutable
+create function metered.lock_key(space bytea, name bytea) returns bigint
+language sql stable
 as $$
-    select ('x' || encode(substr(sha256(convert_to(space, 'UTF8') || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
+    select ('x' || encode(substr(sha256(space || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 
 create function metered.scope_key(of_scope text) returns bigint
-language sql immutable
+language sql stable
 as $$
     select metered.lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
 $$;
 
 -- Whether key is that of the scope's lock: cheaper than to derive it.
 create function metered.key_fits(key bigint, of_scope text) returns boolean
-language sql immutable
+language sql stable
 as $$
-    select int8send(key) = substr(sha256(convert_to('metered/scope/metered', 'UTF8') || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+$$;
+
+-- Whether an origin is within its bounds. Inlined wherever it stands.
+create function metered.fits_origin(o metered.origin) returns boolean
+language sql stable
+as $$
+    select coalesce(octet_length(o.namespace) <= 255 and octet_length(o.operation) <= 255, true)
+        and coalesce(pg_column_size(o.note) <= 8192, true)
 $$;
 
 -- Refuses a call of a function with an argument that is out of bounds. Go never makes one. Where
@@ -120,7 +128,7 @@ end
 $$;
 
 -- Takes the locks of scopes for a caller that then reads, charges or credits.
-create function metered.lock_scopes(scopes text[], wait_ms metered.wait_ms) returns void
+create function metered.lock_scopes(scopes text[], wait_ms int) returns void
 language plpgsql volatile
 as $$
 begin

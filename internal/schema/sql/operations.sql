@@ -22,7 +22,7 @@ $$;
 -- a lock, so that a hopeless command is refused before it works. The columns from
 -- token_status to consumed_at are consume_token's.
 create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
-    charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms,
+    charges metered.new_charge[], ahead interval, wait_ms int,
     out status text, out fingerprint bytea, out result bytea,
     out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
     out denied jsonb,
@@ -119,7 +119,7 @@ $$;
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea,
-    charges metered.new_charge[], ahead metered.tolerance, wait_ms metered.wait_ms, finishing boolean,
+    charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
 language plpgsql volatile
 as $$

@@ -3,7 +3,7 @@
 -- is there already, and nothing was written. That is an answer and not a unique
 -- violation, which would end the caller's transaction; where a snapshot is too
 -- old to see the other token, ON CONFLICT raises 40001.
-create function metered.mint_tokens(minted metered.new_token[], wait_ms metered.wait_ms,
+create function metered.mint_tokens(minted metered.new_token[], wait_ms int,
     out status text, out minted_at timestamptz)
 language plpgsql volatile
 as $$
@@ -38,7 +38,7 @@ $$;
 
 -- Whether a token is within its bounds. What is null is caught by the table. Inlined wherever it stands.
 create function metered.fits(m metered.new_token) returns boolean
-language sql immutable
+language sql stable
 as $$
     select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
         and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
@@ -183,7 +183,7 @@ $$;
 
 -- Revokes every token of a purpose and subject and mints another, under the
 -- advisory lock of that key. Status 'exists' as with mint_tokens: nothing was written.
-create function metered.replace_token(key bigint, token metered.new_token, wait_ms metered.wait_ms,
+create function metered.replace_token(key bigint, token metered.new_token, wait_ms int,
     out status text, out minted_at timestamptz, out revoked bigint)
 language plpgsql volatile
 as $$

@@ -63,7 +63,7 @@ begin
             end if;
         end if;
     end if;
-    perform metered.require(cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
+    perform metered.require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
         select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
@@ -122,7 +122,7 @@ $$;
 -- Captures holds, all or none: spends what they keep (used is null), or the units given for the
 -- scopes of one hold. refused is null, or why nothing was written.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
-    ahead metered.tolerance, wait_ms metered.wait_ms, origin metered.origin, channel text, raising boolean,
+    ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 as $$
@@ -145,7 +145,7 @@ declare
     unused  text;
 begin
     if (terms.closing and terms.policy in ('refuse', 'fit', 'allow') and (used is null or cardinality(named.ids) = 1)
-        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 then
+        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 or not metered.fits_origin(origin) then
         perform metered.require(false, 'terms');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -168,7 +168,7 @@ begin
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
                     case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
             end if;
-            if u.amount is null or u.scope = any (scopes) then
+            if (u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
                 perform metered.require(false, 'used');
             end if;
             scopes := scopes || u.scope::text;
@@ -263,7 +263,7 @@ end
 $$;
 
 -- Releases holds, all or none.
-create function metered.release_holds(named metered.hold_ids, wait_ms metered.wait_ms, origin metered.origin, channel text, raising boolean,
+create function metered.release_holds(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
 as $$
@@ -273,6 +273,9 @@ declare
     hold   json;
     unused text;
 begin
+    if not metered.fits_origin(origin) then
+        perform metered.require(false, 'origin');
+    end if;
     k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
@@ -298,7 +301,7 @@ end
 $$;
 
 -- Extends holds, all or none: each deadline by "by", no deadline past its ceiling.
-create function metered.extend_holds(named metered.hold_ids, by metered.span, wait_ms metered.wait_ms, origin metered.origin,
+create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
     channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
@@ -308,7 +311,7 @@ declare
     h      record;
     unused text;
 begin
-    if by = interval '0' then
+    if (by > interval '0') is not true or not metered.fits_origin(origin) then
         perform metered.require(false, 'by');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -350,7 +353,7 @@ $$;
 -- charges that were purged; not if one is of a claim's own unit, which would stay taken. refused:
 -- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
 -- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
-create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms metered.wait_ms,
+create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
     origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
@@ -359,7 +362,7 @@ declare
     k      record;
     unused text;
 begin
-    perform metered.require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    perform metered.require(metered.fits_origin(origin) and skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
     k := metered.lock_holds(named, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
         select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
@@ -413,7 +416,7 @@ declare
 begin
     select h.claim into own from metered.holds h where h.no = of_no;
     foreach u in array coalesce(used, '{}') loop
-        perform metered.require(u.amount > 0 and not wanted ? u.scope, 'used');
+        perform metered.require(u.amount between 1 and 9007199254740992 and not wanted ? u.scope, 'used');
         wanted := wanted || jsonb_build_object(u.scope, u.amount);
     end loop;
     for e in select d.scope, d.amount, d.seq, d.at, l.key, (
