@@ -43,7 +43,7 @@ func Example_maintenance() {
 	ctx := context.Background()
 	pool, stop := exampleDatabase(ctx)
 	defer stop()
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
+	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
 		log.Fatal(err)
 	}
 	riverClient, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})

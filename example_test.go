@@ -32,7 +32,7 @@ func Example() {
 	pool, stop := exampleDatabase(ctx)
 	defer stop()
 
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
+	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
 		log.Fatal(err)
 	}
 	riverClient, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
@@ -102,7 +102,7 @@ func ExampleTx_Credit() {
 	ctx := context.Background()
 	pool, stop := exampleDatabase(ctx)
 	defer stop()
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{}); err != nil {
+	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{}); err != nil {
 		log.Fatal(err)
 	}
 	client, err := metered.New(pool, metered.Config{})

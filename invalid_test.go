@@ -119,8 +119,9 @@ func TestCalls_NilIsRefused(t *testing.T) {
 			_, err := c.PurgeOperations(ctx, nil, metered.PurgeOptions{OlderThan: time.Hour})
 			return err
 		},
-		"look up": func() error { _, err := c.Lookup(ctx, nil, "", "a"); return err },
-		"migrate": func() error { return metered.Migrate(ctx, nil, metered.MigrateOptions{}) },
+		"look up":  func() error { _, err := c.Lookup(ctx, nil, "", "a"); return err },
+		"migrate":  func() error { _, err := metered.Migrate(ctx, nil, metered.MigrateOptions{}); return err },
+		"validate": func() error { _, err := metered.Validate(ctx, nil, ""); return err },
 	} {
 		var argument *metered.ArgumentError
 		require.ErrorAs(t, call(), &argument, name)

@@ -2,7 +2,12 @@ package metered
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -11,34 +16,26 @@ import (
 
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 //go:generate go run ./internal/schema/render schema.sql
+//go:generate go test ./internal/schema -run Catalog|Versions -update
 
 // SchemaVersion is the version of the schema that this release creates and
-// needs.
-const SchemaVersion = 1
-
-// SchemaSQL renders every table, index and function for the named schema (""
-// means "metered"), for the migration tool of your choice. Run it once, in a
-// transaction, as the role that is to own the data; Migrate afterwards sees its
-// version and leaves it alone.
-//
-// The name is 1 to 63 of a-z, 0-9 and _, and starts with neither a digit nor
-// "pg_". Anything else is ErrArgument.
-func SchemaSQL(name string) (string, error) {
-	n, err := parseSchema("schema", name)
-	if err != nil {
-		return "", err
-	}
-	return n.SQL(schema.Source()), nil
-}
+// needs. It also works on the version after it, as long as that one has what it calls.
+const SchemaVersion = schema.Version
 
 // MigrateOptions says what Migrate creates. The zero value creates the schema
 // "metered" and nothing else.
 type MigrateOptions struct {
 	// Schema is the name of the schema to create. Defaults to "metered".
 	Schema string
+
+	// DropPrevious drops the functions and types that only the build before this one calls,
+	// MigrateReport.Previous. Set it when no process of that build runs any more. Defaults to
+	// false: they stay until the upgrade to the version after this one.
+	DropPrevious bool
 
 	// River also brings River's own tables to the latest version that this
 	// build of River knows. Defaults to false: many programs migrate River
@@ -48,44 +45,187 @@ type MigrateOptions struct {
 	// RiverSchema is where River's tables go. Defaults to the connection's
 	// search_path, as with River itself.
 	RiverSchema string
+
+	// OnWait is told what Migrate is waiting for, each time that it gave up a wait for a lock
+	// and is about to try again. Defaults to none.
+	OnWait func(ctx context.Context, what string)
 }
 
-// Migrate creates the library's schema, or does nothing where it is there
-// already. It may be called by any number of processes at once, at every start:
-// they queue on an advisory lock, and the first one does the work, in one
-// transaction. With River set, River's migrations follow, in transactions of River's, while
-// the lock is taken a second time. It works through a pooler in transaction mode.
+// MigrateReport is what Migrate did.
+type MigrateReport struct {
+	// From and To are the schema's versions before and after. From is 0 if there was no schema.
+	// Both are SchemaVersion + 1 if the schema is newer than this build.
+	From, To int
+
+	// Repaired is what was not as it should be in a schema of this version, and is now: functions
+	// and types were created again, or taken from everybody.
+	Repaired []SchemaDifference
+
+	// Dropped are the functions and types of earlier versions that were dropped.
+	Dropped []string
+
+	// Previous are the functions and types that only the build before this one calls, and that
+	// are still there. See MigrateOptions.DropPrevious.
+	Previous []string
+
+	// River are the versions of River's migrations that were made.
+	River []int
+}
+
+// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and
+// repairs functions of this version that are missing or differ. It may be called by any number
+// of processes at once, at every start: they queue on an advisory lock. It changes the schema in
+// one transaction. With River set, River's migrations follow, each in a transaction that takes
+// the lock again. It works through a pooler in transaction mode.
 //
-// Migrate owns its transactions, and holds one connection of pool (two with
-// River set). The role that runs it becomes the owner of all it creates. If an empty schema
-// is there already, the role must own it, and needs no right to create schemas.
-// A schema newer than SchemaVersion is ErrSchemaVersion.
-func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error {
+// Processes of the build before can go on during an upgrade and after it: what only they call
+// stays. Roles that could make the calls of the earlier version can make those of the new one.
+// A schema that is newer by one version is left as it is, without an error.
+//
+// A lock of a table is waited for no longer than a second at a time, so that nobody queues behind
+// Migrate for longer; then it tells OnWait and tries again until ctx is done (ErrBusy). Give ctx
+// a deadline.
+//
+// Migrate owns its transactions, and holds one connection of pool. The role that creates the
+// schema owns it. A later upgrade needs that role or a member of it. If an empty schema is there
+// already, the role must own it, and needs no right to create schemas. Errors: ErrSchemaVersion
+// if the schema is newer by more than one version; ErrSchemaDiffers if its tables are not as they
+// should be, with nothing changed.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	if pool == nil {
-		return invalid("pool", "is nil")
+		return MigrateReport{}, invalid("pool", "is nil")
 	}
 	name, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err != nil {
-		return err
+		return MigrateReport{}, err
 	}
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
-		return fmt.Errorf("metered: migrate: %w", err)
+		return MigrateReport{}, fmt.Errorf("metered: migrate: %w", err)
 	}
 	defer conn.Release()
-	err = locked(ctx, conn, func(tx pgx.Tx) error { return migrateSchema(ctx, tx, name) })
+	m := migration{conn, name, opts}
+	var report MigrateReport
+	err = m.locked(ctx, func(tx pgx.Tx) (err error) {
+		report, err = m.schema(ctx, tx)
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("metered: migrate schema %s: %w", name, err)
+		return MigrateReport{}, fmt.Errorf("metered: migrate schema %s: %w", name, err)
 	}
-	if !opts.River {
+	if opts.River {
+		if report.River, err = m.river(ctx); err != nil {
+			return report, fmt.Errorf("metered: migrate river: %w", err)
+		}
+	}
+	return report, nil
+}
+
+// migration is one call of Migrate.
+type migration struct {
+	conn *pgxpool.Conn
+	name schema.Name
+	opts MigrateOptions
+}
+
+// schema makes the library's part, and says what it did.
+func (m migration) schema(ctx context.Context, tx pgx.Tx) (MigrateReport, error) {
+	before, err := schema.ReadCatalog(ctx, tx, m.name)
+	if err != nil {
+		return MigrateReport{}, err
+	}
+	report := MigrateReport{From: before.Version, To: SchemaVersion}
+	upgrade := schema.Upgrade{From: before.Version, DropPrevious: m.opts.DropPrevious}
+	switch {
+	case before.Version == 0:
+		return report, m.run(ctx, tx, schema.Source())
+	case before.Version > SchemaVersion:
+		report.To = before.Version
+		return report, examine(before).Err()
+	case before.Version == SchemaVersion:
+		wrong := before.Differences()
+		if err := irreparable(wrong); err != nil {
+			return report, err
+		}
+		for _, d := range wrong {
+			report.Repaired = append(report.Repaired, difference(d))
+			if d.Problem == schema.Missing {
+				upgrade.Missing = append(upgrade.Missing, d.Object.Key())
+			}
+		}
+	}
+	gone := slices.DeleteFunc(upgrade.Drops(), func(key string) bool { return !before.Has(key) })
+	if len(gone)+len(report.Repaired) > 0 || before.Version < SchemaVersion {
+		if err := m.becomeOwner(ctx, tx, report.Repaired); err != nil {
+			return report, err
+		}
+		if err := m.run(ctx, tx, upgrade.SQL()); err != nil {
+			return report, err
+		}
+	}
+	after, err := schema.ReadCatalog(ctx, tx, m.name)
+	if err != nil {
+		return report, err
+	}
+	report.Dropped, report.Previous = gone, previous(after)
+	return report, irreparable(after.Differences())
+}
+
+// run runs a text of several statements. Without arguments Exec uses the simple protocol, which
+// takes the whole of it.
+func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
+	_, err := tx.Exec(ctx, m.name.SQL(sql), pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+const ownerSQL = `
+select c.relowner::regrole::text, c.relowner <> r.oid
+from pg_class c, pg_roles r
+where c.oid = to_regclass('metered.schema_version') and r.rolname = current_user`
+
+// becomeOwner acts as the owner of the tables from here on, so that all that is created belongs to
+// them. Before that it gives the owner the functions that are somebody else's.
+func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []SchemaDifference) error {
+	var owner string // quoted
+	var other bool
+	if err := tx.QueryRow(ctx, m.name.SQL(ownerSQL)).Scan(&owner, &other); err != nil {
+		return err
+	}
+	for _, d := range wrong {
+		if signature, ok := strings.CutPrefix(d.Object, "function "); ok && d.Problem == string(schema.Lost) {
+			if err := m.run(ctx, tx, "alter function metered."+signature+" owner to "+owner); err != nil {
+				return err
+			}
+		}
+	}
+	if !other {
 		return nil
 	}
-	// River's runs on connections of its own, while this one keeps the lock.
-	err = locked(ctx, conn, func(pgx.Tx) error { return migrateRiver(ctx, pool, opts.RiverSchema) })
-	if err != nil {
-		return fmt.Errorf("metered: migrate river: %w", err)
+	if _, err := tx.Exec(ctx, "set local role "+owner); err != nil {
+		return fmt.Errorf("the schema belongs to the role %s: %w", owner, err)
 	}
 	return nil
+}
+
+// river makes one migration of River's per transaction, since some need that an earlier one
+// has committed. Each looks anew, under the lock, at what is left to do.
+func (m migration) river(ctx context.Context) (made []int, err error) {
+	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: m.opts.RiverSchema})
+	if err != nil {
+		return nil, err
+	}
+	for {
+		var result *rivermigrate.MigrateResult
+		err := m.locked(ctx, func(tx pgx.Tx) (err error) {
+			//lint:ignore SA1019 it is deprecated for several migrations in one transaction
+			result, err = migrator.MigrateTx(ctx, tx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
+			return err
+		})
+		if err != nil || len(result.Versions) == 0 {
+			return made, err
+		}
+		made = append(made, result.Versions[0].Version)
+	}
 }
 
 // migrationLock is the advisory lock that migrations queue on.
@@ -93,49 +233,69 @@ var migrationLock = lockkey.Of("metered/migrate", "")
 
 // locked runs f in a transaction that holds the migration lock: one of the session
 // would stay behind on a server connection of a pooler's. At READ COMMITTED, so that f
-// sees what the migration did that it waited for.
-func locked(ctx context.Context, conn *pgxpool.Conn, f func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		// It may stand idle for as long as River's migrations take.
-		if _, err := tx.Exec(ctx, "set local idle_in_transaction_session_timeout = 0"); err != nil {
-			return err
+// sees what the migration did that it waited for. If a lock is not to be had, all of it is
+// taken back and tried again: whoever asks for the table meanwhile does not queue behind f.
+func (m migration) locked(ctx context.Context, f func(pgx.Tx) error) error {
+	what := ""
+	for n := 1; ; n++ {
+		entered := false
+		err := pgx.BeginTxFunc(ctx, m.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "set local lock_timeout = '1s'"); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", migrationLock); err != nil {
+				return err
+			}
+			entered = true
+			return f(tx)
+		})
+		if state := sqlstate.Of(err); state == sqlstate.LockNotAvailable || state == sqlstate.DeadlockDetected {
+			what = m.holders(ctx)
+			if m.opts.OnWait != nil {
+				m.opts.OnWait(ctx, what)
+			}
+			if !entered || rest(ctx, n) == nil {
+				continue
+			}
 		}
-		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", migrationLock); err != nil {
-			return fmt.Errorf("waiting for another migration: %w", err)
+		if what != "" && ctx.Err() != nil {
+			return fmt.Errorf("%w: waiting for %s: %w", ErrBusy, what, errors.Join(ended(ctx), err))
 		}
-		return f(tx)
-	})
-}
-
-const schemaVersionSQL = `select max(version) from metered.schema_version`
-
-func migrateSchema(ctx context.Context, tx pgx.Tx, name schema.Name) error {
-	var exists bool
-	if err := tx.QueryRow(ctx, "select to_regclass($1) is not null", name.SQL("metered.schema_version")).Scan(&exists); err != nil {
 		return err
 	}
-	if exists {
-		var version int
-		if err := tx.QueryRow(ctx, name.SQL(schemaVersionSQL)).Scan(&version); err != nil {
-			return err
-		}
-		if version > SchemaVersion {
-			return fmt.Errorf("%w: the database has version %d, this build knows %d", ErrSchemaVersion, version, SchemaVersion)
-		}
+}
+
+// rest lets others through before attempt n+1, for up to 3 s.
+func rest(ctx context.Context, n int) error {
+	limit := min(1500*time.Millisecond, 100*time.Millisecond<<min(n, 10))
+	select {
+	case <-time.After(limit + rand.N(limit)):
 		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	// Without arguments Exec uses the simple protocol, which takes the whole file.
-	_, err := tx.Exec(ctx, name.SQL(schema.Source()), pgx.QueryExecModeSimpleProtocol)
-	return err
 }
 
-func migrateRiver(ctx context.Context, pool *pgxpool.Pool, riverSchema string) error {
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: riverSchema})
-	if err != nil {
-		return err
+const holdersSQL = `
+select format('%s, which process %s holds%s%s',
+    string_agg(distinct coalesce(l.relation::regclass::text, 'another migration'), ', '), l.pid,
+    ' (' || nullif(a.application_name, '') || ')', ', in a transaction since ' || date_trunc('second', a.xact_start))
+from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+where l.granted and l.pid <> pg_backend_pid() and l.database = (select oid from pg_database where datname = current_database())
+  and (l.locktype = 'advisory' and l.objsubid = 1 and (l.classid::bigint << 32 | l.objid::bigint) = $1
+    or l.relation in (select c.oid from pg_class c join pg_namespace s on s.oid = c.relnamespace
+                      where c.relkind in ('r', 'i') and s.nspname in ($2, coalesce(nullif($3, ''), current_schema()))))
+group by l.pid, a.application_name, a.xact_start
+order by a.xact_start limit 3`
+
+// holders says who has locks that a migration waits for: the oldest transactions.
+func (m migration) holders(ctx context.Context) string {
+	rows, _ := m.conn.Query(ctx, holdersSQL, migrationLock, m.name.String(), m.opts.RiverSchema)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(all) == 0 {
+		return "a lock"
 	}
-	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
-	return err
+	return strings.Join(all, "; ")
 }
 
 func parseSchema(field, name string) (schema.Name, error) {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -26,8 +28,7 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {
-			err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
-			if err != nil {
+			if _, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -37,11 +38,45 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 		where d.datname = current_database() and l.locktype = 'advisory'`), "a lock was left behind")
 	var applied time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), `select applied_at from metered.schema_version where version = $1`, metered.SchemaVersion).Scan(&applied))
-	require.NoError(t, metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}))
+	migrate(t, pool, metered.MigrateOptions{River: true})
 	var again time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), `select max(applied_at) from metered.schema_version`).Scan(&again))
 	require.Equal(t, applied, again)
 	require.Positive(t, relations(t, pool, "public"), "River's tables were asked for")
+}
+
+// River's migrations need no second connection. Each takes the lock by itself, so that many
+// pools, and many callers of one, can be at it at once.
+func TestMigrate_WorksWithOneConnection(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	single := func(c *pgxpool.Config) { c.MaxConns = 1 }
+	// River's own first steps are gone on from.
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
+	require.NoError(t, err)
+	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{TargetVersion: 4})
+	require.NoError(t, err)
+
+	pools := make([]*pgxpool.Pool, 4)
+	for i := range pools {
+		pools[i] = reopen(t, pool, single)
+	}
+	inParallel(2*len(pools), func(i int) {
+		if _, err := metered.Migrate(ctx, pools[i/2], metered.MigrateOptions{River: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	versions, err := migrator.Validate(ctx, nil)
+	require.NoError(t, err)
+	require.True(t, versions.OK, versions.Messages)
+	require.Equal(t, len(migrator.AllVersions()), count(t, pool, "river_migration"))
+
+	_, err = pool.Exec(ctx, "create schema elsewhere")
+	require.NoError(t, err)
+	migrate(t, pools[0], metered.MigrateOptions{River: true, RiverSchema: "elsewhere"})
+	require.Equal(t, len(migrator.AllVersions()), count(t, pool, "elsewhere.river_migration"))
 }
 
 // Behind a pooler of transactions the next statement may come to another session.
@@ -49,7 +84,7 @@ func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 	t.Parallel()
 	pool, w := tap(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}), nil)
 	w.each(nil)
-	require.NoError(t, metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}))
+	migrate(t, pool, metered.MigrateOptions{River: true})
 	open, locks := map[*tapped]bool{}, 0
 	for _, f := range w.sent() {
 		for _, sql := range f.SQL {
@@ -66,7 +101,9 @@ func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, 2, locks)
+	migrator, err := rivermigrate.New(riverpgxv5.New(nil), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1+len(migrator.AllVersions())+1, locks, "its own, River's, and the look that finds nothing more")
 }
 
 // A schema that was made for a role which may not make schemas.
@@ -90,20 +127,11 @@ func TestMigrate_NeedsNoMoreThanToOwnTheSchema(t *testing.T) {
 		}
 	})
 	for _, name := range []string{"metered", "select"} {
-		require.NoError(t, metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: name}))
+		migrate(t, owner, metered.MigrateOptions{Schema: name})
 		require.Positive(t, relations(t, pool, name))
 	}
-	require.Error(t, metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: "another"}))
-}
-
-func TestMigrate_RefusesANewerSchema(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Open(t)
-	_, err := pool.Exec(t.Context(), `insert into metered.schema_version (version) values ($1)`, metered.SchemaVersion+1)
-	require.NoError(t, err)
-	err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
-	require.ErrorIs(t, err, metered.ErrSchemaVersion)
-	require.Equal(t, "schema_version", metered.Code(err))
+	_, err := metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: "another"})
+	require.Error(t, err)
 }
 
 func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
@@ -117,7 +145,7 @@ func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
 		_, err := tx.Exec(ctx, text, pgx.QueryExecModeSimpleProtocol)
 		return err
 	}))
-	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "money_1"}), "Migrate sees its version")
+	migrate(t, pool, metered.MigrateOptions{Schema: "money_1"})
 	require.Zero(t, relations(t, pool, "metered"))
 }
 
@@ -125,7 +153,7 @@ func TestSchemas_SideBySideAreIndependent(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ctx := t.Context()
-	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "other"}))
+	migrate(t, pool, metered.MigrateOptions{Schema: "other"})
 	cmd := metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{{Max: 1}}}}}
 	for _, schema := range []string{"metered", "other"} {
 		c, err := metered.New(pool, metered.Config{Schema: schema})
@@ -150,10 +178,14 @@ func TestSchemas_SideBySideAreIndependent(t *testing.T) {
 
 func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
+	pool := nowhere(t)
 	for _, name := range []string{"Metered", "a-b", `a"b`, "1a", "pg_metered", "a.b", strings.Repeat("a", 64), "é", " "} {
 		_, err := metered.SchemaSQL(name)
 		require.ErrorIs(t, err, metered.ErrArgument, name)
-		require.ErrorIs(t, metered.Migrate(t.Context(), nil, metered.MigrateOptions{Schema: name}), metered.ErrArgument)
+		_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{Schema: name})
+		require.ErrorIs(t, err, metered.ErrArgument)
+		_, err = metered.Validate(t.Context(), pool, name)
+		require.ErrorIs(t, err, metered.ErrArgument)
 		_, err = metered.GrantSQL(name, "app")
 		require.ErrorIs(t, err, metered.ErrArgument)
 	}
@@ -172,6 +204,14 @@ func TestCalls_SayThatTheSchemaIsMissing(t *testing.T) {
 	require.ErrorIs(t, err, metered.ErrNotMigrated)
 	_, err = c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "s"})
 	require.ErrorIs(t, err, budget.ErrNotMigrated)
+}
+
+// migrate is Migrate where it must not fail.
+func migrate(t *testing.T, pool *pgxpool.Pool, opts metered.MigrateOptions) metered.MigrateReport {
+	t.Helper()
+	report, err := metered.Migrate(t.Context(), pool, opts)
+	require.NoError(t, err)
+	return report
 }
 
 // relations counts the tables of a schema.

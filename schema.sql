@@ -1,4 +1,4 @@
--- Every table, index and function of metered, version 1.
+-- Every table, index and function of metered.
 --
 -- Applied by metered.Migrate, or rendered by metered.SchemaSQL for a migration
 -- tool of your own. "metered." is replaced by the schema name you choose.
@@ -52,14 +52,14 @@ create table metered.schema_version (
     applied_at timestamptz not null default clock_timestamp()
 );
 
-insert into metered.schema_version (version) values (1);
+insert into metered.schema_version (version) values (2);
 
 -- The amount of an entry, never negative: whoever may only execute the functions
 -- cannot make an entry that takes spending back. A domain, since a table's check
 -- would be parsed anew for each statement that inserts: 6 microseconds.
 create domain metered.units as bigint check (value >= 0);
 
--- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
+-- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
 -- last entry, and the spending inside a window is a difference of two entries
 -- instead of a sum over many. Wide columns first: no padding between them.
@@ -2663,4 +2663,24 @@ end
 $$;
 
 -- Nothing is for everybody. See metered.GrantSQL.
-revoke all on all functions in schema metered from public;
+do $$
+declare
+    f regprocedure;
+begin
+    for f in
+        select p.oid from pg_proc p
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{admit,announce,announced,append,base,begin_command,bound_lock_wait,capture_holds,charge,check_charge,
+            claim_job_key,clock,collided,complete_command,consume_token,credit,due_after,expire_due,expire_hold,
+            expire_rows,extend_holds,find_job_key,finish_command,first_due,first_for_write,free_lines,fresh,
+            hold_as_json,hold_json,inspect_token,judge,later_due,leaves_at,line_json,lock_all,lock_holds,
+            lock_keys,lock_scopes,memory_kept,mint_tokens,next_entry,no_amount,overdue,place,post,purge_holds,
+            purge_job_keys,purge_operations,purge_scope,purge_tokens,refund,refund_holds,refunds_after,
+            refuse_hold,release_holds,remember_hold,repair_clock,replace_token,revoke_token,revoke_tokens,
+            spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,unfinished,usage}')
+          and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
+        order by p.oid
+    loop
+        execute format('revoke all on function %s from public', f);
+    end loop;
+end
+$$;

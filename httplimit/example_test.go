@@ -86,7 +86,7 @@ func exampleDatabase(ctx context.Context) (*pgxpool.Pool, func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{}); err != nil {
+	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{}); err != nil {
 		log.Fatal(err)
 	}
 	return pool, func() {

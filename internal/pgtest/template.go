@@ -15,7 +15,8 @@ import (
 
 // prepare puts into an empty database what tests find there.
 func prepare(ctx context.Context, pool *pgxpool.Pool) error {
-	return metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
+	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
+	return err
 }
 
 // schemaHash names what prepare makes: the schema's text and River's migrations.

@@ -3,14 +3,14 @@ create table metered.schema_version (
     applied_at timestamptz not null default clock_timestamp()
 );
 
-insert into metered.schema_version (version) values (1);
+insert into metered.schema_version (version) values (2);
 
 -- The amount of an entry, never negative: whoever may only execute the functions
 -- cannot make an entry that takes spending back. A domain, since a table's check
 -- would be parsed anew for each statement that inserts: 6 microseconds.
 create domain metered.units as bigint check (value >= 0);
 
--- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
+-- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
 -- last entry, and the spending inside a window is a difference of two entries
 -- instead of a sum over many. Wide columns first: no padding between them.

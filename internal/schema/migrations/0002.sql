@@ -1,0 +1,1 @@
+-- Version 2: the functions take other arguments. No table changes.
