@@ -81,7 +81,7 @@ func TestVersions_AreWhatWasInstalled(t *testing.T) {
 	t.Parallel()
 	for version := 1; version < schema.Version; version++ {
 		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-		run(t, pool, "metered", pgtest.Schema(t, version))
+		run(t, pool, "metered", pgtest.VersionSQL(t, version, ""))
 		c := read(t, pool, "metered")
 		require.Equal(t, version, c.Version)
 		matches(t, fmt.Sprintf("versions/%04d.txt", version), strings.Join(c.Callable(), "\n")+"\n")
