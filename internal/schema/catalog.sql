@@ -37,7 +37,10 @@ union all
 select 'type', t.typname, case t.typtype
     when 'e' then 'enum (' || (select string_agg(quote_literal(e.enumlabel), ', ' order by e.enumsortorder)
         from pg_enum e where e.enumtypid = t.oid) || ')'
-    else concat_ws(' ', format_type(t.typbasetype, t.typtypmod), case when t.typnotnull then 'not null' end, 'default ' || t.typdefault,
+    else concat_ws(' ', format_type(t.typbasetype, t.typtypmod),
+        (select 'collate ' || quote_ident(l.collname) from pg_collation l join pg_type b on b.oid = t.typbasetype
+         where l.oid = t.typcollation and l.oid <> b.typcollation),
+        case when t.typnotnull then 'not null' end, 'default ' || t.typdefault,
         (select string_agg(pg_get_constraintdef(c.oid), ' ' order by c.conname)
          from pg_constraint c where c.contypid = t.oid and c.contype = 'c')) end, false, false
 from ours o join pg_type t on t.typnamespace = o.oid where t.typtype in ('d', 'e')
@@ -55,8 +58,8 @@ select 'function', proname || '(' || coalesce(takes, '') || ')',
         case when proisstrict then 'strict' end, case when prosecdef then 'security definer' end,
         case proparallel when 'u' then null else 'parallel ' || proparallel::text end,
         'set ' || array_to_string(proconfig, ' set '),
-        -- Whatever the schema's name, and however lines end.
-        'body ' || left(encode(sha256(convert_to(replace(replace(prosrc, '"' || $1::text || '".', 'metered.'), chr(13), ''),
-            getdatabaseencoding())), 'hex'), 16)),
+        -- Whatever the schema's name, which stands before names and in what lock keys are made of, and however lines end.
+        'body ' || left(encode(sha256(convert_to(regexp_replace(replace(replace(prosrc, '"' || $1::text || '".', 'metered.'), chr(13), ''),
+            '(''metered/[a-z]+/)' || $1::text || '\M', '\1metered', 'g'), getdatabaseencoding())), 'hex'), 16)),
     lost, exists (select from aclexplode(coalesce(proacl, acldefault('f', proowner))) a where a.grantee = 0)
 from functions
