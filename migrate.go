@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"time"
 
@@ -154,7 +153,7 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (MigrateReport, error)
 			}
 		}
 	}
-	gone := slices.DeleteFunc(upgrade.Drops(), func(key string) bool { return !before.Has(key) })
+	gone := present(before, upgrade.Drops())
 	if len(gone)+len(report.Repaired) > 0 || before.Version < SchemaVersion {
 		if err := m.becomeOwner(ctx, tx, report.Repaired); err != nil {
 			return report, err

@@ -81,7 +81,7 @@ func TestMigrate_MakesOfAnEarlierVersionWhatAFreshOneIs(t *testing.T) {
 		require.NoError(t, after.Err())
 		require.Equal(t, report.Previous, after.Previous)
 		if version == metered.SchemaVersion-1 {
-			require.Equal(t, schema.Previous(), report.Previous, "what that build calls stays")
+			require.ElementsMatch(t, schema.Previous(), report.Previous, "what that build calls stays")
 			require.Empty(t, report.Dropped)
 		}
 		require.Equal(t, queryRow[string](t, fresh, columnsSQL), queryRow[string](t, pool, columnsSQL))

@@ -3,7 +3,6 @@ package metered
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -105,9 +104,21 @@ func examine(c schema.Catalog) SchemaReport {
 	return report
 }
 
-// previous are those of the build before that are there.
-func previous(c schema.Catalog) []string {
-	return slices.DeleteFunc(schema.Previous(), func(key string) bool { return !c.Has(key) })
+// previous are those of the build before that are still there.
+func previous(c schema.Catalog) (there []string) {
+	if c.Version == SchemaVersion {
+		there = present(c, schema.Previous())
+	}
+	return there
+}
+
+func present(c schema.Catalog, keys []string) (there []string) {
+	for _, key := range keys {
+		if c.Has(key) {
+			there = append(there, key)
+		}
+	}
+	return there
 }
 
 func difference(d schema.Difference) SchemaDifference {

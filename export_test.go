@@ -1,0 +1,4 @@
+package metered
+
+// MigrationLock is the advisory lock that migrations queue on.
+var MigrationLock = migrationLock
