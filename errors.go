@@ -22,7 +22,7 @@ var (
 
 	// ErrNotMigrated: the schema, or some of its tables or functions, are missing or of an
 	// earlier version.
-	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate")
+	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
 
 	// ErrSchemaDiffers: the schema is of this build's version, but not as this build makes it.
 	// The text names the differences; so does Validate.

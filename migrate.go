@@ -146,8 +146,8 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (MigrateReport, error)
 		if err := irreparable(wrong); err != nil {
 			return report, err
 		}
+		report.Repaired = differences(wrong)
 		for _, d := range wrong {
-			report.Repaired = append(report.Repaired, difference(d))
 			if d.Problem == schema.Missing {
 				upgrade.Missing = append(upgrade.Missing, d.Object.Key())
 			}

@@ -41,6 +41,9 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	if err := checkID(namespace, id); err != nil {
 		return Operation{}, err
 	}
+	if err := c.checkSchema(ctx, true); err != nil {
+		return Operation{}, err
+	}
 	var b begun
 	var issued *time.Time
 	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
@@ -90,6 +93,9 @@ const purgeSQL = `select deleted, last from metered.purge_operations($1, metered
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	o := purge.Options(opts)
 	if err := o.Check(errArgument, pool); err != nil {
+		return 0, err
+	}
+	if err := c.checkSchema(ctx, true); err != nil {
 		return 0, err
 	}
 	deleted, err := o.Run(ctx, pool, c.sql.purge, c.cfg.LockTimeout.Milliseconds())

@@ -3,6 +3,7 @@ package metered
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -97,11 +98,7 @@ func examine(c schema.Catalog) SchemaReport {
 	if c.Version > SchemaVersion {
 		wrong = c.Unusable()
 	}
-	report := SchemaReport{Version: c.Version, Previous: previous(c)}
-	for _, d := range wrong {
-		report.Differences = append(report.Differences, difference(d))
-	}
-	return report
+	return SchemaReport{Version: c.Version, Differences: differences(wrong), Previous: previous(c)}
 }
 
 // previous are those of the build before that are still there.
@@ -121,27 +118,27 @@ func present(c schema.Catalog, keys []string) (there []string) {
 	return there
 }
 
-func difference(d schema.Difference) SchemaDifference {
-	diff := SchemaDifference{Object: d.Object.Key(), Problem: string(d.Problem)}
-	if d.Problem == schema.Other {
-		diff.Want, diff.Have = d.Object.Definition, d.Have
+func differences(wrong []schema.Difference) (all []SchemaDifference) {
+	for _, d := range wrong {
+		diff := SchemaDifference{Object: d.Object.Key(), Problem: string(d.Problem)}
+		if d.Problem == schema.Other {
+			diff.Want, diff.Have = d.Object.Definition, d.Have
+		}
+		all = append(all, diff)
 	}
-	return diff
+	return all
 }
 
 // irreparable is ErrSchemaDiffers if some of the differences are more than Migrate can mend by
 // creating functions and types.
 func irreparable(wrong []schema.Difference) error {
-	var left []SchemaDifference
-	for _, d := range wrong {
-		if d.Object.Kind != "function" && (d.Object.Kind != "type" || d.Problem != schema.Missing) {
-			left = append(left, difference(d))
-		}
-	}
+	left := slices.DeleteFunc(slices.Clone(wrong), func(d schema.Difference) bool {
+		return d.Object.Kind == "function" || d.Object.Kind == "type" && d.Problem == schema.Missing
+	})
 	if len(left) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s", ErrSchemaDiffers, listed(left))
+	return fmt.Errorf("%w: %s", ErrSchemaDiffers, listed(differences(left)))
 }
 
 // listed names up to ten differences.

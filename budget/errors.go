@@ -46,7 +46,7 @@ var (
 	ErrOverflow error = fault.New("budget_overflow", "budget: total would overflow")
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.New("not_migrated", "budget: the schema is missing or incomplete: call metered.Migrate")
+	ErrNotMigrated error = fault.New("not_migrated", "budget: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
 )
 
 // Answers to a refund. They leave the transaction usable, and nothing written.
