@@ -57,7 +57,10 @@ func TestClient_SaysWhatIsMissing(t *testing.T) {
 	for what, call := range map[string]func() error{
 		"Do": func() error { return do(t, c, "op") },
 		"DoTx": func() error {
-			return in(func(tx pgx.Tx) error { _, err := metered.DoTx[any](t.Context(), c, tx, metered.Command{ID: "op"}, nil); return err })
+			return in(func(tx pgx.Tx) error {
+				_, err := metered.DoTx[any](t.Context(), c, tx, metered.Command{ID: "op"}, nil)
+				return err
+			})
 		},
 		"Lookup": func() error { _, err := c.Lookup(t.Context(), pool, "", "op"); return err },
 		"PurgeOperations": func() error {

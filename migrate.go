@@ -153,12 +153,19 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (MigrateReport, error)
 			}
 		}
 	}
-	gone := present(before, upgrade.Drops())
-	if len(gone)+len(report.Repaired) > 0 || before.Version < SchemaVersion {
+	report.Dropped = present(before, upgrade.Drops())
+	sql := ""
+	switch {
+	case before.Version < SchemaVersion || len(report.Repaired) > 0:
+		sql = upgrade.SQL()
+	case len(report.Dropped) > 0:
+		sql = schema.DropPreviousSQL()
+	}
+	if sql != "" {
 		if err := m.becomeOwner(ctx, tx, report.Repaired); err != nil {
 			return report, err
 		}
-		if err := m.run(ctx, tx, upgrade.SQL()); err != nil {
+		if err := m.run(ctx, tx, sql); err != nil {
 			return report, err
 		}
 	}
@@ -166,7 +173,7 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (MigrateReport, error)
 	if err != nil {
 		return report, err
 	}
-	report.Dropped, report.Previous = gone, previous(after)
+	report.Previous = previous(after)
 	return report, irreparable(after.Differences())
 }
 

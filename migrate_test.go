@@ -138,7 +138,7 @@ func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	ctx := t.Context()
-	text, err := metered.SchemaSQL("money_1")
+	text, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: "money_1"})
 	require.NoError(t, err)
 	require.False(t, strings.Contains(text, " metered.l"), "a mention of the default schema is left")
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -180,7 +180,7 @@ func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	pool := nowhere(t)
 	for _, name := range []string{"Metered", "a-b", `a"b`, "1a", "pg_metered", "a.b", strings.Repeat("a", 64), "é", " "} {
-		_, err := metered.SchemaSQL(name)
+		_, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: name})
 		require.ErrorIs(t, err, metered.ErrArgument, name)
 		_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{Schema: name})
 		require.ErrorIs(t, err, metered.ErrArgument)

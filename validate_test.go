@@ -16,7 +16,7 @@ import (
 func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
-	require.NoError(t, err, sql)
+	require.NoError(t, err)
 }
 
 // Each difference is named. Migrate repairs what functions are, and changes nothing where a table differs.

@@ -21,7 +21,7 @@ func prepare(ctx context.Context, pool *pgxpool.Pool) error {
 
 // schemaHash names what prepare makes: the schema's text and River's migrations.
 func schemaHash() (string, error) {
-	sql, err := metered.SchemaSQL("metered")
+	sql, err := metered.SchemaSQL(metered.SchemaSQLOptions{})
 	if err != nil {
 		return "", err
 	}

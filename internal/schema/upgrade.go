@@ -69,6 +69,11 @@ func Previous() []string {
 	return slices.DeleteFunc(slices.Clone(keysOf(Version-1)), current)
 }
 
+// DropPreviousSQL is what Upgrade.DropPrevious adds, for a schema of this version.
+func DropPreviousSQL() string {
+	return fmt.Sprintf(versionGuard, Version) + "\n" + dropSQL(Upgrade{DropPrevious: true}.Drops())
+}
+
 // superseded are the keys of what only earlier versions than the last of the history call, or
 // than current with withLast. history has the keys of version 1 first.
 func superseded(history [][]string, current func(key string) bool, withLast bool) []string {
