@@ -65,7 +65,6 @@ func TestSchemaSQL_MarksStatementsForTheTool(t *testing.T) {
 		}
 	}
 	require.True(t, strings.HasPrefix(texts[metered.Goose], "-- +goose Up\n"))
-	require.True(t, strings.HasPrefix(texts[metered.Atlas], "-- atlas:delimiter -- end of statement\n"))
 	require.Equal(t, strings.Count(texts[metered.Goose], "$$"), 2*strings.Count(texts[metered.Goose], "StatementEnd"))
 	for _, opts := range []metered.SchemaSQLOptions{{From: -1}, {From: metered.SchemaVersion + 1}, {Tool: "flyway"}, {Schema: "A"}} {
 		_, err := metered.SchemaSQL(opts)

@@ -7,12 +7,14 @@ import (
 
 // Tools are the migration tools whose files can be rendered.
 var Tools = map[string]func(sql string) string{
-	"":               func(sql string) string { return sql },
+	"":               asItIs,
 	"goose":          forGoose,
-	"golang-migrate": func(sql string) string { return sql },
+	"golang-migrate": asItIs,                                                                       // it sends a file as one query
 	"tern":           func(sql string) string { return strings.ReplaceAll(sql, "{{", `{{"{{"}}`) }, // its files are templates
-	"atlas":          forAtlas,
+	"atlas":          asItIs,                                                                       // it knows dollar quotes
 }
+
+func asItIs(sql string) string { return sql }
 
 // forGoose keeps goose, which takes each line that ends with a semicolon for the end of a
 // statement, from cutting functions into pieces.
@@ -25,17 +27,6 @@ func forGoose(sql string) string {
 			format = "\n-- +goose StatementBegin\n%s-- +goose StatementEnd\n"
 		}
 		fmt.Fprintf(&b, format, s.text)
-	}
-	return b.String()
-}
-
-// forAtlas ends each statement with a line of its own.
-func forAtlas(sql string) string {
-	const end = "-- end of statement"
-	var b strings.Builder
-	b.WriteString("-- atlas:delimiter " + end + "\n")
-	for _, s := range statements(sql) {
-		b.WriteString("\n" + s.text + end + "\n")
 	}
 	return b.String()
 }
