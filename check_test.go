@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,7 +52,8 @@ func TestClient_LooksAtTheSchemaOnce(t *testing.T) {
 func TestClient_SaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
-	execute(t, pool, "drop function metered.revoke_tokens; alter table metered.hold_events drop column note")
+	dropFunctions(t, pool, "revoke_tokens")
+	execute(t, pool, "alter table metered.hold_events drop column note")
 	c := newClient(t, pool, metered.Config{})
 	in := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(t.Context(), pool, f) }
 	for what, call := range map[string]func() error{
@@ -100,18 +102,18 @@ func TestClient_KnowsTheVersionsThatItCanWorkOn(t *testing.T) {
 		require.NoError(t, do(t, c, "op"))
 	})
 	pool := pgtest.Open(t)
-	execute(t, pool, "update metered.schema_version set version = version + 1")
+	execute(t, pool, "insert into metered.schema_version (version) select max(version) + 1 from metered.schema_version")
 	c := newClient(t, pool, metered.Config{})
 	require.NoError(t, do(t, c, "op"))
 	// The version after it drops what only this build calls.
-	execute(t, pool, "drop function metered.complete_command")
+	dropFunctions(t, pool, "complete_command")
 	require.ErrorIs(t, do(t, c, "op 2"), metered.ErrNotMigrated)
 	err := do(t, c, "op 3")
 	require.ErrorIs(t, err, metered.ErrSchemaVersion)
 	require.ErrorContains(t, err, "function complete_command(")
 
 	pool = pgtest.Open(t)
-	execute(t, pool, "update metered.schema_version set version = version + 2")
+	execute(t, pool, "insert into metered.schema_version (version) select max(version) + 2 from metered.schema_version")
 	require.ErrorIs(t, do(t, newClient(t, pool, metered.Config{}), "op"), metered.ErrSchemaVersion)
 }
 
@@ -156,4 +158,12 @@ func TestClient_DoesNotWaitForASecondConnection(t *testing.T) {
 	_, err = c.Lookup(ctx, pool, "", "op")
 	require.NoError(t, err)
 	require.Equal(t, 1, looks(w))
+}
+
+// dropFunctions drops all of that name, also one that only the build before calls.
+func dropFunctions(t *testing.T, pool *pgxpool.Pool, name string) {
+	t.Helper()
+	signatures := queryRow[[]string](t, pool, `select array_agg(p.oid::regprocedure::text) from pg_proc p
+		where p.pronamespace = 'metered'::regnamespace and p.proname = $1`, name)
+	execute(t, pool, "drop function "+strings.Join(signatures, ", "))
 }

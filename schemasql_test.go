@@ -25,7 +25,7 @@ func apply(t *testing.T, pool *pgxpool.Pool, opts metered.SchemaSQLOptions) erro
 // Step by step, as a tool's files are run.
 func TestSchemaSQL_DoesWhatMigrateDoes(t *testing.T) {
 	t.Parallel()
-	fresh := pgtest.Open(t)
+	fresh := openFresh(t)
 	for _, name := range []string{"metered", "money_1"} {
 		earlierVersions(t, func(t *testing.T, version int) {
 			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})

@@ -50,6 +50,15 @@ func requireSame(t *testing.T, a, b schema.DB) {
 	require.Empty(t, slices.DeleteFunc(slices.Clone(lines[1]), func(l string) bool { return slices.Contains(lines[0], l) }))
 }
 
+// openFresh is pgtest.Open with a schema that no earlier version has left anything in, whatever the
+// other tests run on.
+func openFresh(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	migrate(t, pool, metered.MigrateOptions{River: true})
+	return pool
+}
+
 func validate(t *testing.T, db metered.Beginner) metered.SchemaReport {
 	t.Helper()
 	report, err := metered.Validate(t.Context(), db, "")
@@ -65,7 +74,7 @@ where c.relnamespace = 'metered'::regnamespace and c.relkind = 'r' and a.attnum 
 
 func TestMigrate_MakesOfAnEarlierVersionWhatAFreshOneIs(t *testing.T) {
 	t.Parallel()
-	fresh := pgtest.Open(t)
+	fresh := openFresh(t)
 	require.NoError(t, validate(t, fresh).Err())
 	earlierVersions(t, func(t *testing.T, version int) {
 		pool := pgtest.OpenVersion(t, version)
@@ -98,7 +107,7 @@ func TestMigrate_MakesOfAnEarlierVersionWhatAFreshOneIs(t *testing.T) {
 
 func TestMigrate_CanDropWhatThePreviousBuildCallsAtOnce(t *testing.T) {
 	t.Parallel()
-	fresh := pgtest.Open(t)
+	fresh := openFresh(t)
 	earlierVersions(t, func(t *testing.T, version int) {
 		pool := pgtest.OpenVersion(t, version)
 		migrate(t, pool, metered.MigrateOptions{DropPrevious: true})

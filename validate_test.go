@@ -22,7 +22,7 @@ func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
 // Each difference is named. Migrate repairs what functions are, and changes nothing where a table differs.
 func TestValidate_NamesEachDifference(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Open(t)
+	pool := openFresh(t)
 	for _, test := range []struct {
 		change, back string // back is empty where Migrate repairs it
 		want         string
@@ -69,7 +69,7 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 
 func TestValidate_WhatSomebodyAddedIsNoDifference(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Open(t)
+	pool := openFresh(t)
 	execute(t, pool, `
 		create table metered.mine (id int primary key);
 		alter table metered.ledger add column mine text;
@@ -129,7 +129,7 @@ func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
 func TestMigrate_MeetsANewerSchema(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	pool := pgtest.Open(t)
+	pool := openFresh(t)
 	execute(t, pool, `insert into metered.schema_version (version) values (`+strconv.Itoa(metered.SchemaVersion+1)+`);
 		create or replace function metered.clock() returns timestamptz language sql as 'select pg_catalog.clock_timestamp() -- anew';
 		alter table metered.ledger add column more text; drop index metered.operations_at`)
@@ -142,7 +142,7 @@ func TestMigrate_MeetsANewerSchema(t *testing.T) {
 	}
 	require.Equal(t, next, validate(t, pool))
 
-	execute(t, pool, "drop function metered.lock_scopes")
+	dropFunctions(t, pool, "lock_scopes")
 	require.ErrorIs(t, validate(t, pool).Err(), metered.ErrSchemaVersion)
 	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{})
 	require.ErrorIs(t, err, metered.ErrSchemaVersion)

@@ -30,11 +30,16 @@ func OpenVersion(t testing.TB, version int) *pgxpool.Pool {
 // build left in it ("_data"), or what it granted to the roles $app and $keeper ("_grants").
 func VersionSQL(t testing.TB, version int, part string) string {
 	t.Helper()
-	_, file, _, _ := runtime.Caller(0)
-	name := fmt.Sprintf("version%d%s.sql", version, part)
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(file), "..", "schema", "testdata", name))
+	text, err := versionSQL(version, part)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	return string(text)
+	return text
+}
+
+func versionSQL(version int, part string) (string, error) {
+	_, file, _, _ := runtime.Caller(0)
+	name := fmt.Sprintf("version%d%s.sql", version, part)
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(file), "..", "schema", "testdata", name))
+	return string(text), err
 }

@@ -143,14 +143,15 @@ const (
 	Lost    Problem = "has another owner than schema_version"
 )
 
-// Difference is an object of Source that is not installed as it should be.
+// Difference is an object that is not installed as it should be.
 type Difference struct {
 	Object  Object // as it should be
 	Problem Problem
 	Have    string // its definition, if it differs
 }
 
-// Differences compares what is installed with what Source makes.
+// Differences compares what is installed with what Source makes. What only the version before
+// calls may be there, too, but not for everybody.
 func (c Catalog) Differences() []Difference {
 	var all []Difference
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
@@ -168,6 +169,11 @@ func (c Catalog) Differences() []Difference {
 		}
 		if have.Lost {
 			all = append(all, Difference{want, Lost, ""})
+		}
+	}
+	for _, key := range Previous() {
+		if have := c.objects[key]; have.Public {
+			all = append(all, Difference{have, Public, ""})
 		}
 	}
 	return all
