@@ -72,24 +72,22 @@ type MigrateReport struct {
 }
 
 // Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and
-// repairs functions of this version that are missing or differ. It may be called by any number
-// of processes at once, at every start: they queue on an advisory lock. It changes the schema in
-// one transaction. With River set, River's migrations follow, each in a transaction that takes
-// the lock again. It works through a pooler in transaction mode.
+// repairs functions of this version that are missing or differ. Any number of processes may call
+// it at once, at every start: they queue on an advisory lock. It changes the schema in one
+// transaction; River's migrations follow, each in one that takes the lock again. It needs one
+// connection of pool, and works through a pooler in transaction mode.
 //
-// Processes of the build before can go on during an upgrade and after it: what only they call
-// stays. Roles that could make the calls of the earlier version can make those of the new one.
-// A schema that is newer by one version is left as it is, without an error.
+// Processes of the build before can go on: what only they call stays. Roles that could make the
+// calls of the earlier version can make those of the new one. A schema that is newer by one
+// version is left as it is, without an error.
 //
-// A lock of a table is waited for no longer than a second at a time, so that nobody queues behind
-// Migrate for longer; then it tells OnWait and tries again until ctx is done (ErrBusy). Give ctx
-// a deadline.
+// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it
+// tells OnWait and tries again, until ctx is done (ErrBusy): give ctx a deadline.
 //
-// Migrate owns its transactions, and holds one connection of pool. The role that creates the
-// schema owns it. A later upgrade needs that role or a member of it. If an empty schema is there
-// already, the role must own it, and needs no right to create schemas. Errors: ErrSchemaVersion
-// if the schema is newer by more than one version; ErrSchemaDiffers if its tables are not as they
-// should be, with nothing changed.
+// The role that creates the schema owns it. It needs no right to create schemas if it owns an empty
+// one of that name. An upgrade needs the owner, or a member of it. Other errors: ErrSchemaVersion if
+// the schema is newer by more than one version, or lacks what this build calls; ErrSchemaDiffers if
+// tables are not as they should be, with nothing changed. More is in docs/operations.md.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	if pool == nil {
 		return MigrateReport{}, invalid("pool", "is nil")

@@ -104,7 +104,9 @@ func (a *app) loop(ctx context.Context, kind string, call func(ctx context.Conte
 // limited is a limit that is never reached, so that it is judged all the same.
 var limited = []budget.Limit{{Max: 1 << 40, Window: time.Minute}, {Max: 1 << 40}}
 
-func (a *app) in(ctx context.Context, f func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, a.pool, f) }
+func (a *app) in(ctx context.Context, f func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, a.pool, f)
+}
 
 func (a *app) charge(ctx context.Context, id string) (map[string]int64, error) {
 	return map[string]int64{"charges": 3, "both": 1}, a.in(ctx, func(tx pgx.Tx) error {
