@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
 )
 
 // A long transaction of the application's has a table: Migrate says so, and lets go again and again, so that nobody waits for
@@ -67,7 +68,7 @@ func TestMigrate_SaysThatAnotherMigrationIsAtIt(t *testing.T) {
 		tx, err := p.Begin(ctx)
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.Background()) }()
-		_, err = tx.Exec(ctx, "select pg_advisory_xact_lock($1)", metered.MigrationLock)
+		_, err = tx.Exec(ctx, "select pg_advisory_xact_lock($1)", schema.MigrationLock)
 		require.NoError(t, err)
 	}
 	brief, cancel := context.WithTimeout(ctx, 1500*time.Millisecond)

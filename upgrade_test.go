@@ -325,27 +325,42 @@ func useOperations(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 	require.ErrorIs(t, err, metered.ErrRetired)
 }
 
+// grantedBy renders what the build of a version granted to one of its roles.
+func grantedBy(t *testing.T, version int, role string) func(string, string) (string, error) {
+	return func(_, name string) (string, error) {
+		var mine strings.Builder
+		for line := range strings.Lines(pgtest.VersionSQL(t, version, "_grants")) {
+			if strings.Contains(line, "$"+role) {
+				mine.WriteString(strings.ReplaceAll(line, "$"+role, pgx.Identifier{name}.Sanitize()))
+			}
+		}
+		return mine.String(), nil
+	}
+}
+
+// What was missing does not cost a role its rights.
+func TestMigrate_GrantsWhatItCreatesAgain(t *testing.T) {
+	t.Parallel()
+	earlierVersions(t, func(t *testing.T, version int) {
+		pool := pgtest.OpenVersion(t, version)
+		app := queryRow[string](t, pgtest.AsRole(t, pool, grantedBy(t, version, "app"), ""), "select current_user::text")
+		for _, name := range []string{"sweep_holds", "place"} {
+			dropFunctions(t, pool, name)
+			migrate(t, pool, metered.MigrateOptions{DropPrevious: true})
+			other := queryRow[string](t, pgtest.AsRole(t, pool, metered.GrantSQL, ""), "select current_user::text")
+			require.Equal(t, rightsOf(t, pool, other), rightsOf(t, pool, app))
+		}
+	})
+}
+
 // The roles of the build before need no new grants, and get no more than they had.
 func TestMigrate_RolesCanDoWhatTheyCould(t *testing.T) {
 	t.Parallel()
 	earlierVersions(t, func(t *testing.T, version int) {
 		ctx := t.Context()
 		pool := pgtest.OpenVersion(t, version)
-		migrated := func(role string) func(string, string) (string, error) {
-			return func(_, name string) (string, error) {
-				text := pgtest.VersionSQL(t, version, "_grants")
-				text = strings.ReplaceAll(text, "$"+role, pgx.Identifier{name}.Sanitize())
-				var lines []string
-				for line := range strings.Lines(text) {
-					if !strings.Contains(line, "$") {
-						lines = append(lines, line)
-					}
-				}
-				return strings.Join(lines, ""), nil
-			}
-		}
-		app := pgtest.AsRole(t, pool, migrated("app"), "")
-		keeper := pgtest.AsRole(t, pool, migrated("keeper"), "")
+		app := pgtest.AsRole(t, pool, grantedBy(t, version, "app"), "")
+		keeper := pgtest.AsRole(t, pool, grantedBy(t, version, "keeper"), "")
 		reader := pgtest.AsRole(t, pool, nil, `grant usage on schema metered to $role; grant execute on function metered.usage to $role;
 			grant select on metered.schema_version to $role`)
 		roleOf := func(p *pgxpool.Pool) string { return queryRow[string](t, p, "select current_user::text") }

@@ -98,6 +98,10 @@ func (c Catalog) Has(key string) bool {
 // Callable are the keys of the functions and types, sorted.
 func (c Catalog) Callable() []string { return callable(c.objects) }
 
+// Missing are the keys of functions and types that the installed version has and that are not
+// there.
+func (c Catalog) Missing() []string { return slices.DeleteFunc(slices.Clone(keysOf(c.Version)), c.Has) }
+
 // Text is the catalog as catalog.txt has it.
 func (c Catalog) Text() string {
 	var b strings.Builder

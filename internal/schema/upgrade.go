@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/pgmetered/metered/internal/lockkey"
 )
 
 // Upgrade says what an upgrade does.
@@ -23,7 +25,7 @@ type Upgrade struct {
 // processes of that build. What only versions before that call is dropped.
 func (u Upgrade) SQL() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, versionGuard, u.From)
+	b.WriteString(guard(u.From))
 	before := slices.DeleteFunc(slices.Clone(keysOf(u.From)), func(key string) bool { return slices.Contains(u.Missing, key) })
 	all := statements(definitions())
 	for _, s := range all {
@@ -52,10 +54,17 @@ func (u Upgrade) SQL() string {
 	return b.String()
 }
 
-const versionGuard = `do $$
+// MigrationLock is the advisory lock that migrations queue on, also those of a tool.
+var MigrationLock = lockkey.Of("metered/migrate", "")
+
+// guard queues behind other migrations, and stops at another version.
+func guard(version int) string { return fmt.Sprintf(guardSQL, MigrationLock, version) }
+
+const guardSQL = `do $$
 begin
-    if (select max(version) from metered.schema_version) is distinct from %[1]d then
-        raise exception 'the schema is not of version %[1]d';
+    perform pg_advisory_xact_lock(%[1]d);
+    if (select max(version) from metered.schema_version) is distinct from %[2]d then
+        raise exception 'the schema is not of version %[2]d';
     end if;
 end
 $$;
@@ -71,7 +80,7 @@ func Previous() []string {
 
 // DropPreviousSQL is what Upgrade.DropPrevious adds, for a schema of this version.
 func DropPreviousSQL() string {
-	return fmt.Sprintf(versionGuard, Version) + "\n" + dropSQL(Upgrade{DropPrevious: true}.Drops())
+	return guard(Version) + "\n" + dropSQL(Upgrade{DropPrevious: true}.Drops())
 }
 
 // superseded are the keys of what only earlier versions than the last of the history call, or

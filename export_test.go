@@ -1,4 +1,0 @@
-package metered
-
-// MigrationLock is the advisory lock that migrations queue on.
-var MigrationLock = migrationLock
