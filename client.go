@@ -81,7 +81,9 @@ type Denial struct {
 	Sticky bool
 }
 
-// Client runs commands on a pool. It may be used by any number of goroutines.
+// Client runs commands on a pool. It may be used by any number of goroutines. Its first command,
+// Lookup or purge looks at the schema, on a connection of the pool: ErrNotMigrated and
+// ErrSchemaVersion say what is missing. Later calls do not look again.
 type Client struct {
 	// Budget, Holds, Tokens and Jobs are the pieces, set up for the same schema. Jobs
 	// is nil without Config.River.
@@ -94,6 +96,7 @@ type Client struct {
 	cfg    Config
 	schema schema.Name
 	sql    statements
+	check  check
 	sticky chan struct{} // a place for each attempt of a command with sticky charges
 }
 

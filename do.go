@@ -104,7 +104,7 @@ type Outcome[R any] struct {
 // Errors: *ArgumentError, before any SQL; *budget.ExceededError; tokens.ErrInvalid; the
 // refusals of what the command does to holds and charges by its Tx (see Denial);
 // ErrConflict, ErrRetired, ErrFuture; ErrBusy; ErrTimeout; ErrTxControl, ErrTxFailed,
-// ErrResult; ErrSticky; ErrNested; whatever fn returned; errors of Postgres. After all of
+// ErrResult; ErrSticky; ErrNested; ErrNotMigrated, ErrSchemaVersion; whatever fn returned; errors of Postgres. After all of
 // these this call has committed nothing. After an *IndefiniteError that is not known, see
 // there. A panic in fn rolls back and goes on. Beside an error the Outcome is zero, but for
 // its Sticky: what was charged there stays charged. Retryable tells after which errors the
@@ -120,8 +120,12 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 	if err != nil {
 		return Outcome[R]{}, c.deny(ctx, cmd, err, false)
 	}
+	if err := c.checkSchema(ctx, false); err != nil {
+		return Outcome[R]{}, err
+	}
 	var result R
 	rec, err := c.run(ctx, op, encoded(fn, &result))
+	c.doubtSchema(err)
 	return outcome(rec, result, op.stickyReceipt, err)
 }
 
@@ -156,8 +160,12 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 	if err != nil {
 		return Outcome[R]{}, c.deny(ctx, cmd, err, false)
 	}
+	if err := c.checkSchema(ctx, true); err != nil {
+		return Outcome[R]{}, err
+	}
 	var result R
 	rec, err := c.runIn(ctx, tx, op, encoded(fn, &result))
+	c.doubtSchema(err)
 	return outcome(rec, result, budget.Receipt{}, c.deny(ctx, cmd, err, false))
 }
 

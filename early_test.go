@@ -35,7 +35,8 @@ func slowly(t *testing.T) (pool, watch *pgxpool.Pool, goOn func()) {
 		return pool
 	}
 	pool, watch = open(), open()
-	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}))
+	_, err = metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
+	require.NoError(t, err)
 	_, err = pool.Exec(ctx, `create table uploads (name text primary key)`)
 	require.NoError(t, err)
 	standbys := func(names string) {

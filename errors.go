@@ -16,11 +16,17 @@ var (
 	// error itself is an *ArgumentError that names the argument.
 	ErrArgument error = errArgument
 
-	// ErrSchemaVersion means that the database's schema is newer than this build.
-	ErrSchemaVersion error = fault.New("schema_version", "metered: schema version")
+	// ErrSchemaVersion means that the database's schema is too new for this build: by more
+	// than one version, or it no longer has what this build calls.
+	ErrSchemaVersion error = fault.New("schema_version", "metered: the schema is too new for this build")
 
-	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate")
+	// ErrNotMigrated: the schema, or some of its tables or functions, are missing or of an
+	// earlier version.
+	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
+
+	// ErrSchemaDiffers: the schema is of this build's version, but not as this build makes it.
+	// The text names the differences; so does Validate.
+	ErrSchemaDiffers error = fault.New("schema_differs", "metered: the schema is not as it should be")
 
 	// ErrNotGranted: the role has not been given what the call needs.
 	ErrNotGranted error = fault.New("not_granted", "metered: "+sqlstate.GrantHint)
@@ -140,7 +146,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	try again       busy timeout
 //	not known       indefinite
 //	arguments       invalid_argument
-//	set-up          not_migrated not_granted schema_version no_river job_plugin
+//	set-up          not_migrated not_granted schema_version schema_differs no_river job_plugin
 //	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
 //	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry
 //	                budget_entry_purged budget_not_charge budget_refund_exceeds

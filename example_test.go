@@ -30,7 +30,7 @@ func Example() {
 	pool, done := exampleDatabase()
 	defer done()
 
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil { // once
+	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil { // once
 		log.Fatal(err)
 	}
 	if _, err := pool.Exec(ctx, `create table uploads (id bigint generated always as identity primary key, size bigint)`); err != nil {

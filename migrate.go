@@ -3,42 +3,33 @@ package metered
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
-	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
 //go:generate go run ./internal/schema/render schema.sql
+//go:generate go test ./internal/schema -run Catalog|Versions -update
 
 // SchemaVersion is the version of the schema that this release creates and
-// needs.
-const SchemaVersion = 2
-
-// SchemaSQL renders every table, index and function for the named schema (""
-// means "metered"), for the migration tool of your choice. Run it once, in a
-// transaction, as the role that is to own the data; Migrate afterwards sees its
-// version and leaves it alone.
-//
-// The name is 1 to 63 of a-z, 0-9 and _, and starts with neither a digit nor
-// "pg_". Anything else is ErrArgument.
-func SchemaSQL(name string) (string, error) {
-	n, err := parseSchema("schema", name)
-	if err != nil {
-		return "", err
-	}
-	return n.SQL(schema.Source()), nil
-}
+// needs. It also works on the version after it, as long as that one has what it calls.
+const SchemaVersion = schema.Version
 
 // MigrateOptions says what Migrate creates. The zero value creates the schema
 // "metered" and nothing else.
 type MigrateOptions struct {
 	// Schema is the name of the schema to create. Defaults to "metered".
 	Schema string
+
+	// DropPrevious drops the functions and types that only the build before this one calls,
+	// MigrateReport.Previous. Set it when no process of that build runs any more. Defaults to
+	// false: they stay until the upgrade to the version after this one.
+	DropPrevious bool
 
 	// River also brings River's own tables to the latest version that this
 	// build of River knows. Defaults to false: many programs migrate River
@@ -48,97 +39,186 @@ type MigrateOptions struct {
 	// RiverSchema is where River's tables go. Defaults to the connection's
 	// search_path, as with River itself.
 	RiverSchema string
+
+	// OnWait is told what Migrate is waiting for, each time that it gave up a wait for a lock
+	// and is about to try again. Defaults to none.
+	OnWait func(ctx context.Context, what string)
 }
 
-// Migrate creates the library's schema, or does nothing where it is there
-// already. It may be called by any number of processes at once, at every start:
-// they queue on an advisory lock, and the first one does the work, in one
-// transaction. With River set, River's migrations follow, each in a transaction that takes
-// the lock again. It works through a pooler in transaction mode.
+// MigrateReport is what Migrate did.
+type MigrateReport struct {
+	// From and To are the schema's versions before and after. From is 0 if there was no schema.
+	// Both are SchemaVersion + 1 if the schema is newer than this build.
+	From, To int
+
+	// Repaired is what was not as it should be in a schema of this version, and is now: functions
+	// and types were created again, or taken from everybody.
+	Repaired []SchemaDifference
+
+	// Dropped are the functions and types of earlier versions that were dropped.
+	Dropped []string
+
+	// Previous are the functions and types that only the build before this one calls, and that
+	// are still there. See MigrateOptions.DropPrevious.
+	Previous []string
+
+	// River are the versions of River's migrations that were made.
+	River []int
+}
+
+// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and
+// repairs functions of this version that are missing or differ. Any number of processes may call
+// it at once, at every start: they queue on an advisory lock. It changes the schema in one
+// transaction; River's migrations follow, each in one that takes the lock again. It needs one
+// connection of pool, and works through a pooler in transaction mode.
 //
-// Migrate owns its transactions, and holds one connection of pool. The role that runs it
-// becomes the owner of all it creates. If an empty schema is there already, the role must
-// own it, and needs no right to create schemas. A schema newer than SchemaVersion is
-// ErrSchemaVersion.
-func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) error {
+// Processes of the build before can go on: what only they call stays. Roles that could make the
+// calls of the earlier version can make those of the new one. A schema that is newer by one
+// version is left as it is, without an error.
+//
+// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it
+// tells OnWait and tries again, until ctx is done (ErrBusy): give ctx a deadline.
+//
+// The role that creates the schema owns it. It needs no right to create schemas if it owns an empty
+// one of that name. An upgrade needs the owner, or a member of it. Other errors: ErrSchemaVersion if
+// the schema is newer by more than one version, or lacks what this build calls; ErrSchemaDiffers if
+// tables are not as they should be, with nothing changed. More is in docs/operations.md.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	if err := notNil("pool", pool); err != nil {
-		return err
+		return MigrateReport{}, err
 	}
 	name, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err != nil {
-		return err
+		return MigrateReport{}, err
 	}
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
-		return fmt.Errorf("metered: migrate: %w", err)
+		return MigrateReport{}, fmt.Errorf("metered: migrate: %w", err)
 	}
 	defer conn.Release()
-	err = locked(ctx, conn, func(tx pgx.Tx) error { return migrateSchema(ctx, tx, name) })
+	m := migration{conn, name, opts}
+	var report MigrateReport
+	err = m.locked(ctx, func(tx pgx.Tx) (err error) {
+		report, err = m.schema(ctx, tx)
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("metered: migrate schema %s: %w", name, err)
+		return MigrateReport{}, fmt.Errorf("metered: migrate schema %s: %w", name, err)
 	}
-	if !opts.River {
+	if opts.River {
+		if report.River, err = m.river(ctx); err != nil {
+			return report, fmt.Errorf("metered: migrate river: %w", err)
+		}
+	}
+	return report, nil
+}
+
+// migration is one call of Migrate.
+type migration struct {
+	conn *pgxpool.Conn
+	name schema.Name
+	opts MigrateOptions
+}
+
+// schema makes the library's part, and says what it did.
+func (m migration) schema(ctx context.Context, tx pgx.Tx) (MigrateReport, error) {
+	before, err := schema.ReadCatalog(ctx, tx, m.name)
+	if err != nil {
+		return MigrateReport{}, err
+	}
+	report := MigrateReport{From: before.Version, To: SchemaVersion}
+	switch {
+	case before.Version == 0:
+		return report, m.run(ctx, tx, schema.Source())
+	case before.Version > SchemaVersion:
+		report.To = before.Version
+		return report, examine(before).Err()
+	case before.Version == SchemaVersion:
+		wrong := before.Differences()
+		if err := irreparable(wrong); err != nil {
+			return report, err
+		}
+		report.Repaired = differences(wrong)
+	}
+	upgrade := schema.Upgrade{From: before.Version, DropPrevious: m.opts.DropPrevious, Missing: before.Missing()}
+	report.Dropped = present(before, upgrade.Drops())
+	sql := upgrade.SQL()
+	if before.Version == SchemaVersion && len(report.Repaired) == 0 {
+		if len(report.Dropped) == 0 {
+			report.Previous = previous(before)
+			return report, nil
+		}
+		sql = schema.DropPreviousSQL()
+	}
+	if err := m.becomeOwner(ctx, tx, report.Repaired); err != nil {
+		return report, err
+	}
+	if err := m.run(ctx, tx, sql); err != nil {
+		return report, err
+	}
+	after, err := schema.ReadCatalog(ctx, tx, m.name)
+	if err != nil {
+		return report, err
+	}
+	report.Previous = previous(after)
+	return report, irreparable(after.Differences())
+}
+
+// run runs a text of several statements. Without arguments Exec uses the simple protocol, which
+// takes the whole of it.
+func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
+	_, err := tx.Exec(ctx, m.name.SQL(sql), pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+const ownerSQL = `
+select c.relowner::regrole::text, c.relowner <> r.oid
+from pg_class c, pg_roles r
+where c.oid = to_regclass('metered.schema_version') and r.rolname = current_user`
+
+// becomeOwner acts as the owner of the tables from here on, so that all that is created belongs to
+// them. Before that it gives the owner the functions that are somebody else's.
+func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []SchemaDifference) error {
+	var owner string // quoted
+	var other bool
+	if err := tx.QueryRow(ctx, m.name.SQL(ownerSQL)).Scan(&owner, &other); err != nil {
+		return err
+	}
+	for _, d := range wrong {
+		if signature, ok := strings.CutPrefix(d.Object, "function "); ok && d.Problem == string(schema.Lost) {
+			if err := m.run(ctx, tx, "alter function metered."+signature+" owner to "+owner); err != nil {
+				return err
+			}
+		}
+	}
+	if !other {
 		return nil
 	}
-	if err := migrateRiver(ctx, conn, opts.RiverSchema); err != nil {
-		return fmt.Errorf("metered: migrate river: %w", err)
+	if _, err := tx.Exec(ctx, "set local role "+owner); err != nil {
+		return fmt.Errorf("the schema belongs to the role %s: %w", owner, err)
 	}
 	return nil
 }
 
-// migrationLock is the advisory lock that migrations queue on.
-var migrationLock = lockkey.Of("metered/migrate", "")
-
-// locked runs f in a transaction that holds the migration lock: one of the session
-// would stay behind on a server connection of a pooler's. At READ COMMITTED, so that f
-// sees what the migration did that it waited for.
-func locked(ctx context.Context, conn *pgxpool.Conn, f func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", migrationLock); err != nil {
-			return fmt.Errorf("waiting for another migration: %w", err)
-		}
-		return f(tx)
-	})
-}
-
-const schemaVersionSQL = `select max(version) from metered.schema_version`
-
-func migrateSchema(ctx context.Context, tx pgx.Tx, name schema.Name) error {
-	var exists bool
-	if err := tx.QueryRow(ctx, "select to_regclass($1) is not null", name.SQL("metered.schema_version")).Scan(&exists); err != nil {
-		return err
-	}
-	if exists {
-		var version int
-		if err := tx.QueryRow(ctx, name.SQL(schemaVersionSQL)).Scan(&version); err != nil {
-			return err
-		}
-		if version > SchemaVersion {
-			return fmt.Errorf("%w: the database has version %d, this build knows %d", ErrSchemaVersion, version, SchemaVersion)
-		}
-		return nil
-	}
-	// Without arguments Exec uses the simple protocol, which takes the whole file.
-	_, err := tx.Exec(ctx, name.SQL(schema.Source()), pgx.QueryExecModeSimpleProtocol)
-	return err
-}
-
-// migrateRiver makes one migration of River's per transaction, since some need that an earlier
-// one has committed. Each looks anew, under the lock, at what is left to do.
-func migrateRiver(ctx context.Context, conn *pgxpool.Conn, riverSchema string) error {
-	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: riverSchema})
+// river makes one migration of River's per transaction, since some need that an earlier one
+// has committed. Each looks anew, under the lock, at what is left to do.
+func (m migration) river(ctx context.Context) (made []int, err error) {
+	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: m.opts.RiverSchema})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for done := false; !done && err == nil; {
-		err = locked(ctx, conn, func(tx pgx.Tx) error {
+	for {
+		var result *rivermigrate.MigrateResult
+		err := m.locked(ctx, func(tx pgx.Tx) (err error) {
 			//lint:ignore SA1019 it is deprecated for several migrations in one transaction
-			result, err := migrator.MigrateTx(ctx, tx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
-			done = err == nil && len(result.Versions) == 0
+			result, err = migrator.MigrateTx(ctx, tx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
 			return err
 		})
+		if err != nil || len(result.Versions) == 0 {
+			return made, err
+		}
+		made = append(made, result.Versions[0].Version)
 	}
-	return err
 }
 
 func parseSchema(field, name string) (schema.Name, error) {

@@ -28,8 +28,7 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {
-			err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
-			if err != nil {
+			if _, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -39,7 +38,7 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 		where d.datname = current_database() and l.locktype = 'advisory'`), "a lock was left behind")
 	var applied time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), `select applied_at from metered.schema_version where version = $1`, metered.SchemaVersion).Scan(&applied))
-	require.NoError(t, metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}))
+	migrate(t, pool, metered.MigrateOptions{River: true})
 	var again time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), `select max(applied_at) from metered.schema_version`).Scan(&again))
 	require.Equal(t, applied, again)
@@ -65,7 +64,7 @@ func TestMigrate_WorksWithOneConnection(t *testing.T) {
 		pools[i] = reopen(t, pool, single)
 	}
 	inParallel(2*len(pools), func(i int) {
-		if err := metered.Migrate(ctx, pools[i/2], metered.MigrateOptions{River: true}); err != nil {
+		if _, err := metered.Migrate(ctx, pools[i/2], metered.MigrateOptions{River: true}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -76,7 +75,7 @@ func TestMigrate_WorksWithOneConnection(t *testing.T) {
 
 	_, err = pool.Exec(ctx, "create schema elsewhere")
 	require.NoError(t, err)
-	require.NoError(t, metered.Migrate(ctx, pools[0], metered.MigrateOptions{River: true, RiverSchema: "elsewhere"}))
+	migrate(t, pools[0], metered.MigrateOptions{River: true, RiverSchema: "elsewhere"})
 	require.Equal(t, len(migrator.AllVersions()), count(t, pool, "elsewhere.river_migration"))
 }
 
@@ -85,7 +84,7 @@ func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 	t.Parallel()
 	pool, w := tap(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}), nil)
 	w.each(nil)
-	require.NoError(t, metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}))
+	migrate(t, pool, metered.MigrateOptions{River: true})
 	open, locks := map[*tapped]bool{}, 0
 	for _, f := range w.sent() {
 		for _, sql := range f.SQL {
@@ -128,34 +127,25 @@ func TestMigrate_NeedsNoMoreThanToOwnTheSchema(t *testing.T) {
 		}
 	})
 	for _, name := range []string{"metered", "select"} {
-		require.NoError(t, metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: name}))
+		migrate(t, owner, metered.MigrateOptions{Schema: name})
 		require.Positive(t, relations(t, pool, name))
 	}
-	require.Error(t, metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: "another"}))
-}
-
-func TestMigrate_RefusesANewerSchema(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Open(t)
-	_, err := pool.Exec(t.Context(), `insert into metered.schema_version (version) values ($1)`, metered.SchemaVersion+1)
-	require.NoError(t, err)
-	err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
-	require.ErrorIs(t, err, metered.ErrSchemaVersion)
-	require.Equal(t, "schema_version", metered.Code(err))
+	_, err := metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: "another"})
+	require.Error(t, err)
 }
 
 func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	ctx := t.Context()
-	text, err := metered.SchemaSQL("money_1")
+	text, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: "money_1"})
 	require.NoError(t, err)
 	require.False(t, strings.Contains(text, " metered.l"), "a mention of the default schema is left")
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, text, pgx.QueryExecModeSimpleProtocol)
 		return err
 	}))
-	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "money_1"}), "Migrate sees its version")
+	migrate(t, pool, metered.MigrateOptions{Schema: "money_1"})
 	require.Zero(t, relations(t, pool, "metered"))
 }
 
@@ -163,7 +153,7 @@ func TestSchemas_SideBySideAreIndependent(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ctx := t.Context()
-	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "other"}))
+	migrate(t, pool, metered.MigrateOptions{Schema: "other"})
 	cmd := metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 	for _, schema := range []string{"metered", "other"} {
 		c, err := metered.New(pool, metered.Config{Schema: schema})
@@ -188,10 +178,14 @@ func TestSchemas_SideBySideAreIndependent(t *testing.T) {
 
 func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
+	pool := nowhere(t)
 	for _, name := range []string{"Metered", "a-b", `a"b`, "1a", "pg_metered", "a.b", strings.Repeat("a", 64), "é", " "} {
-		_, err := metered.SchemaSQL(name)
+		_, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: name})
 		require.ErrorIs(t, err, metered.ErrArgument, name)
-		require.ErrorIs(t, metered.Migrate(t.Context(), nil, metered.MigrateOptions{Schema: name}), metered.ErrArgument)
+		_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{Schema: name})
+		require.ErrorIs(t, err, metered.ErrArgument)
+		_, err = metered.Validate(t.Context(), pool, name)
+		require.ErrorIs(t, err, metered.ErrArgument)
 		_, err = metered.GrantSQL(name, "app")
 		require.ErrorIs(t, err, metered.ErrArgument)
 	}
@@ -210,6 +204,14 @@ func TestCalls_SayThatTheSchemaIsMissing(t *testing.T) {
 	require.ErrorIs(t, err, metered.ErrNotMigrated)
 	_, err = c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "s"})
 	require.ErrorIs(t, err, budget.ErrNotMigrated)
+}
+
+// migrate is Migrate where it must not fail.
+func migrate(t *testing.T, pool *pgxpool.Pool, opts metered.MigrateOptions) metered.MigrateReport {
+	t.Helper()
+	report, err := metered.Migrate(t.Context(), pool, opts)
+	require.NoError(t, err)
+	return report
 }
 
 // relations counts the tables of a schema.

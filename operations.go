@@ -43,6 +43,9 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	if err := checkID(namespace, id); err != nil {
 		return Operation{}, err
 	}
+	if err := c.checkSchema(ctx, true); err != nil {
+		return Operation{}, err
+	}
 	var b begun
 	var issued *time.Time
 	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
@@ -95,6 +98,9 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	}
 	o := purge.Options(opts)
 	if err := o.Check(errArgument); err != nil {
+		return 0, err
+	}
+	if err := c.checkSchema(ctx, true); err != nil {
 		return 0, err
 	}
 	deleted, err := o.Run(ctx, pool, c.sql.purge, c.cfg.LockTimeout.Milliseconds())

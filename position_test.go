@@ -61,7 +61,8 @@ func replicate(t *testing.T, opts pgserver.Options) *replication {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, primary.Stop()) })
 	r := &replication{T: t, primary: connect(t, primary)}
-	require.NoError(t, metered.Migrate(t.Context(), r.primary, metered.MigrateOptions{}))
+	_, err = metered.Migrate(t.Context(), r.primary, metered.MigrateOptions{})
+	require.NoError(t, err)
 	standby, err := pgserver.StartStandby(t.Context(), primary, opts)
 	if errors.Is(err, pgserver.ErrNoBasebackup) {
 		t.Skip(err)
@@ -158,7 +159,8 @@ func TestDo_PositionIsTheEndOfItsLog(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Stop()) })
 	r := &replication{T: t, primary: connect(t, server)}
-	require.NoError(t, metered.Migrate(t.Context(), r.primary, metered.MigrateOptions{}))
+	_, err = metered.Migrate(t.Context(), r.primary, metered.MigrateOptions{})
+	require.NoError(t, err)
 	r.client, err = metered.New(r.primary, metered.Config{})
 	require.NoError(t, err)
 	var pos, end metered.Position

@@ -1,4 +1,4 @@
--- Every table, index and function of metered, version 1.
+-- Every table, index and function of metered.
 --
 -- Applied by metered.Migrate, or rendered by metered.SchemaSQL for a migration
 -- tool of your own. "metered." is replaced by the schema name you choose.
@@ -124,7 +124,7 @@ create table metered.schema_version (
 
 insert into metered.schema_version (version) values (2);
 
--- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
+-- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
 -- last entry, and the spending inside a window is a difference of two entries
 -- instead of a sum over many. Wide columns first: no padding between them.
@@ -3177,4 +3177,28 @@ end
 $$;
 
 -- Nothing is for everybody. See metered.GrantSQL.
-revoke all on all functions in schema metered from public;
+do $$
+declare
+    f regprocedure;
+begin
+    for f in
+        select p.oid from pg_proc p
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,
+            charge,check_charge,check_limits,check_now,claim_job_key,clock,collided,complete_command,consume_token,
+            created_json,credit,due_after,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,
+            extend_holds,find_job_key,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
+            fresh,held_here,hold_as_json,hold_json,inspect_token,judge,key_fits,last_entry,later_due,leaves_at,
+            line_json,lock_all,lock_all_scopes,lock_charges,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
+            memory_kept,mint_tokens,missing_hold,missing_token,named_holds,next_entry,no_amount,one_snapshot,
+            others_fall_due,overdue,place,placed_before,post,purge_holds,purge_job_keys,purge_operations,
+            purge_scope,purge_tokens,raise_sequence,refund,refund_hold,refund_holds,refunds_after,refuse_hold,
+            refuse_stale,release_holds,release_lines,remember_hold,repair_clock,replace_token,require,revoke_token,
+            revoke_tokens,scope_key,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,
+            unfinished,usage,with_keys,write_charges,written_here}')
+          and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
+        order by p.oid
+    loop
+        execute format('revoke all on function %s from public', f);
+    end loop;
+end
+$$;

@@ -170,7 +170,7 @@ func (b *bench) template(ctx context.Context, admin *pgx.Conn, server string) (s
 		return "", err
 	}
 	defer pool.Close()
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
+	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
 		return "", err
 	}
 	b.templates[server] = quoted

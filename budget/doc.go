@@ -31,7 +31,7 @@
 //
 // # Beginning
 //
-//	err := metered.Migrate(ctx, pool, metered.MigrateOptions{}) // once; or metered.SchemaSQL in your own migrations
+//	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{}) // once; or metered.SchemaSQL in your own migrations
 //	ledger, err := budget.New(budget.Config{})
 //	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 //		// … your own writes …

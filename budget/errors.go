@@ -46,7 +46,7 @@ var (
 	ErrOverflow error = fault.New("budget_overflow", "budget: total would overflow")
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.New("not_migrated", "budget: the schema is missing or incomplete: call metered.Migrate")
+	ErrNotMigrated error = fault.New("not_migrated", "budget: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
 
 	// ErrNotGranted: the role has not been given what the call needs.
 	ErrNotGranted error = fault.New("not_granted", "budget: "+sqlstate.GrantHint)

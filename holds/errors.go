@@ -75,7 +75,7 @@ var (
 	ErrBusy error = fault.New("busy", "holds: scope is busy")
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.New("not_migrated", "holds: the schema is missing or incomplete: call metered.Migrate")
+	ErrNotMigrated error = fault.New("not_migrated", "holds: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
 
 	// ErrNotGranted: the role has not been given what the call needs.
 	ErrNotGranted error = fault.New("not_granted", "holds: "+sqlstate.GrantHint)

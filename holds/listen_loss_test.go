@@ -46,7 +46,8 @@ func TestListen_SurvivesARestartOfTheServer(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), server.ConnString())
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	require.NoError(t, metered.Migrate(t.Context(), pool, metered.MigrateOptions{}))
+	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+	require.NoError(t, err)
 	f := on(t, pool, holds.Config{Notify: true}, nil)
 
 	failed := make(chan error, 100)

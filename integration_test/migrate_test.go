@@ -38,7 +38,7 @@ func migrate(ctx context.Context, connString string, n int) error {
 		go func() {
 			pool, err := pgxpool.New(ctx, connString)
 			if err == nil {
-				err = metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
+				_, err = metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
 				pool.Close()
 			}
 			errs <- err

@@ -265,8 +265,9 @@ func TestEnqueue_DigestIsStable(t *testing.T) {
 func TestEnqueue_FollowsTheSchemasOfRiverAndOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	f := open(t)
-	require.NoError(t, metered.Migrate(f.ctx, f.pool, metered.MigrateOptions{Schema: "other_name"}))
-	_, err := f.pool.Exec(f.ctx, `create schema "RiverJobs"`)
+	_, err := metered.Migrate(f.ctx, f.pool, metered.MigrateOptions{Schema: "other_name"})
+	require.NoError(t, err)
+	_, err = f.pool.Exec(f.ctx, `create schema "RiverJobs"`)
 	require.NoError(t, err)
 	migrator, err := rivermigrate.New(riverpgxv5.New(f.pool), &rivermigrate.Config{Schema: "RiverJobs"})
 	require.NoError(t, err)

@@ -33,7 +33,7 @@ var (
 
 	// ErrNotMigrated means that a table or function is not there: this library's or
 	// River's.
-	ErrNotMigrated error = fault.New("not_migrated", "jobs: a schema is missing or incomplete: call metered.Migrate, and migrate River")
+	ErrNotMigrated error = fault.New("not_migrated", "jobs: a schema is missing or incomplete: call metered.Migrate, and migrate River; metered.Validate says what")
 
 	// ErrNotGranted means that the role has not been given what the call needs, on this
 	// library's tables or on River's.

@@ -29,7 +29,7 @@ var (
 	ErrBusy error = fault.New("busy", "tokens: another transaction holds the token for too long")
 
 	// ErrNotMigrated means that the schema is not there, or not whole.
-	ErrNotMigrated error = fault.New("not_migrated", "tokens: the schema is missing or incomplete: call metered.Migrate")
+	ErrNotMigrated error = fault.New("not_migrated", "tokens: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
 
 	// ErrNotGranted means that the role has not been given what the call needs.
 	ErrNotGranted error = fault.New("not_granted", "tokens: "+sqlstate.GrantHint)

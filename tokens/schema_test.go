@@ -16,7 +16,8 @@ import (
 func TestStore_WorksInASchemaOfAnotherName(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-	require.NoError(t, metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "billing_2"}))
+	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "billing_2"})
+	require.NoError(t, err)
 	store := must(tokens.New(tokens.Config{Schema: "billing_2"}))
 	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
 	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
@@ -28,7 +29,7 @@ func TestStore_WorksInASchemaOfAnotherName(t *testing.T) {
 		_, err = store.Consume(ctx, tx, "p", "s", replaced.Token.Reveal())
 		return err
 	}))
-	_, err := store.Purge(ctx, pool, tokens.PurgeOptions{})
+	_, err = store.Purge(ctx, pool, tokens.PurgeOptions{})
 	require.NoError(t, err)
 }
 

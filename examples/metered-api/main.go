@@ -113,7 +113,7 @@ func open(ctx context.Context, database string) (*pgxpool.Pool, func() error, er
 	if err != nil {
 		return nil, nil, err
 	}
-	if err = metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err == nil {
+	if _, err = metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err == nil {
 		_, err = pool.Exec(ctx, tasksSQL)
 	}
 	if err != nil {

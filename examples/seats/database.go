@@ -20,7 +20,7 @@ const setUpLock = 7_328_321
 
 // setUp makes what is not there yet: the library's schema, River's tables, the application's own, and a hall to try.
 func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
-	if err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
+	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
 		return err
 	}
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

@@ -2,30 +2,78 @@ package schema
 
 import (
 	"embed"
+	"regexp"
 	"strings"
 )
 
-//go:embed sql/*.sql
+// Version is the version of the schema that Source makes.
+const Version = 2
+
+//go:embed sql/*.sql migrations/*.sql
 var files embed.FS
 
 // sources are the files of the schema in the order in which they are run: a function in SQL
 // follows those that it calls.
 var sources = []string{
-	"begin", "types", "tables", "locks", "ledger", "limits", "charges", "expiry", "holds", "transitions", "tokens", "jobs", "operations", "end",
+	"begin", "types", "tables", "locks", "ledger", "limits", "charges", "expiry", "holds", "transitions", "tokens", "jobs", "operations",
 }
 
 // Source is the whole schema as one text, under its default name.
-func Source() string {
+func Source() string { return definitions() + "\n" + revokeFromPublic(false) }
+
+func definitions() string {
 	var b strings.Builder
 	for i, name := range sources {
-		text, err := files.ReadFile("sql/" + name + ".sql")
-		if err != nil {
-			panic(err) // it is embedded
-		}
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		b.Write(text)
+		b.WriteString(file("sql/" + name + ".sql"))
 	}
 	return withAttributes(b.String())
+}
+
+func file(name string) string {
+	text, err := files.ReadFile(name)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(text)
+}
+
+// statement is one of Source's, with the comment above it.
+type statement struct {
+	// verb is what it begins with: one of verbs.
+	verb string
+	// name is that of the function, type or view that it creates.
+	name string
+	text string
+}
+
+// verbs are the beginnings of all statements. An upgrade repeats those from "create function"
+// on, and creates the types that are new; the rest is for migrations.
+var verbs = regexp.MustCompile(`(?m)^(do |insert into|(?:create|alter) (?:table|(?:unique )?index|sequence)|` +
+	`create (?:type|domain)|create function|create view|comment on)(?: ?metered\.([a-z_0-9]+))?`)
+
+// statements splits a text of SQL. A statement ends with its line, outside of $$.
+func statements(sql string) []statement {
+	var all []statement
+	var text strings.Builder
+	quoted := false
+	for line := range strings.Lines(sql) {
+		text.WriteString(line)
+		code, _, _ := strings.Cut(line, "--")
+		if strings.Count(line, "$$")%2 == 1 {
+			quoted = !quoted
+		}
+		if quoted || !strings.HasSuffix(strings.TrimSpace(code), ";") {
+			continue
+		}
+		s := statement{text: strings.TrimLeft(text.String(), "\n")}
+		if m := verbs.FindStringSubmatch(s.text); m != nil {
+			s.verb, s.name = strings.TrimSpace(m[1]), m[2]
+		}
+		all = append(all, s)
+		text.Reset()
+	}
+	return all
 }

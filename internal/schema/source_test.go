@@ -2,7 +2,9 @@ package schema_test
 
 import (
 	"os"
+	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/stretchr/testify/require"
 
@@ -14,4 +16,23 @@ func TestSource_IsTheFileInTheRoot(t *testing.T) {
 	file, err := os.ReadFile("../../schema.sql")
 	require.NoError(t, err)
 	require.Equal(t, schema.Source(), string(file), "run: go generate .")
+}
+
+// A server in another encoding than UTF-8 refuses what it has no character for.
+func TestSQL_IsASCII(t *testing.T) {
+	t.Parallel()
+	catalog, err := os.ReadFile("catalog.sql")
+	require.NoError(t, err)
+	texts := map[string]string{
+		"the whole":   schema.Source(),
+		"an upgrade":  schema.Upgrade{From: 1, DropPrevious: true}.SQL(),
+		"the catalog": string(catalog),
+	}
+	for what, text := range texts {
+		for n, line := range strings.Split(text, "\n") {
+			for _, r := range line {
+				require.LessOrEqual(t, r, unicode.MaxASCII, "%s, line %d: %s", what, n+1, line)
+			}
+		}
+	}
 }

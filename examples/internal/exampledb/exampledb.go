@@ -91,7 +91,7 @@ func (d *Database) fill(ctx context.Context, opts Options) error {
 	if d.Pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return err
 	}
-	if err := metered.Migrate(ctx, d.Pool, metered.MigrateOptions{River: opts.Jobs}); err != nil {
+	if _, err := metered.Migrate(ctx, d.Pool, metered.MigrateOptions{River: opts.Jobs}); err != nil {
 		return err
 	}
 	_, err = d.Pool.Exec(ctx, opts.SQL)

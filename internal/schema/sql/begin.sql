@@ -1,4 +1,4 @@
--- Every table, index and function of metered, version 1.
+-- Every table, index and function of metered.
 --
 -- Applied by metered.Migrate, or rendered by metered.SchemaSQL for a migration
 -- tool of your own. "metered." is replaced by the schema name you choose.

@@ -5,7 +5,7 @@ create table metered.schema_version (
 
 insert into metered.schema_version (version) values (2);
 
--- The ledger: one chain of entries per scope, seq = 1, 2, 3, …, never changed.
+-- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
 -- last entry, and the spending inside a window is a difference of two entries
 -- instead of a sum over many. Wide columns first: no padding between them.

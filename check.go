@@ -1,0 +1,97 @@
+package metered
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// check is a Client's look at the schema, before its first call.
+type check struct {
+	passed atomic.Bool
+	mu     sync.Mutex
+	look   *look // the one that is being taken
+}
+
+// look is one query, whose answer all get who came meanwhile.
+type look struct {
+	done chan struct{}
+	err  error
+}
+
+// checkTimeout bounds a look where the caller has a connection already.
+const checkTimeout = time.Second
+
+// checkSchema refuses a call that cannot succeed because of what the schema is or lacks. Only
+// a good answer is remembered. If there is none, because the query fails, the call goes on, and
+// meets by itself what is wrong.
+//
+// A caller that holds a connection of the pool, as in DoTx, must not wait for another one
+// (spare): if none is free now, a later call looks.
+func (c *Client) checkSchema(ctx context.Context, spare bool) error {
+	if c.check.passed.Load() {
+		return nil
+	}
+	c.check.mu.Lock()
+	l, first := c.check.look, c.check.look == nil
+	if first {
+		l = &look{done: make(chan struct{})}
+		c.check.look = l
+	}
+	c.check.mu.Unlock()
+	if !first {
+		select {
+		case <-l.done:
+			return l.err
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	defer func() {
+		c.check.mu.Lock()
+		c.check.look = nil
+		c.check.mu.Unlock()
+		close(l.done)
+	}()
+	if spare {
+		stat := c.pool.Stat()
+		if stat.AcquiredConns()+stat.ConstructingConns() >= stat.MaxConns() {
+			return nil
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
+		defer cancel()
+	}
+	catalog, err := schema.ReadCatalog(ctx, c.pool, c.schema)
+	if err == nil {
+		l.err = usable(catalog)
+		c.check.passed.Store(l.err == nil)
+	}
+	return l.err
+}
+
+// doubtSchema has the next call look again if err says that something is missing: a later
+// version dropped it.
+func (c *Client) doubtSchema(err error) {
+	if errors.Is(err, ErrNotMigrated) {
+		c.check.passed.Store(false)
+	}
+}
+
+// usable is nil if calls of this build can succeed. Bodies and settings of functions are left to
+// Validate: a function that somebody tuned, or a clock that a test has set, is no reason to
+// refuse every call.
+func usable(c schema.Catalog) error {
+	if c.Version != SchemaVersion {
+		return examine(c).Err()
+	}
+	if wrong := c.Unusable(); len(wrong) > 0 {
+		return fmt.Errorf("%w: %s", ErrNotMigrated, listed(differences(wrong)))
+	}
+	return nil
+}

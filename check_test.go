@@ -1,0 +1,169 @@
+package metered_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// looks counts how often the schema was looked at.
+func looks(w *wire) (n int) {
+	for _, f := range w.sent() {
+		if f.has("from pg_namespace n left join pg_class v") {
+			n++
+		}
+	}
+	return n
+}
+
+// unprepared makes each statement be sent once.
+func unprepared(cfg *pgxpool.Config) { cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec }
+
+func do(t *testing.T, c *metered.Client, id string) error {
+	t.Helper()
+	_, err := metered.Do[any](t.Context(), c, metered.Command{ID: id}, nil)
+	return err
+}
+
+func TestClient_LooksAtTheSchemaOnce(t *testing.T) {
+	t.Parallel()
+	pool, w := tap(t, pgtest.Open(t), unprepared)
+	c := newClient(t, pool, metered.Config{})
+	w.each(nil)
+	inParallel(8, func(i int) {
+		if err := do(t, c, string(rune('a'+i))); err != nil {
+			t.Error(err)
+		}
+	})
+	require.Equal(t, 1, looks(w), "those who come at the same time share it")
+	w.each(nil)
+	require.NoError(t, do(t, c, "z"))
+	require.Len(t, w.sent(), 2, "and a later call is as it always was")
+}
+
+func TestClient_SaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	dropFunctions(t, pool, "revoke_tokens")
+	execute(t, pool, "alter table metered.hold_events drop column note")
+	c := newClient(t, pool, metered.Config{})
+	in := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(t.Context(), pool, f) }
+	for what, call := range map[string]func() error{
+		"Do": func() error { return do(t, c, "op") },
+		"DoTx": func() error {
+			return in(func(tx pgx.Tx) error {
+				_, err := metered.DoTx[any](t.Context(), c, tx, metered.Command{ID: "op"}, nil)
+				return err
+			})
+		},
+		"Lookup": func() error { _, err := c.Lookup(t.Context(), pool, "", "op"); return err },
+		"PurgeOperations": func() error {
+			_, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: time.Hour})
+			return err
+		},
+	} {
+		err := call()
+		require.ErrorIs(t, err, metered.ErrNotMigrated, what)
+		require.ErrorContains(t, err, "column hold_events.note is missing; function revoke_tokens(", what)
+		require.False(t, metered.Retryable(err))
+	}
+	execute(t, pool, "alter table metered.hold_events add column note jsonb")
+	migrate(t, pool, metered.MigrateOptions{})
+	require.NoError(t, do(t, c, "op"), "what was bad is looked at again")
+}
+
+// What does not make calls fail does not stop them.
+func TestClient_LeavesDifferencesToValidate(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	execute(t, pool, `drop index metered.operations_at; alter function metered.clock() set work_mem = '8MB';
+		create or replace function metered.clock() returns timestamptz language sql as 'select now()'; grant execute on function metered.clock() to public`)
+	require.Len(t, validate(t, pool).Differences, 3)
+	require.NoError(t, do(t, newClient(t, pool, metered.Config{}), "op"))
+}
+
+func TestClient_KnowsTheVersionsThatItCanWorkOn(t *testing.T) {
+	t.Parallel()
+	earlierVersions(t, func(t *testing.T, version int) {
+		pool := pgtest.OpenVersion(t, version)
+		c := newClient(t, pool, metered.Config{})
+		err := do(t, c, "op")
+		require.ErrorIs(t, err, metered.ErrNotMigrated)
+		require.ErrorContains(t, err, "the database has version ")
+		migrate(t, pool, metered.MigrateOptions{River: true})
+		require.NoError(t, do(t, c, "op"))
+	})
+	pool := pgtest.Open(t)
+	execute(t, pool, "insert into metered.schema_version (version) select max(version) + 1 from metered.schema_version")
+	c := newClient(t, pool, metered.Config{})
+	require.NoError(t, do(t, c, "op"))
+	// The version after it drops what only this build calls.
+	dropFunctions(t, pool, "complete_command")
+	require.ErrorIs(t, do(t, c, "op 2"), metered.ErrNotMigrated)
+	err := do(t, c, "op 3")
+	require.ErrorIs(t, err, metered.ErrSchemaVersion)
+	require.ErrorContains(t, err, "function complete_command(")
+
+	pool = pgtest.Open(t)
+	execute(t, pool, "insert into metered.schema_version (version) select max(version) + 2 from metered.schema_version")
+	require.ErrorIs(t, do(t, newClient(t, pool, metered.Config{}), "op"), metered.ErrSchemaVersion)
+}
+
+// A look that fails is no answer: the call goes on, and the next one looks again.
+func TestClient_LooksAgainIfItCouldNot(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Open(t)
+	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
+	role := queryRow[string](t, app, "select current_user::text")
+	execute(t, owner, "revoke select on metered.schema_version from "+role)
+	pool, w := tap(t, app, unprepared)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	w.each(nil)
+	for _, id := range []string{"a", "b"} {
+		require.NoError(t, do(t, c, id))
+	}
+	require.Equal(t, 2, looks(w))
+	execute(t, owner, "grant select on metered.schema_version to "+role)
+	for _, id := range []string{"c", "d"} {
+		require.NoError(t, do(t, c, id))
+	}
+	require.Equal(t, 3, looks(w))
+}
+
+// The caller of DoTx has the only connection.
+func TestClient_DoesNotWaitForASecondConnection(t *testing.T) {
+	t.Parallel()
+	pool, w := tap(t, pgtest.Open(t), func(cfg *pgxpool.Config) { cfg.MaxConns = 1; unprepared(cfg) })
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	w.each(nil)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := metered.DoTx[any](ctx, c, tx, metered.Command{ID: "op"}, nil)
+		require.NoError(t, err)
+		_, err = c.Lookup(ctx, tx, "", "op")
+		return err
+	}))
+	require.Zero(t, looks(w))
+	_, err = c.Lookup(ctx, pool, "", "op")
+	require.NoError(t, err)
+	require.Equal(t, 1, looks(w))
+}
+
+// dropFunctions drops all of that name, also one that only the build before calls.
+func dropFunctions(t *testing.T, pool *pgxpool.Pool, name string) {
+	t.Helper()
+	signatures := queryRow[[]string](t, pool, `select array_agg(p.oid::regprocedure::text) from pg_proc p
+		where p.pronamespace = 'metered'::regnamespace and p.proname = $1`, name)
+	execute(t, pool, "drop function "+strings.Join(signatures, ", "))
+}

@@ -1,0 +1,246 @@
+// Command rolling is a program of an application's, for the test of a rolling deploy: it is built
+// once with this library and once with the build before it. It makes calls of every kind until its
+// standard input ends, and then says what it committed.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// Result is what the program did.
+type Result struct {
+	Calls   map[string]int   // committed, by kind
+	Units   map[string]int64 // what each scope should have been spent, refunds subtracted
+	Errors  map[string]int
+	Longest time.Duration // of a call
+}
+
+type app struct {
+	name string // of the process
+	pool *pgxpool.Pool
+	c    *metered.Client
+
+	mu     sync.Mutex
+	result Result
+}
+
+type note struct {
+	N string `json:"n"`
+}
+
+func (note) Kind() string { return "note" }
+
+func main() {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, os.Args[2])
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	a := &app{name: os.Args[1], pool: pool, result: Result{Calls: map[string]int{}, Units: map[string]int64{}, Errors: map[string]int{}}}
+	if a.c, err = metered.New(pool, metered.Config{River: client}); err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		stop()
+	}()
+	var wg sync.WaitGroup
+	for kind, call := range map[string]func(ctx context.Context, id string) (map[string]int64, error){
+		"charge": a.charge, "refund": a.refund, "hold": a.hold, "claim": a.claim, "token": a.token, "command": a.command, "read": a.read, "due": a.due,
+	} {
+		wg.Go(func() { a.loop(ctx, kind, call) })
+	}
+	wg.Wait()
+	if err := json.NewEncoder(os.Stdout).Encode(a.result); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// loop makes calls of a kind until ctx ends. One that was begun is seen to its end.
+func (a *app) loop(ctx context.Context, kind string, call func(ctx context.Context, id string) (map[string]int64, error)) {
+	for n := 0; ctx.Err() == nil; n++ {
+		began := time.Now()
+		units, err := call(context.WithoutCancel(ctx), fmt.Sprintf("%s/%s/%d", a.name, kind, n))
+		a.mu.Lock()
+		a.result.Longest = max(a.result.Longest, time.Since(began))
+		switch {
+		case err == nil:
+			a.result.Calls[kind]++
+			for scope, n := range units {
+				a.result.Units[scope] += n
+			}
+		case !metered.Retryable(err):
+			a.result.Errors[kind+": "+err.Error()]++
+		}
+		a.mu.Unlock()
+	}
+}
+
+// limited is a limit that is never reached, so that it is judged all the same.
+var limited = []budget.Limit{{Max: 1 << 40, Window: time.Minute}, {Max: 1 << 40}}
+
+func (a *app) in(ctx context.Context, f func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, a.pool, f)
+}
+
+func (a *app) charge(ctx context.Context, id string) (map[string]int64, error) {
+	return map[string]int64{"charges": 3, "both": 1}, a.in(ctx, func(tx pgx.Tx) error {
+		_, err := a.c.Budget.Charge(ctx, tx, budget.Charge{Scope: "charges", Amount: 3, Limits: limited, Note: budget.Note{Actor: id}},
+			budget.Charge{Scope: "both", Amount: 1, Limits: limited})
+		return err
+	})
+}
+
+func (a *app) refund(ctx context.Context, id string) (map[string]int64, error) {
+	return map[string]int64{"refunds": 2}, a.in(ctx, func(tx pgx.Tx) error {
+		r, err := a.c.Budget.Charge(ctx, tx, budget.Charge{Scope: "refunds", Amount: 5, Limits: limited})
+		if err != nil {
+			return err
+		}
+		if _, err := a.c.Budget.Credit(ctx, tx, budget.Credit{Scope: "credits", Amount: 1}); err != nil {
+			return err
+		}
+		_, err = a.c.Budget.Refund(ctx, tx, budget.Refund{Scope: "refunds", Seq: r.Entries[0].Seq, Amount: 3})
+		return err
+	})
+}
+
+// hold places two in a transaction of their own, and ends them in another: by this process or, when
+// it is stopped between, by nobody.
+func (a *app) hold(ctx context.Context, id string) (map[string]int64, error) {
+	lines := func(n int64) []holds.Line {
+		return []holds.Line{{Scope: "holds", Amount: n, Limits: limited}, {Scope: "both", Amount: 1, Limits: limited}}
+	}
+	if err := a.in(ctx, func(tx pgx.Tx) error {
+		for suffix, n := range map[string]int64{"a": 4, "b": 6} {
+			if _, err := a.c.Holds.Place(ctx, tx, holds.Request{ID: id + suffix, Holder: "ann", Lines: lines(n), TTL: time.Minute}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	return map[string]int64{"holds": 4, "both": 1}, a.in(ctx, func(tx pgx.Tx) error {
+		if _, err := a.c.Holds.Extend(ctx, tx, holds.Extend{IDs: []string{id + "a"}, By: time.Second}); err != nil {
+			return err
+		}
+		if _, err := a.c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{id + "a"}, Holder: "ann"}); err != nil {
+			return err
+		}
+		_, err := a.c.Holds.Release(ctx, tx, holds.Release{IDs: []string{id + "b"}})
+		return err
+	})
+}
+
+// claim claims what another process may have, and captures and refunds it.
+func (a *app) claim(ctx context.Context, id string) (map[string]int64, error) {
+	err := a.in(ctx, func(tx pgx.Tx) error {
+		h, err := a.c.Holds.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "name", Value: "common"}, Holder: id, TTL: time.Minute})
+		if err != nil {
+			return err
+		}
+		if _, err := a.c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Entity: id}); err != nil {
+			return err
+		}
+		_, err = a.c.Holds.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}})
+		return err
+	})
+	if errors.Is(err, holds.ErrTaken) {
+		err = nil
+	}
+	return nil, err
+}
+
+func (a *app) token(ctx context.Context, id string) (map[string]int64, error) {
+	return nil, a.in(ctx, func(tx pgx.Tx) error {
+		m, err := a.c.Tokens.Replace(ctx, tx, tokens.Mint{Purpose: "p", Subject: id, TTL: time.Minute})
+		if err != nil {
+			return err
+		}
+		if _, err := a.c.Tokens.Inspect(ctx, tx, "p", id, m.Token.Reveal()); err != nil {
+			return err
+		}
+		if _, err := a.c.Tokens.Consume(ctx, tx, "p", id, m.Token.Reveal()); err != nil {
+			return err
+		}
+		if _, err := a.c.Tokens.Consume(ctx, tx, "p", id, m.Token.Reveal()); !errors.Is(err, tokens.ErrInvalid) {
+			return fmt.Errorf("a token was spent twice: %w", err)
+		}
+		return nil
+	})
+}
+
+// command runs one, and then meets its record.
+func (a *app) command(ctx context.Context, id string) (map[string]int64, error) {
+	for replayed := range 2 {
+		out, err := metered.Do(ctx, a.c, metered.Command{ID: id, Charges: []budget.Charge{{Scope: "commands", Amount: 2, Limits: limited}}},
+			func(ctx context.Context, tx *metered.Tx) (string, error) {
+				if _, err := tx.Place(ctx, holds.Request{ID: id, Lines: []holds.Line{{Scope: "placed", Amount: 1, Limits: limited}}, TTL: time.Minute}, nil); err != nil {
+					return "", err
+				}
+				if err := tx.Charge(budget.Charge{Scope: "both", Amount: 1, Limits: limited}); err != nil {
+					return "", err
+				}
+				_, err := tx.Enqueue(ctx, note{id}, &jobs.Options{Key: id})
+				return id, err
+			})
+		if err != nil {
+			return nil, err
+		}
+		if out.Replayed != (replayed == 1) || out.Result != id {
+			return nil, fmt.Errorf("attempt %d: replayed %v, result %q", replayed, out.Replayed, out.Result)
+		}
+	}
+	return map[string]int64{"commands": 2, "both": 1}, nil
+}
+
+func (a *app) read(ctx context.Context, _ string) (map[string]int64, error) {
+	if _, err := a.c.Budget.Usage(ctx, a.pool, budget.Query{Scope: "both", Window: time.Minute}, budget.Query{Scope: "both"}); err != nil {
+		return nil, err
+	}
+	if _, err := a.c.Budget.Check(ctx, a.pool, budget.Charge{Scope: "both", Amount: 1, Limits: limited}); err != nil {
+		return nil, err
+	}
+	_, err := a.c.Holds.List(ctx, a.pool, holds.Filter{Holder: "ann"})
+	time.Sleep(10 * time.Millisecond)
+	return nil, err
+}
+
+// due leaves holds to fall due, for whoever comes next, and sweeps.
+func (a *app) due(ctx context.Context, id string) (map[string]int64, error) {
+	if err := a.in(ctx, func(tx pgx.Tx) error {
+		_, err := a.c.Holds.Place(ctx, tx, holds.Request{ID: id, TTL: time.Second, Lines: []holds.Line{{Scope: "due", Amount: 1, Limits: limited}}})
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	_, err := a.c.Holds.Sweep(ctx, a.pool, holds.SweepOptions{})
+	time.Sleep(20 * time.Millisecond)
+	return nil, err
+}

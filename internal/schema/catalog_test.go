@@ -1,0 +1,104 @@
+package schema_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+var update = flag.Bool("update", false, "write catalog.txt and versions/*.txt anew")
+
+// matches compares a committed file with what it should be, or writes it.
+func matches(t *testing.T, file, want string) {
+	t.Helper()
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
+	}
+	have, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Empty(t, differingLines(want, string(have)), "run: go generate .")
+}
+
+// differingLines are those of one text alone.
+func differingLines(a, b string) []string {
+	var lines []string
+	for _, x := range [][2]string{{a, b}, {b, a}} {
+		other := slices.Collect(strings.Lines(x[1]))
+		for line := range strings.Lines(x[0]) {
+			if !slices.Contains(other, line) {
+				lines = append(lines, line)
+			}
+		}
+	}
+	return lines
+}
+
+// run runs a text of several statements under a schema's name.
+func run(t *testing.T, pool *pgxpool.Pool, name, sql string) {
+	t.Helper()
+	n, err := schema.Parse(name)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), n.SQL(sql), pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+}
+
+func read(t *testing.T, db schema.DB, name string) schema.Catalog {
+	t.Helper()
+	n, err := schema.Parse(name)
+	require.NoError(t, err)
+	c, err := schema.ReadCatalog(t.Context(), db, n)
+	require.NoError(t, err)
+	return c
+}
+
+// Whatever the schema's name is, and where the session looks for names.
+func TestCatalog_IsWhatAFreshSchemaHas(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	for i, name := range []string{"metered", "money_1", "select", "s"} {
+		run(t, pool, name, schema.Source())
+		c := read(t, pool, name)
+		require.Equal(t, schema.Version, c.Version)
+		if i == 0 {
+			matches(t, "catalog.txt", c.Text())
+		}
+		require.Empty(t, differingLines(read(t, pool, "metered").Text(), c.Text()), name)
+	}
+	ctx := context.Background()
+	conn, err := pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	for _, path := range []string{"metered, public", "s, pg_catalog", "money_1, metered, pg_catalog, s"} {
+		_, err := conn.Exec(ctx, "set search_path = "+path)
+		require.NoError(t, err)
+		require.Empty(t, differingLines(read(t, pool, "metered").Text(), read(t, conn, "metered").Text()), path)
+		var after string
+		require.NoError(t, conn.QueryRow(ctx, "show search_path").Scan(&after))
+		require.Equal(t, path, after)
+	}
+	_, err = conn.Exec(ctx, "reset search_path")
+	require.NoError(t, err)
+}
+
+// The text of a version says what an upgrade may drop one day.
+func TestVersions_AreWhatWasInstalled(t *testing.T) {
+	t.Parallel()
+	for version := 1; version < schema.Version; version++ {
+		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+		run(t, pool, "metered", pgtest.VersionSQL(t, version, ""))
+		c := read(t, pool, "metered")
+		require.Equal(t, version, c.Version)
+		matches(t, fmt.Sprintf("versions/%04d.txt", version), strings.Join(c.Callable(), "\n")+"\n")
+	}
+}
