@@ -197,9 +197,9 @@ func useLedger(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 		require.NoError(t, err)
 		_, err = c.Budget.Refund(ctx, tx, budget.Refund{Scope: "org/old", Seq: 2, Amount: 1})
 		require.ErrorIs(t, err, budget.ErrEntryPurged)
-		_, err = c.Budget.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5000, Limits: []budget.Limit{{Max: 5000}}})
+		_, err = c.Budget.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5000, Limits: []budget.Limit{budget.Lifetime(5000)}})
 		require.ErrorIs(t, err, budget.ErrExceeded)
-		receipt, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 9, Limits: []budget.Limit{{Max: 5000}}})
+		receipt, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 9, Limits: []budget.Limit{budget.Lifetime(5000)}})
 		require.NoError(t, err)
 		require.Equal(t, int64(47), receipt.Entries[0].Seq)
 		_, err = c.Budget.Charge(ctx, tx, charge("org/clock", 1, 100), charge("ip/192.0.2.1", 1, 1))
@@ -236,14 +236,14 @@ func useHolds(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 	require.Equal(t, holds.Expired, due.State, "whether it was swept or not")
 	// room/1 has 50: 5 captured, 4 of partly captured and 2 held, 2 held by open, and 4 of the one that is due, which are free.
 	line := func(n int64) []holds.Line {
-		return []holds.Line{{Scope: "room/1", Amount: n, Limits: []budget.Limit{{Max: 50}}}}
+		return []holds.Line{{Scope: "room/1", Amount: n, Limits: []budget.Limit{budget.Lifetime(50)}}}
 	}
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := c.Holds.Place(ctx, tx, holds.Request{Tenant: "acme", ID: "too many", Lines: line(38), TTL: time.Minute})
 		require.ErrorIs(t, err, budget.ErrExceeded)
 		_, err = c.Holds.Place(ctx, tx, holds.Request{Tenant: "acme", ID: "new", Lines: line(37), TTL: time.Minute})
 		require.NoError(t, err)
-		_, err = c.Holds.Capture(ctx, tx, holds.Capture{Tenant: "acme", IDs: []string{"open", "partly", "of plain"}})
+		_, err = c.Holds.Capture(ctx, tx, holds.Capture{Tenant: "acme", IDs: []string{"open", "partly", "of plain"}, All: true})
 		require.NoError(t, err)
 		_, err = c.Holds.Refund(ctx, tx, holds.Refund{Tenant: "acme", IDs: []string{"captured"}})
 		require.NoError(t, err)

@@ -31,7 +31,7 @@ func TestRole_AChargeUnderAWrongKeyDoesNotTakeTheRoomOfWhatItCannotEnd(t *testin
 	require.Equal(t, sqlstate.SerializationFailure, code(err), "%v", err)
 	require.Equal(t, before, owner.dump())
 	owner.verify()
-	_, err = app.charge(budget.Charge{Scope: "a", Amount: 10, Limits: []budget.Limit{{Max: 10}}})
+	_, err = app.charge(budget.Charge{Scope: "a", Amount: 10, Limits: []budget.Limit{budget.Lifetime(10)}})
 	require.NoError(t, err)
 	require.Equal(t, holds.Expired, owner.get("h").State)
 	owner.verify()

@@ -102,7 +102,7 @@ func (a *app) loop(ctx context.Context, kind string, call func(ctx context.Conte
 }
 
 // limited is a limit that is never reached, so that it is judged all the same.
-var limited = []budget.Limit{{Max: 1 << 40, Window: time.Minute}, {Max: 1 << 40}}
+var limited = []budget.Limit{{Max: 1 << 40, Window: time.Minute}, lifetime(1 << 40)}
 
 func (a *app) in(ctx context.Context, f func(tx pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, a.pool, f)
@@ -150,7 +150,7 @@ func (a *app) hold(ctx context.Context, id string) (map[string]int64, error) {
 		if _, err := a.c.Holds.Extend(ctx, tx, holds.Extend{IDs: []string{id + "a"}, By: time.Second}); err != nil {
 			return err
 		}
-		if _, err := a.c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{id + "a"}, Holder: "ann"}); err != nil {
+		if _, err := a.c.Holds.Capture(ctx, tx, all(holds.Capture{IDs: []string{id + "a"}, Holder: "ann"})); err != nil {
 			return err
 		}
 		_, err := a.c.Holds.Release(ctx, tx, holds.Release{IDs: []string{id + "b"}})
@@ -165,10 +165,10 @@ func (a *app) claim(ctx context.Context, id string) (map[string]int64, error) {
 		if err != nil {
 			return err
 		}
-		if _, err := a.c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Entity: id}); err != nil {
+		if _, err := a.c.Holds.Capture(ctx, tx, all(holds.Capture{IDs: []string{h.ID}, Entity: id})); err != nil {
 			return err
 		}
-		_, err = a.c.Holds.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}})
+		_, err = a.c.Holds.Refund(ctx, tx, refundAll(h.ID))
 		return err
 	})
 	if errors.Is(err, holds.ErrTaken) {
