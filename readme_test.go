@@ -93,6 +93,23 @@ func TestDocs_LinksLeadSomewhere(t *testing.T) {
 	require.Greater(t, links, 60)
 }
 
+func TestDocs_DecisionsHaveNumbersOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	seen := map[int]string{}
+	files(t, ".md", func(path string) {
+		name, ok := strings.CutPrefix(filepath.ToSlash(path), "docs/adr/")
+		if !ok {
+			return
+		}
+		number, err := strconv.Atoi(name[:4])
+		require.NoError(t, err, path)
+		require.Empty(t, seen[number], path)
+		seen[number] = path
+		require.True(t, strings.HasPrefix(text(t, path), fmt.Sprintf("# %d. ", number)), path)
+	})
+	require.Greater(t, len(seen), 20)
+}
+
 // hasHeading looks for the heading that an anchor names, as GitHub spells anchors.
 func hasHeading(markdown, anchor string) bool {
 	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(markdown, -1) {
