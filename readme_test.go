@@ -1,66 +1,173 @@
 package metered_test
 
 import (
+	"context"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/internal/fault"
 )
 
-func TestReadme_ExamplesAreThoseThatRun(t *testing.T) {
+func TestReadme_IsShortAndShowsAProgramThatRuns(t *testing.T) {
 	t.Parallel()
-	blocks := goBlocks(t)
-	for i, file := range []string{"example_test.go", "holds/example_test.go"} {
-		example, err := os.ReadFile(file)
-		require.NoError(t, err)
-		require.Contains(t, unindented(string(example)), unindented(blocks[i]))
-	}
-	require.Len(t, blocks, 2)
+	readme := text(t, "README.md")
+	require.LessOrEqual(t, len(strings.Fields(readme)), 900)
+	_, block, _ := strings.Cut(readme, "```go\n")
+	block, rest, ok := strings.Cut(block, "```\n")
+	require.True(t, ok)
+	require.NotContains(t, rest, "```")
+	_, program, ok := strings.Cut(text(t, "examples/hello/main.go"), "\npackage main\n")
+	require.True(t, ok)
+	require.Equal(t, "package main\n"+program, block)
 }
 
-func TestReadme_NamesTestsThatExist(t *testing.T) {
+// Required is what go.mod requires, and tested besides is what the workspace builds with.
+func TestReadme_EndsWithTheVersions(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("README.md")
+	minor := func(workspace, format string, module ...string) string {
+		cmd := exec.Command("go", append([]string{"list", "-m", "-f", format}, module...)...)
+		cmd.Env = append(os.Environ(), "GOWORK="+workspace)
+		out, err := cmd.Output()
+		require.NoError(t, err)
+		return regexp.MustCompile(`^v?(\d+\.\d+).*\s*$`).ReplaceAllString(string(out), "$1")
+	}
+	const pgx, river = "github.com/jackc/pgx/v5", "github.com/riverqueue/river"
+	work, err := filepath.Abs("go.work")
 	require.NoError(t, err)
+	highest := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(text(t, work))
+	said := strings.Join(strings.Fields(text(t, "README.md")), " ")
+	require.Equal(t, fmt.Sprintf("Requires Go %s, pgx %s, River %s and Postgres 14; tested with these and with Go %s, River %s and Postgres 15 and 18.",
+		minor("off", "{{.GoVersion}}"), minor("off", "{{.Version}}", pgx), minor("off", "{{.Version}}", river),
+		highest[1], minor(work, "{{.Version}}", river)), said[max(0, strings.LastIndex(said, "Requires ")):])
+	require.Equal(t, minor("off", "{{.Version}}", pgx), minor(work, "{{.Version}}", pgx), "the other pgx is to be named too")
+}
+
+func TestDocs_NameTestsThatExist(t *testing.T) {
+	t.Parallel()
 	var all strings.Builder
+	files(t, "_test.go", func(path string) { all.WriteString(text(t, path)) })
+	named := 0
+	files(t, ".md", func(path string) {
+		for _, name := range regexp.MustCompile("`(Test[A-Za-z_0-9]+)`").FindAllStringSubmatch(text(t, path), -1) {
+			named++
+			if !strings.Contains(all.String(), "func "+name[1]+"(t *testing.T)") {
+				t.Errorf("%s names %s, which is not there", path, name[1])
+			}
+		}
+	})
+	require.Greater(t, named, 60)
+}
+
+func TestDocs_LinksLeadSomewhere(t *testing.T) {
+	t.Parallel()
+	links := 0
+	files(t, ".md", func(path string) {
+		for _, link := range regexp.MustCompile(`\]\(([^)#\s]*)(#[^)]*)?\)`).FindAllStringSubmatch(text(t, path), -1) {
+			if strings.Contains(link[1], "://") {
+				continue
+			}
+			links++
+			target := filepath.Join(filepath.Dir(path), filepath.FromSlash(link[1]))
+			if link[1] == "" {
+				target = path
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s, which is not there", path, link[1])
+				continue
+			}
+			if link[2] != "" && !hasHeading(text(t, target), link[2]) {
+				t.Errorf("%s links to %s%s, which is not there", path, link[1], link[2])
+			}
+		}
+	})
+	require.Greater(t, links, 60)
+}
+
+func TestDocs_DecisionsHaveNumbersOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	seen := map[int]string{}
+	files(t, ".md", func(path string) {
+		name, ok := strings.CutPrefix(filepath.ToSlash(path), "docs/adr/")
+		if !ok {
+			return
+		}
+		number, err := strconv.Atoi(name[:4])
+		require.NoError(t, err, path)
+		require.Empty(t, seen[number], path)
+		seen[number] = path
+		require.True(t, strings.HasPrefix(text(t, path), fmt.Sprintf("# %d. ", number)), path)
+	})
+	require.Greater(t, len(seen), 20)
+}
+
+// hasHeading looks for the heading that an anchor names, as GitHub spells anchors.
+func hasHeading(markdown, anchor string) bool {
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(markdown, -1) {
+		bare := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+		if "#"+strings.ReplaceAll(bare, " ", "-") == anchor {
+			return true
+		}
+	}
+	return false
+}
+
+// docs/http.md has each code that the library makes, with the status that httplimit gives it.
+func TestDocs_HTTPTableIsWhatIsAnswered(t *testing.T) {
+	t.Parallel()
+	_, table, ok := strings.Cut(text(t, "docs/http.md"), "\n| codes | status |")
+	require.True(t, ok)
+	table, _, _ = strings.Cut(table, "\n\n")
+	answered := map[string]bool{"budget_exceeded": true} // has a table of its own
+	for _, row := range regexp.MustCompile("(?m)^\\| (`.*`) \\| (\\d+)([^|]*) \\|").FindAllStringSubmatch(table, -1) {
+		for _, code := range strings.Fields(strings.ReplaceAll(row[1], "`", "")) {
+			require.False(t, answered[code], code)
+			answered[code] = true
+			err := error(fault.New(code, "an error"))
+			if code == "timeout" { // it is always both
+				err = fmt.Errorf("%w: %w", err, context.DeadlineExceeded)
+			}
+			p := httplimit.ProblemOf(err)
+			require.Equal(t, strconv.Itoa(p.Status), row[2], code)
+			require.Equal(t, p.RetryAfterSeconds == 1, strings.Contains(row[3], "`Retry-After: 1`"), code)
+		}
+	}
+	files(t, ".go", func(path string) {
+		if strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		for _, code := range regexp.MustCompile(`fault\.New\("([a-z_]+)"`).FindAllStringSubmatch(text(t, path), -1) {
+			if !answered[code[1]] {
+				t.Errorf("docs/http.md lacks %s of %s", code[1], path)
+			}
+		}
+	})
+	require.Greater(t, len(answered), 40)
+}
+
+// files calls f for each file whose name ends so.
+func files(t *testing.T, suffix string, f func(path string)) {
+	t.Helper()
 	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
-		if err == nil && strings.HasSuffix(path, "_test.go") {
-			text, err := os.ReadFile(path)
-			all.Write(text)
-			return err
+		if err == nil && strings.HasSuffix(path, suffix) {
+			f(path)
 		}
 		return err
 	}))
-	names := regexp.MustCompile("`(Test[A-Za-z_]+)`").FindAllStringSubmatch(string(readme), -1)
-	require.NotEmpty(t, names)
-	for _, name := range names {
-		if !strings.Contains(all.String(), "func "+name[1]+"(t *testing.T)") {
-			t.Errorf("README.md names %s, which is not there", name[1])
-		}
-	}
 }
 
-// goBlocks are the blocks of Go in the README.
-func goBlocks(t *testing.T) (blocks []string) {
+func text(t *testing.T, path string) string {
 	t.Helper()
-	readme, err := os.ReadFile("README.md")
+	b, err := os.ReadFile(path)
 	require.NoError(t, err)
-	for _, part := range strings.Split(string(readme), "```go\n")[1:] {
-		block, _, ok := strings.Cut(part, "```")
-		require.True(t, ok)
-		blocks = append(blocks, block)
-	}
-	return blocks
-}
-
-func unindented(text string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		lines[i] = strings.TrimSpace(line)
-	}
-	return strings.Join(lines, "\n")
+	return string(b)
 }

@@ -84,9 +84,10 @@ func (w *walk) inside(v reflect.Value) bool {
 	case reflect.Pointer:
 		return w.enter(v, 1) && w.broken(v.Elem())
 	case reflect.Struct:
-		for field, value := range v.Fields() {
+		for i := range v.NumField() {
+			field := v.Type().Field(i)
 			omitted := !field.IsExported() && !field.Anonymous || field.Tag.Get("json") == "-"
-			if (w.output != nil || !omitted) && w.broken(value) {
+			if (w.output != nil || !omitted) && w.broken(v.Field(i)) {
 				return true
 			}
 		}
