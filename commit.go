@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 const completeSQL = `
@@ -38,7 +39,7 @@ func (d *completion) record(tx *Tx, raw []byte) (record, error) {
 		return rec, nil
 	}
 	var err error
-	rec.receipt, err = tx.call.Receipt(d.seqs, d.ats, d.used, d.held, nil)
+	rec.receipt, err = tx.call.Receipt(ledger.Answer{Seqs: d.seqs, Ats: d.ats, Used: d.used, Held: d.held})
 	return rec, err
 }
 

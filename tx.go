@@ -12,7 +12,6 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -42,9 +41,9 @@ type Tx struct {
 	client  *Client
 	op      *operation
 	charges []budget.Charge
-	call    *budget.Prepared
-	entries []*budget.PreparedEntry
-	holds   []*holds.Prepared
+	call    *charging
+	entries []*entryCall
+	holds   []*holdsCall
 }
 
 func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
@@ -76,7 +75,7 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 		return ErrTxDone
 	}
 	all := append(slices.Clone(t.charges), charges...)
-	call, err := t.client.Budget.Prepare(all...)
+	call, err := prepareCharges(t.client.Budget, all...)
 	if err != nil {
 		return err
 	}
@@ -94,17 +93,17 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 // ledger entries name the command. budget.Ledger.Credit with tx would lock its scope at
 // once, before those of the charges.
 func (t *Tx) Credit(credits ...budget.Credit) error {
-	return prepareEntries(t, (*budget.Ledger).PrepareCredit, credits)
+	return prepareEntries(t, prepareCredit, credits)
 }
 
 // RefundCharge is budget.Ledger.Refund as part of the command, as Credit is. A refusal
 // (budget.ErrRefundExceeds, …) is the error of Do, after the function has returned. To give
 // back captured holds, see Refund.
 func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
-	return prepareEntries(t, (*budget.Ledger).PrepareRefund, refunds)
+	return prepareEntries(t, prepareRefund, refunds)
 }
 
-func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*budget.PreparedEntry, error), entries []E) error {
+func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, error), entries []E) error {
 	if t.over() {
 		return ErrTxDone
 	}

@@ -39,17 +39,17 @@ const DefaultCleanupDelay = 10 * time.Second
 //
 // What is placed is not part of the command's fingerprint.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *Cleanup) (id string, err error) {
-	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holds.Prepared, error) { return t.client.Holds.PreparePlace(r) })
+	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
 }
 
 // Claim is holds.Book.Claim as part of the command. Otherwise as Place. The id is the one
 // that a new claim will have: if the holder has the key already, Outcome.Holds has that
 // claim, with another id.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *Cleanup) (id string, err error) {
-	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holds.Prepared, error) { return t.client.Holds.PrepareClaim(c) })
+	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return claimHold(t.client.Holds, c) })
 }
 
-func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl time.Duration, prepare func() (*holds.Prepared, error)) (string, error) {
+func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl time.Duration, prepare func() (*holdsCall, error)) (string, error) {
 	if t.over() {
 		return "", ErrTxDone
 	}
@@ -63,41 +63,41 @@ func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl tim
 			return "", invalid("Cleanup.Delay", "%v is not from 0 to 24h", cleanup.Delay)
 		}
 		opts := &jobs.Options{Tenant: tenant, InsertOpts: river.InsertOpts{Queue: cleanup.Queue, ScheduledAt: time.Now().Add(ttl + delay)}}
-		args := CleanupArgs{Tenant: tenant, ID: p.ID(), DelayMS: delay.Milliseconds()}
+		args := CleanupArgs{Tenant: tenant, ID: p.ID, DelayMS: delay.Milliseconds()}
 		if _, err := t.Enqueue(ctx, args, opts); err != nil {
 			return "", err
 		}
 	}
 	t.holds = append(t.holds, p)
-	return p.ID(), nil
+	return p.ID, nil
 }
 
 // Capture is holds.Book.Capture as part of the command, as Place is: made last, all or
 // none, with a refusal as the error of Do.
 func (t *Tx) Capture(c holds.Capture) error {
-	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareCapture(c) })
+	return end(t, captureHolds, c)
 }
 
 // Release is holds.Book.Release as part of the command, as Capture is.
 func (t *Tx) Release(r holds.Release) error {
-	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareRelease(r) })
+	return end(t, releaseHolds, r)
 }
 
 // Extend is holds.Book.Extend as part of the command, as Capture is.
 func (t *Tx) Extend(e holds.Extend) error {
-	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareExtend(e) })
+	return end(t, extendHolds, e)
 }
 
 // Refund is holds.Book.Refund as part of the command, as Capture is.
 func (t *Tx) Refund(r holds.Refund) error {
-	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareRefund(r) })
+	return end(t, refundHolds, r)
 }
 
-func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {
+func end[E any](t *Tx, prepare func(*holds.Book, E) (*holdsCall, error), e E) error {
 	if t.over() {
 		return ErrTxDone
 	}
-	p, err := prepare()
+	p, err := prepare(t.client.Holds, e)
 	if err != nil {
 		return err
 	}
@@ -121,14 +121,14 @@ func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 		scopes := []string{}
 		var named []ledger.HoldIDs
 		if t.call != nil {
-			keys = append(keys, t.call.Keys()...)
-			scopes = append(scopes, t.call.Scopes()...)
+			keys = append(keys, t.call.Locks.Keys...)
+			scopes = append(scopes, t.call.Locks.Scopes...)
 		}
 		for _, p := range t.entries {
-			keys = append(keys, p.Key())
+			keys = append(keys, p.Locks.Keys...)
 		}
 		for _, p := range t.holds {
-			locks := p.Locks()
+			locks := p.Locks
 			keys = append(keys, locks.Keys...)
 			idKeys = append(idKeys, locks.IDKeys...)
 			scopes = append(scopes, locks.Scopes...)
@@ -138,12 +138,12 @@ func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 		}
 		batch.Queue(c.sql.lockAll, inOrder(keys), inOrder(idKeys), scopes, ledger.AllHoldIDs(named), wait)
 	}
-	op := t.op.command
+	sending := ledger.Sending{WaitMS: wait, Namespace: t.op.command.Namespace, Operation: t.op.command.ID, Raising: true}
 	for _, p := range t.entries {
-		batch.Queue(p.SQL(), p.Args(wait, op.Namespace, op.ID)...)
+		batch.Queue(p.SQL, p.Args(sending)...)
 	}
 	for _, p := range t.holds {
-		batch.Queue(p.SQL(), p.Args(wait, op.Namespace, op.ID, true)...)
+		batch.Queue(p.SQL, p.Args(sending)...)
 	}
 	return locked
 }
@@ -177,7 +177,7 @@ func readSteps(results pgx.BatchResults, t *Tx, locked bool) (done [][]holds.Hol
 
 // subscribed reports whether subscribers are to hear of what the command did to holds.
 func (t *Tx) subscribed() bool {
-	return slices.ContainsFunc(t.holds, (*holds.Prepared).Subscribed)
+	return slices.ContainsFunc(t.holds, func(p *holdsCall) bool { return p.Tell != nil })
 }
 
 // tell tells them, in the command's transaction, which they cannot end.
