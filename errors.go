@@ -20,10 +20,10 @@ var (
 	ErrSchemaVersion error = fault.New("schema_version", "metered: schema version")
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate")
+	ErrNotMigrated error = fault.ErrNotMigrated
 
 	// ErrNotGranted: the role has not been given what the call needs.
-	ErrNotGranted error = fault.New("not_granted", "metered: "+sqlstate.GrantHint)
+	ErrNotGranted error = fault.ErrNotGranted
 
 	errArgument = fault.New("invalid_argument", "metered: invalid argument")
 )
@@ -50,7 +50,7 @@ var (
 	// ErrBusy: another call with the same operation id was still running when the lock
 	// timeout ran out, or another transaction still had the lock of a scope, a token or a
 	// hold. Try again later (Retryable).
-	ErrBusy error = fault.New("busy", "metered: busy")
+	ErrBusy error = fault.ErrBusy
 
 	// ErrTimeout: the server gave up on a statement, or on a transaction that stood
 	// idle, at the context's deadline. It is context.DeadlineExceeded too.
@@ -160,22 +160,14 @@ func failed(doing string, err error) error {
 	}
 	var kind error
 	switch sqlstate.Of(err) {
-	case "":
-		return fmt.Errorf("metered: %s: %w", doing, err)
-	case sqlstate.LockNotAvailable:
-		kind = ErrBusy
 	case sqlstate.Nested:
 		kind = ErrNested
 	case sqlstate.NotBegun, sqlstate.NotFinished, sqlstate.InvalidCursorName:
 		kind = ErrTxControl
 	case sqlstate.InFailedTransaction:
 		kind = ErrTxFailed
-	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
-		kind = ErrNotMigrated
-	case sqlstate.InsufficientPrivilege:
-		kind = ErrNotGranted
 	default:
-		return fmt.Errorf("metered: %s: %w", doing, err)
+		return fault.Failed("metered", doing, err)
 	}
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
@@ -37,7 +38,7 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presen
 	}
 	var row ledger.TokenRow
 	if err := tx.QueryRow(ctx, s.sql.consume, p.Digest, p.Purpose, p.Subject, s.lockTimeoutMS).Scan(row.Dest()...); err != nil {
-		return Grant{}, dbError("consume", err)
+		return Grant{}, fault.Failed("tokens", "consume", err)
 	}
 	return granted(p, row)
 }
@@ -61,7 +62,7 @@ func (s *Store) Inspect(ctx context.Context, db Querier, purpose, subject, prese
 	}
 	var row ledger.TokenRow
 	if err := db.QueryRow(ctx, s.sql.inspect, p.Digest, p.Purpose, p.Subject).Scan(row.Dest()...); err != nil {
-		return Info{}, dbError("inspect", err)
+		return Info{}, fault.Failed("tokens", "inspect", err)
 	}
 	return informed(p, row)
 }
