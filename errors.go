@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -58,10 +59,10 @@ var (
 
 	// ErrTxControl: the function, a subscriber of its holds, or Cost.Write tried to begin,
 	// commit or roll back a transaction. It should return nil or an error instead.
-	ErrTxControl error = fault.New("transaction_control", "metered: the command's function must not end its transaction")
+	ErrTxControl error = guardtx.ErrControl
 
 	// ErrTxDone: the transaction was used after the function had returned.
-	ErrTxDone error = fault.New("transaction_done", "metered: the command's transaction is over")
+	ErrTxDone error = guardtx.ErrDone
 
 	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and the function
 	// or subscriber returned nil all the same. A failed transaction can only be rolled back.

@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
 )
 
 // errNotRunning means that River took the job away while it was being worked: as stuck,
@@ -80,9 +81,9 @@ func (c *Client) write(ctx context.Context, tx pgx.Tx, cost Cost) error {
 	if _, err := tx.Exec(ctx, c.sql.guard); err != nil {
 		return failed("write", err)
 	}
-	own := guarded{bareTx: tx, done: new(atomic.Bool)}
-	defer own.done.Store(true)
-	if err := cost.Write(ctx, untouchable{own}); err != nil {
+	done := new(atomic.Bool)
+	defer done.Store(true)
+	if err := cost.Write(ctx, guardtx.New(tx, done)); err != nil {
 		return err
 	}
 	if err := ready(ctx, tx.Conn().PgConn()); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -183,21 +184,13 @@ func (t *Tx) subscribed() bool {
 // tell tells them, in the command's transaction, which they cannot end.
 func (t *Tx) tell(ctx context.Context, done [][]holds.Hold) error {
 	ctx = context.WithValue(ctx, inside{t.client}, true)
-	tx := guarded{bareTx: t.bareTx, done: new(atomic.Bool)}
-	defer tx.done.Store(true)
+	over := new(atomic.Bool)
+	defer over.Store(true)
+	tx := guardtx.New(t.bare, over)
 	for i, p := range t.holds {
-		if err := p.Tell(ctx, untouchable{tx}, done[i]); err != nil {
+		if err := p.Tell(ctx, tx, done[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// untouchable is a transaction that its user cannot end.
-type untouchable struct{ guarded }
-
-// Commit is ErrTxControl.
-func (untouchable) Commit(context.Context) error { return ErrTxControl }
-
-// Rollback is ErrTxControl.
-func (untouchable) Rollback(context.Context) error { return ErrTxControl }
