@@ -12,7 +12,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -36,7 +38,7 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 		case c.sticky <- struct{}{}:
 			defer func() { <-c.sticky }()
 		case <-ctx.Done():
-			a.err = fmt.Errorf("metered: %w", ended(ctx))
+			a.err = fmt.Errorf("metered: %w", pause.Ended(ctx))
 			return a
 		}
 	}
@@ -62,8 +64,8 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 			return a
 		}
 		a.rec, a.err = b.replay(op)
-		if a.err == nil && op.command.Position {
-			a.rec.position, _ = CommitPosition(ctx, conn)
+		if a.err == nil && op.command.LSN {
+			a.rec.lsn, _ = replica.CommitLSN(ctx, conn)
 		}
 		return a
 	}

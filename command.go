@@ -115,11 +115,11 @@ type Command struct {
 	// Sticky charges are not released early. Not part of the fingerprint. Not in DoTx.
 	EarlyRelease bool
 
-	// Position asks for Outcome.Position, so that a read of a replica can wait for this
-	// command (ReadAt). It takes no further round trip, but one in a replay. Not part of the
-	// fingerprint. Not in DoTx, where CommitPosition after the caller's commit says it.
+	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this
+	// command (replica.ReadAt). It takes no further round trip, but one in a replay. Not part of the
+	// fingerprint. Not in DoTx, where replica.CommitLSN after the caller's commit says it.
 	// Defaults to false.
-	Position bool
+	LSN bool
 }
 
 // Redeem is a token as it was presented, for tokens.Store.Consume. It prints without the

@@ -67,7 +67,7 @@ var (
 	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and the function
 	// or subscriber returned nil all the same. A failed transaction can only be rolled back.
 	// Or, in DoTx: the caller's transaction had failed before the command began.
-	ErrTxFailed error = fault.New("transaction_failed", "metered: a statement of the command's function failed")
+	ErrTxFailed error = guardtx.ErrFailed
 
 	// errAborted is ErrTxFailed, and says whose statement it was.
 	errAborted = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
@@ -203,13 +203,4 @@ func timedOut(ctx context.Context, err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
-}
-
-// ended is why ctx is done, and the cause that its owner gave, if it is another.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
 }

@@ -1,10 +1,13 @@
 package metered
 
 import (
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -27,6 +30,8 @@ var (
 	extendHolds  = lend.ExtendHolds.(func(*holds.Book, holds.Extend) (*holdsCall, error))
 	refundHolds  = lend.RefundHolds.(func(*holds.Book, holds.Refund) (*holdsCall, error))
 	decodeHold   = lend.DecodeHold.(func([]byte) (holds.Hold, error))
+
+	scanLSN = lend.ScanLSN.(func(pgx.Row) (replica.LSN, error))
 
 	presentToken = lend.Present.(func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error))
 	grantOf      = lend.Grant.(func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error))

@@ -7,26 +7,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/jobs"
 )
-
-// Cleanup asks for a job that ends a hold when its time is over, and so tells
-// subscribers and listeners at about that time. What the hold keeps is free when it is
-// due, with or without such a job. The zero value is ready for use.
-type Cleanup struct {
-	// Delay is how long after the hold is due the job runs, up to 24h. Defaults to 10s.
-	Delay time.Duration
-	// Queue is the job's queue. Defaults to River's default queue.
-	Queue string
-}
-
-// DefaultCleanupDelay is Cleanup.Delay's default.
-const DefaultCleanupDelay = 10 * time.Second
 
 // Place is holds.Book.Place as part of the command: made last, with the charges, all
 // or none. Nothing is reserved now; a refusal is the error of Do, after the function
@@ -34,23 +21,22 @@ const DefaultCleanupDelay = 10 * time.Second
 // Extend, Release and Refund stand in the order of the calls. It returns the id that the
 // hold will have.
 //
-// cleanup, if not nil, enqueues the hold's cleanup job now (see Cleanup), whose worker
-// is CleanupWorker; its errors are those of Enqueue. The other errors are an *ArgumentError,
+// cleanup, if not nil, enqueues the hold's cleanup job now (see holdjobs.Cleanup); its errors are those of Enqueue. The other errors are an *ArgumentError,
 // a *holds.TTLError, and ErrTxDone.
 //
 // What is placed is not part of the command's fingerprint.
-func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *Cleanup) (id string, err error) {
+func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
 }
 
 // Claim is holds.Book.Claim as part of the command. Otherwise as Place. The id is the one
 // that a new claim will have: if the holder has the key already, Outcome.Holds has that
 // claim, with another id.
-func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *Cleanup) (id string, err error) {
+func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return claimHold(t.client.Holds, c) })
 }
 
-func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl time.Duration, prepare func() (*holdsCall, error)) (string, error) {
+func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string, ttl time.Duration, prepare func() (*holdsCall, error)) (string, error) {
 	if t.over() {
 		return "", ErrTxDone
 	}
@@ -59,13 +45,11 @@ func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl tim
 		return "", err
 	}
 	if cleanup != nil {
-		delay := orDefault(cleanup.Delay, DefaultCleanupDelay)
-		if delay < 0 || delay > 24*time.Hour {
-			return "", invalid("Cleanup.Delay", "%v is not from 0 to 24h", cleanup.Delay)
+		args, opts, err := cleanup.Job(tenant, p.ID, ttl)
+		if err == nil {
+			_, err = t.Enqueue(ctx, args, &jobs.Options{Tenant: tenant, InsertOpts: opts})
 		}
-		opts := &jobs.Options{Tenant: tenant, InsertOpts: river.InsertOpts{Queue: cleanup.Queue, ScheduledAt: time.Now().Add(ttl + delay)}}
-		args := CleanupArgs{Tenant: tenant, ID: p.ID, DelayMS: delay.Milliseconds()}
-		if _, err := t.Enqueue(ctx, args, opts); err != nil {
+		if err != nil {
 			return "", err
 		}
 	}

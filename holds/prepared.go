@@ -17,6 +17,7 @@ import (
 func init() {
 	lend.PlaceHold, lend.ClaimHold, lend.CaptureHolds = (*Book).preparePlace, (*Book).prepareClaim, (*Book).prepareCapture
 	lend.ReleaseHolds, lend.ExtendHolds, lend.RefundHolds = (*Book).prepareRelease, (*Book).prepareExtend, (*Book).prepareRefund
+	lend.BookSchema = func(b *Book) schema.Name { return b.schema }
 	lend.DecodeHold = func(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
 }
 

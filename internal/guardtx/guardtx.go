@@ -4,6 +4,7 @@ package guardtx
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -13,11 +14,13 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pause"
 )
 
 // Refusals of a Tx. Package metered has them under names of its own.
 var (
 	ErrControl = fault.New("transaction_control", "metered: the command's function must not end its transaction")
+	ErrFailed  = fault.New("transaction_failed", "metered: a statement of the command's function failed")
 	ErrDone    = fault.New("transaction_done", "metered: the command's transaction is over")
 )
 
@@ -32,6 +35,23 @@ func (Tx) Commit(context.Context) error { return ErrControl }
 
 // Rollback is ErrControl.
 func (Tx) Rollback(context.Context) error { return ErrControl }
+
+// Intact is an error if nothing more can be sent in the transaction of pg, or committed.
+func Intact(ctx context.Context, pg *pgconn.PgConn) error {
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("metered: before the commit: %w", pause.Ended(ctx))
+	case pg.IsClosed():
+		return errors.New("metered: the connection was lost before the commit")
+	case pg.IsBusy():
+		return fmt.Errorf("%w: it left rows or a batch open", ErrFailed)
+	case pg.TxStatus() == 'I':
+		return fmt.Errorf("%w: it has ended", ErrControl)
+	case pg.TxStatus() == 'E':
+		return ErrFailed
+	}
+	return nil
+}
 
 // guarded refuses to end the transaction that it belongs to. Commit and Rollback are those of Tx,
 // or of a savepoint.

@@ -22,6 +22,7 @@ var (
 	ReleaseHolds any // func(*holds.Book, holds.Release) (*ledger.Call[[]holds.Hold], error)
 	ExtendHolds  any // func(*holds.Book, holds.Extend) (*ledger.Call[[]holds.Hold], error)
 	RefundHolds  any // func(*holds.Book, holds.Refund) (*ledger.Call[[]holds.Hold], error)
+	BookSchema   any // func(*holds.Book) schema.Name
 	DecodeHold   any // func([]byte) (holds.Hold, error)
 )
 
@@ -29,4 +30,10 @@ var (
 var (
 	Present any // func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error)
 	Grant   any // func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error)
+)
+
+// Package replica.
+var (
+	CommitLSN string // the query of replica.CommitLSN
+	ScanLSN   any    // func(pgx.Row) (replica.LSN, error): its answer
 )

@@ -61,3 +61,9 @@ func Of(err error) string {
 	}
 	return ""
 }
+
+// Collided reports whether the whole transaction may succeed if it runs again at once.
+func Collided(err error) bool {
+	state := Of(err)
+	return state == SerializationFailure || state == DeadlockDetected
+}
