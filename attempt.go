@@ -10,10 +10,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -37,7 +38,7 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 		case c.sticky <- struct{}{}:
 			defer func() { <-c.sticky }()
 		case <-ctx.Done():
-			a.err = fmt.Errorf("metered: %w", ended(ctx))
+			a.err = fmt.Errorf("metered: %w", pause.Ended(ctx))
 			return a
 		}
 	}
@@ -63,8 +64,8 @@ func (c *Client) attempt(ctx context.Context, op *operation, do work) (a attempt
 			return a
 		}
 		a.rec, a.err = b.replay(op)
-		if a.err == nil && op.command.Position {
-			a.rec.position, _ = CommitPosition(ctx, conn)
+		if a.err == nil && op.command.LSN {
+			a.rec.lsn, _ = replica.CommitLSN(ctx, conn)
 		}
 		return a
 	}
@@ -113,7 +114,7 @@ const (
 	statusFuture  = "future"
 )
 
-// The last six columns are those of tokens.Row.
+// The last six columns are those of ledger.TokenRow.
 const beginSQL = `
 select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, denied,
     token_status, payload, uses_left, minted_at, expires_at, consumed_at
@@ -133,7 +134,7 @@ type begun struct {
 	holds       []string
 	at          *time.Time
 	denied      []byte
-	token       tokens.Row
+	token       ledger.TokenRow
 }
 
 func (b *begun) dest() []any {
@@ -177,7 +178,7 @@ func (c *Client) beginArgs(ctx context.Context, op *operation, marker string, cl
 	}
 	token := ledger.PresentedToken{}
 	if op.token != nil {
-		token = ledger.PresentedToken{Digest: op.token.Digest[:], Purpose: op.token.Purpose, Subject: op.token.Subject}
+		token = *op.token
 	}
 	charges, tolerance := sentCharges(op.charges)
 	return []any{claiming, opening, command.String(), token.String(), charges, tolerance, wait}
@@ -191,11 +192,11 @@ func (c *Client) sent(op *operation, marker string) ledger.Command {
 }
 
 // sentCharges are charges as they are sent, which may be none.
-func sentCharges(call *budget.Prepared) (charges string, tolerance pgtype.Interval) {
+func sentCharges(call *charging) (charges string, tolerance pgtype.Interval) {
 	if call == nil {
 		return ledger.Charges(nil), pgtype.Interval{Valid: true}
 	}
-	return ledger.Charges(call.Charges()), call.Tolerance()
+	return ledger.Charges(call.Charges), call.Tolerance
 }
 
 // maxMargin is how much earlier than the client the server gives up, at most.
@@ -242,7 +243,7 @@ func (b *begun) replay(op *operation) (record, error) {
 func (b *begun) record() (record, error) {
 	rec := record{raw: b.result, replayed: true, at: *b.at}
 	for _, raw := range b.holds {
-		h, err := holds.Decode([]byte(raw))
+		h, err := decodeHold([]byte(raw))
 		if err != nil {
 			return record{}, err
 		}
@@ -259,21 +260,20 @@ func (b *begun) record() (record, error) {
 func (b *begun) admit(op *operation) (*tokens.Grant, error) {
 	var grant *tokens.Grant
 	if op.token != nil {
-		g, err := op.token.Grant(b.token)
+		g, err := grantOf(*op.token, b.token)
 		if err != nil {
 			return nil, err
 		}
 		grant = &g
 	}
 	if len(b.denied) > 0 {
-		_, err := op.charges.Receipt(nil, nil, nil, nil, b.denied)
-		return nil, err
+		return nil, op.charges.Denied(b.denied)
 	}
 	return grant, nil
 }
 
 // ofBudget turns what the budget's SQL functions raised into the errors of package budget.
-func ofBudget(call *budget.Prepared, err error) error {
+func ofBudget(call *charging, err error) error {
 	if Code(err) != "" {
 		return err // it has them
 	}

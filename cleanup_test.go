@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -46,12 +47,12 @@ func reserve(t *testing.T) *reserved {
 	s.clock = pgtest.SetClock(t, s.pool, time.Now())
 	r := holds.Request{ID: "h", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
 	_, err := metered.Do(t.Context(), s.c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (string, error) {
-		return tx.Place(ctx, r, &metered.Cleanup{Delay: 7 * time.Second})
+		return tx.Place(ctx, r, &holdjobs.Cleanup{Delay: 7 * time.Second})
 	})
 	require.NoError(t, err)
 	s.job = queryRow[int64](t, s.pool, `select id from river_job`)
 	workers := river.NewWorkers()
-	river.AddWorker(workers, s.c.CleanupWorker())
+	river.AddWorker(workers, holdjobs.NewCleanupWorker(s.pool, s.c.Holds))
 	startWorkers(t, s.pool, workers)
 	return s
 }
@@ -68,7 +69,7 @@ func (s *reserved) again(t *testing.T, tenant, id string) {
 	t.Helper()
 	var job jobs.Result
 	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) (err error) {
-		job, err = s.c.Jobs.Enqueue(t.Context(), tx, metered.CleanupArgs{Tenant: tenant, ID: id}, nil)
+		job, err = s.c.Jobs.Enqueue(t.Context(), tx, holdjobs.CleanupArgs{Tenant: tenant, ID: id}, nil)
 		return err
 	}))
 	awaitJob(t, s.pool, job.JobID, "completed")
@@ -237,13 +238,13 @@ func TestCleanup_OfAClaimThatTheHolderHadAlready(t *testing.T) {
 	claim := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann", TTL: time.Minute}
 	for _, op := range []string{"op1", "op2"} {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: op}, func(ctx context.Context, tx *metered.Tx) (string, error) {
-			return tx.Claim(ctx, claim, &metered.Cleanup{})
+			return tx.Claim(ctx, claim, &holdjobs.Cleanup{})
 		})
 		require.NoError(t, err)
 	}
 	clock.Advance(time.Minute)
 	workers := river.NewWorkers()
-	river.AddWorker(workers, c.CleanupWorker())
+	river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, c.Holds))
 	startWorkers(t, pool, workers)
 	_, err := pool.Exec(t.Context(), `update river_job set state = 'available', scheduled_at = now()`)
 	require.NoError(t, err)

@@ -100,7 +100,7 @@ type Client struct {
 	sticky chan struct{} // a place for each attempt of a command with sticky charges
 }
 
-type statements struct{ begin, complete, finish, lockAll, guard, lookup, purge string }
+type statements struct{ begin, complete, finish, lockAll, lookup, purge string }
 
 // New returns a Client, or an *ArgumentError. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -133,7 +133,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	cfg.SecretKey = bytes.Clone(cfg.SecretKey)
 	c := &Client{pool: pool, cfg: cfg, schema: name, sql: statements{
 		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL), finish: name.SQL(finishSQL),
-		lockAll: name.SQL(lockAllSQL), guard: name.SQL(guardSQL), lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
+		lockAll: name.SQL(lockAllSQL), lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
 	}}
 	c.sticky = stickyPlaces(pool)
 	if err := c.setUpPieces(); err != nil {

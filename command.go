@@ -17,9 +17,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/jsontext"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/uuidv7"
-	"github.com/pgmetered/metered/tokens"
 )
 
 // Bounds of a command.
@@ -115,11 +115,11 @@ type Command struct {
 	// Sticky charges are not released early. Not part of the fingerprint. Not in DoTx.
 	EarlyRelease bool
 
-	// Position asks for Outcome.Position, so that a read of a replica can wait for this
-	// command (ReadAt). It takes no further round trip, but one in a replay. Not part of the
-	// fingerprint. Not in DoTx, where CommitPosition after the caller's commit says it.
+	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this
+	// command (replica.ReadAt). It takes no further round trip, but one in a replay. Not part of the
+	// fingerprint. Not in DoTx, where replica.CommitLSN after the caller's commit says it.
 	// Defaults to false.
-	Position bool
+	LSN bool
 }
 
 // Redeem is a token as it was presented, for tokens.Store.Consume. It prints without the
@@ -147,11 +147,11 @@ type operation struct {
 	fingerprint []byte
 	key         int64 // of the claim's advisory lock
 	issued      *time.Time
-	charges     *budget.Prepared // nil without charges
-	token       *tokens.Presented
+	charges     *charging // nil without charges
+	token       *ledger.PresentedToken
 	isolation   pgx.TxIsoLevel
 
-	sticky        *budget.Prepared // nil without sticky charges
+	sticky        *charging // nil without sticky charges
 	stickyTaken   bool
 	stickyReceipt budget.Receipt // once they are taken
 }
@@ -179,12 +179,12 @@ func (c *Client) prepare(cmd Command) (*operation, error) {
 	}
 	var err error
 	if len(cmd.Charges) > 0 {
-		if op.charges, err = c.Budget.Prepare(cmd.Charges...); err != nil {
+		if op.charges, err = prepareCharges(c.Budget, cmd.Charges...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Charges: %w", err)
 		}
 	}
 	if len(cmd.Sticky) > 0 {
-		if op.sticky, err = c.Budget.Prepare(cmd.Sticky...); err != nil {
+		if op.sticky, err = prepareCharges(c.Budget, cmd.Sticky...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Sticky: %w", err)
 		}
 		if cap(c.sticky) == 0 {
@@ -192,7 +192,7 @@ func (c *Client) prepare(cmd Command) (*operation, error) {
 		}
 	}
 	if cmd.Token != nil {
-		presented, err := c.Tokens.Present(cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented)
+		presented, err := presentToken(c.Tokens, cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented)
 		if err != nil {
 			return nil, err
 		}
@@ -234,7 +234,7 @@ func fingerprint(cmd Command, op *operation) ([]byte, error) {
 	if op.token == nil {
 		part(h, nil)
 	} else {
-		part(h, op.token.Digest[:])
+		part(h, op.token.Digest)
 		part(h, []byte(op.token.Purpose))
 		part(h, []byte(op.token.Subject))
 	}

@@ -12,6 +12,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/replica"
 )
 
 const completeSQL = `
@@ -38,7 +42,7 @@ func (d *completion) record(tx *Tx, raw []byte) (record, error) {
 		return rec, nil
 	}
 	var err error
-	rec.receipt, err = tx.call.Receipt(d.seqs, d.ats, d.used, d.held, nil)
+	rec.receipt, err = tx.call.Receipt(ledger.Answer{Seqs: d.seqs, Ats: d.ats, Used: d.used, Held: d.held})
 	return rec, err
 }
 
@@ -59,13 +63,13 @@ func (c *Client) completeArgs(ctx context.Context, tx *Tx, marker string, raw []
 // COMMIT's tag is not enough: what comes after it must have come too, and until then
 // it is unknown whether it stays.
 func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker string, raw []byte) (record, bool, error) {
-	if err := ready(ctx, conn.Conn().PgConn()); err != nil {
+	if err := guardtx.Intact(ctx, conn.Conn().PgConn()); err != nil {
 		return record{}, false, err
 	}
 	var done completion
 	var tag pgconn.CommandTag
-	var position Position
-	early, asked := tx.op.command.EarlyRelease, tx.op.command.Position
+	var lsn replica.LSN
+	early, asked := tx.op.command.EarlyRelease, tx.op.command.LSN
 	batch := &pgx.Batch{}
 	if early {
 		batch.Queue(releaseSQL)
@@ -98,7 +102,7 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 		if err = tx.tell(ctx, done.holds); err != nil {
 			return record{}, false, foreign("commit", err)
 		}
-		if err = ready(ctx, conn.Conn().PgConn()); err != nil {
+		if err = guardtx.Intact(ctx, conn.Conn().PgConn()); err != nil {
 			return record{}, false, err
 		}
 		batch = &pgx.Batch{}
@@ -109,13 +113,13 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 	}
 	if err == nil {
 		own = false
-		tag, position, err = committed(results, early, asked)
+		tag, lsn, err = committed(results, early, asked)
 	}
 	closeErr := results.Close() // the server's error, also where err was made of it
 	switch {
 	case err == nil && tag.String() == "COMMIT":
 		rec, err := done.record(tx, raw)
-		rec.position = position
+		rec.lsn = lsn
 		return rec, false, err
 	case err == nil && tag.String() == "ROLLBACK":
 		return record{}, false, fmt.Errorf("%w: COMMIT was answered by ROLLBACK", ErrTxFailed)
@@ -136,26 +140,9 @@ func (c *Client) commit(ctx context.Context, conn *pgxpool.Conn, tx *Tx, marker 
 func queueCommit(batch *pgx.Batch, early, asked bool) {
 	batch.Queue("commit")
 	if asked {
-		batch.Queue(positionSQL)
+		batch.Queue(lend.CommitLSN)
 	}
 	if early {
 		batch.Queue(barrierSQL)
 	}
-}
-
-// ready is an error if the last flush cannot be sent.
-func ready(ctx context.Context, pg *pgconn.PgConn) error {
-	switch {
-	case ctx.Err() != nil:
-		return fmt.Errorf("metered: before the commit: %w", ended(ctx))
-	case pg.IsClosed():
-		return errors.New("metered: the connection was lost before the commit")
-	case pg.IsBusy():
-		return fmt.Errorf("%w: it left rows or a batch open", ErrTxFailed)
-	case pg.TxStatus() == 'I':
-		return fmt.Errorf("%w: it has ended", ErrTxControl)
-	case pg.TxStatus() == 'E':
-		return ErrTxFailed
-	}
-	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,6 +13,9 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/jsontext"
+	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/replica"
 )
 
 // Func is what a command does: its writes, through tx, and its result, which is
@@ -63,11 +65,11 @@ type Outcome[R any] struct {
 	// At is when the command was completed, by the database's clock.
 	At time.Time `json:"at"`
 
-	// Position is a place of the log behind the command's commit, if Command.Position asked
-	// for it. It is 0, which ReadAt refuses, if the server did not say: if the connection was
+	// LSN is a place of the log behind the command's commit, if Command.LSN asked
+	// for it. It is 0, which replica.ReadAt refuses, if the server did not say: if the connection was
 	// lost just behind COMMIT, and no other one was to be had within a second, or if the role
 	// may not ask.
-	Position Position `json:"position,omitzero"`
+	LSN replica.LSN `json:"lsn,omitzero"`
 }
 
 // Do runs a command as one unit: claims its operation id, spends its token, calls
@@ -139,7 +141,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // with another transaction (40P01). Nothing is retried and no timeout is set, since
 // the transaction is not Do's: after SQLSTATE 40001 or 40P01 the caller retries the
 // whole of it. If the answer to its COMMIT is lost, the caller finds out by the same command
-// again. Command.Sticky, Isolation, EarlyRelease and Position are refused. After a
+// again. Command.Sticky, Isolation, EarlyRelease and LSN are refused. After a
 // replay or ErrConflict the caller's commit waits until the record they rest on is durable,
 // even if tx wrote nothing. Otherwise as Do, with one round trip more if it fails.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
@@ -153,8 +155,8 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 		return Outcome[R]{}, invalid("Command.Isolation", "is the caller's, who began the transaction")
 	case cmd.EarlyRelease:
 		return Outcome[R]{}, invalid("Command.EarlyRelease", "is about a COMMIT, which is the caller's: use Do")
-	case cmd.Position:
-		return Outcome[R]{}, invalid("Command.Position", "is that of a COMMIT, which is the caller's: use CommitPosition after it")
+	case cmd.LSN:
+		return Outcome[R]{}, invalid("Command.LSN", "is that of a COMMIT, which is the caller's: use replica.CommitLSN after it")
 	}
 	op, err := c.prepare(cmd)
 	if err != nil {
@@ -215,7 +217,7 @@ func outcome[R any](rec record, result R, sticky budget.Receipt, err error) (Out
 	}
 	return Outcome[R]{
 		Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, Sticky: sticky, Holds: rec.holds, At: rec.at,
-		Position: rec.position,
+		LSN: rec.lsn,
 	}, nil
 }
 
@@ -226,7 +228,7 @@ type record struct {
 	receipt  budget.Receipt
 	holds    []holds.Hold
 	at       time.Time
-	position Position
+	lsn      replica.LSN
 }
 
 // run attempts op until there is an answer.
@@ -236,8 +238,8 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 	for n := 1; ; n++ {
 		a := c.attempt(resolve, op, do)
 		if a.err == nil {
-			if op.command.Position && a.rec.position == 0 {
-				a.rec.position = c.position(ctx)
+			if op.command.LSN && a.rec.lsn == 0 {
+				a.rec.lsn = c.lsn(ctx)
 			}
 			return a.rec, nil
 		}
@@ -253,13 +255,13 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 				defer cancel()
 			}
 		case lost != nil: // not through to the answer yet: try on
-		case collided(a.err) && n < c.cfg.MaxAttempts:
-		case collided(a.err):
+		case sqlstate.Collided(a.err) && n < c.cfg.MaxAttempts:
+		case sqlstate.Collided(a.err):
 			return record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
 		default:
 			return record{}, c.deny(ctx, op.command, timedOut(resolve, a.err), a.sticky)
 		}
-		if err := pause(resolve, n); err != nil {
+		if err := pause.Before(resolve, n); err != nil {
 			if lost != nil {
 				return record{}, &IndefiniteError{Namespace: op.command.Namespace, ID: op.command.ID, cause: lost}
 			}
@@ -268,27 +270,17 @@ func (c *Client) run(ctx context.Context, op *operation, do work) (record, error
 	}
 }
 
-// position is asked for on another connection, or 0: the command has committed, whatever
+// lsn is asked for on another connection, or 0: the command has committed, whatever
 // becomes of this, and has waited long enough.
-func (c *Client) position(ctx context.Context) Position {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+func (c *Client) lsn(ctx context.Context) replica.LSN {
+	ctx, cancel := context.WithTimeout(ctx, lsnTimeout)
 	defer cancel()
-	p, _ := CommitPosition(ctx, c.pool)
+	p, _ := replica.CommitLSN(ctx, c.pool)
 	return p
 }
 
-// pause waits before attempt n+1: a random time up to 2^n ms, 200 ms at most.
-func pause(ctx context.Context, n int) error {
-	limit := min(200*time.Millisecond, time.Millisecond<<min(n, 20))
-	timer := time.NewTimer(rand.N(limit) + 1)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ended(ctx)
-	}
-}
+// lsnTimeout bounds asking a primary for the LSN after the commit.
+const lsnTimeout = time.Second
 
 // deny tells Config.OnDenial of err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, err error, sticky bool) error {

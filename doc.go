@@ -48,11 +48,11 @@
 //   - A limit on attempts that also counts those that fail: Command.Sticky.
 //   - A top-up, a transfer, a refund: Tx.Credit, Tx.RefundCharge.
 //   - A seat, stock, a unique name, held until a deadline: Tx.Place and Tx.Claim, or package
-//     holds in a transaction of yours; Cleanup and CleanupWorker, to hear of its end.
-//   - A job whose cost is known when it is done: HeldWorker.
+//     holds in a transaction of yours; package holdjobs, to hear of its end.
+//   - A job whose cost is known when it is done: package holdjobs.
 //   - An audit record, or a counter, of what was refused: Config.OnDenial.
 //   - What HTTP says of an error, and RateLimit fields: package httplimit.
-//   - Reads of a replica after a write: Command.Position or CommitPosition, and ReadAt.
+//   - Reads of a replica after a write: Command.LSN, and package replica.
 //   - Set-up: Migrate or SchemaSQL, GrantSQL; what deletes: Client.PurgeOperations and the
 //     Purge of each package.
 package metered

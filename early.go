@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/replica"
 )
 
 // releaseSQL makes a transaction's COMMIT return, and let go of its locks, when its
@@ -31,16 +33,16 @@ const barrierSQL = `select ` + writeSQL + `, case pg_catalog.current_setting('sy
 // An error with COMMIT's tag means that it is committed and seen by others, but not known
 // to be in the log on disk: a crash may take it back. Without early release what comes after
 // COMMIT's tag does not matter.
-func committed(results pgx.BatchResults, early, asked bool) (tag pgconn.CommandTag, position Position, err error) {
+func committed(results pgx.BatchResults, early, asked bool) (tag pgconn.CommandTag, lsn replica.LSN, err error) {
 	tag, err = results.Exec()
 	if err != nil || tag.String() != "COMMIT" {
 		return tag, 0, err
 	}
 	if asked {
-		position, err = scanPosition(results.QueryRow())
+		lsn, err = scanLSN(results.QueryRow())
 	}
 	if !early {
-		return tag, position, nil
+		return tag, lsn, nil
 	}
 	if err == nil {
 		_, err = results.Exec()
@@ -51,7 +53,7 @@ func committed(results pgx.BatchResults, early, asked bool) (tag pgconn.CommandT
 	if err != nil {
 		err = fmt.Errorf("committed, but not known to be durable: %w", err)
 	}
-	return tag, position, err
+	return tag, lsn, err
 }
 
 // endReplay ends a transaction that found the record of its operation, and returns when

@@ -188,7 +188,7 @@ func TestDoTx_RefusesWhatIsAboutACommit(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		for field, cmd := range map[string]metered.Command{
-			"Command.EarlyRelease": {ID: "a", EarlyRelease: true}, "Command.Position": {ID: "a", Position: true},
+			"Command.EarlyRelease": {ID: "a", EarlyRelease: true}, "Command.LSN": {ID: "a", LSN: true},
 		} {
 			_, err := metered.DoTx(t.Context(), c, tx, cmd, mustNotRun(t))
 			var argument *metered.ArgumentError

@@ -145,25 +145,25 @@ func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	for _, early := range []bool{false, true} {
 		owner, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: time.Second}, nil)
-		cmd.Position, cmd.EarlyRelease = true, early
+		cmd.LSN, cmd.EarlyRelease = true, early
 		lose := func(f *flush) { stopBehind(f, commitTag, "", false) }
 		w.once((*flush).last, lose)
 		var runs atomic.Int64
 		out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
 		require.NoError(t, err)
 		require.Equal(t, early, out.Replayed)
-		require.Positive(t, out.Position)
+		require.Positive(t, out.LSN)
 		require.Equal(t, int64(1), runs.Load())
 		require.Equal(t, everything, footprintOf(t, owner, cmd))
 		if early {
 			continue
 		}
 		other := whole(t, owner, c, "other")
-		other.Position = true
+		other.LSN = true
 		w.once((*flush).last, func(f *flush) { w.refuse(true); lose(f) })
 		out, err = metered.Do(t.Context(), c, other, wholeFunc("other", nil))
 		require.NoError(t, err, "it has committed")
-		require.Zero(t, out.Position)
+		require.Zero(t, out.LSN)
 	}
 }
 
@@ -177,12 +177,12 @@ func TestDo_APositionThatIsRefusedLeavesTheCommand(t *testing.T) {
 	c := newClient(t, pgtest.AsRole(t, owner, metered.GrantSQL, riverGrantSQL), metered.Config{})
 	for _, early := range []bool{false, true} {
 		cmd := whole(t, owner, c, fmt.Sprint("op ", early))
-		cmd.Position, cmd.EarlyRelease = true, early
+		cmd.LSN, cmd.EarlyRelease = true, early
 		var runs atomic.Int64
 		out, err := metered.Do(t.Context(), c, cmd, func(context.Context, *metered.Tx) (int64, error) { return runs.Add(1), nil })
 		require.NoError(t, err)
 		require.Equal(t, early, out.Replayed)
-		require.Zero(t, out.Position)
+		require.Zero(t, out.LSN)
 		require.Equal(t, int64(1), runs.Load())
 		require.Len(t, out.Receipt.Entries, 2)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -22,14 +23,14 @@ var (
 
 	// ErrNotMigrated: the schema, or some of its tables or functions, are missing or of an
 	// earlier version.
-	ErrNotMigrated error = fault.New("not_migrated", "metered: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
+	ErrNotMigrated error = fault.ErrNotMigrated
 
 	// ErrSchemaDiffers: the schema is of this build's version, but not as this build makes it.
 	// The text names the differences; so does Validate.
 	ErrSchemaDiffers error = fault.New("schema_differs", "metered: the schema is not as it should be")
 
 	// ErrNotGranted: the role has not been given what the call needs.
-	ErrNotGranted error = fault.New("not_granted", "metered: "+sqlstate.GrantHint)
+	ErrNotGranted error = fault.ErrNotGranted
 
 	errArgument = fault.New("invalid_argument", "metered: invalid argument")
 )
@@ -56,7 +57,7 @@ var (
 	// ErrBusy: another call with the same operation id was still running when the lock
 	// timeout ran out, or another transaction still had the lock of a scope, a token or a
 	// hold. Try again later (Retryable).
-	ErrBusy error = fault.New("busy", "metered: busy")
+	ErrBusy error = fault.ErrBusy
 
 	// ErrTimeout: the server gave up on a statement, or on a transaction that stood
 	// idle, at the context's deadline. It is context.DeadlineExceeded too.
@@ -64,15 +65,15 @@ var (
 
 	// ErrTxControl: the function, a subscriber of its holds, or Cost.Write tried to begin,
 	// commit or roll back a transaction. It should return nil or an error instead.
-	ErrTxControl error = fault.New("transaction_control", "metered: the command's function must not end its transaction")
+	ErrTxControl error = guardtx.ErrControl
 
 	// ErrTxDone: the transaction was used after the function had returned.
-	ErrTxDone error = fault.New("transaction_done", "metered: the command's transaction is over")
+	ErrTxDone error = guardtx.ErrDone
 
 	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and the function
 	// or subscriber returned nil all the same. A failed transaction can only be rolled back.
 	// Or, in DoTx: the caller's transaction had failed before the command began.
-	ErrTxFailed error = fault.New("transaction_failed", "metered: a statement of the command's function failed")
+	ErrTxFailed error = guardtx.ErrFailed
 
 	// errAborted is ErrTxFailed, and says whose statement it was.
 	errAborted = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
@@ -166,22 +167,14 @@ func failed(doing string, err error) error {
 	}
 	var kind error
 	switch sqlstate.Of(err) {
-	case "":
-		return fmt.Errorf("metered: %s: %w", doing, err)
-	case sqlstate.LockNotAvailable:
-		kind = ErrBusy
 	case sqlstate.Nested:
 		kind = ErrNested
 	case sqlstate.NotBegun, sqlstate.NotFinished, sqlstate.InvalidCursorName:
 		kind = ErrTxControl
 	case sqlstate.InFailedTransaction:
 		kind = ErrTxFailed
-	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
-		kind = ErrNotMigrated
-	case sqlstate.InsufficientPrivilege:
-		kind = ErrNotGranted
 	default:
-		return fmt.Errorf("metered: %s: %w", doing, err)
+		return fault.Failed("metered", doing, err)
 	}
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
 }
@@ -216,13 +209,4 @@ func timedOut(ctx context.Context, err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
-}
-
-// ended is why ctx is done, and the cause that its owner gave, if it is another.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
 }

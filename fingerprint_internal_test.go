@@ -11,11 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
-	"github.com/pgmetered/metered/tokens"
 )
 
-func fingerprintOf(t testing.TB, cmd Command, token *tokens.Presented) string {
+func fingerprintOf(t testing.TB, cmd Command, token *ledger.PresentedToken) string {
 	t.Helper()
 	fp, err := fingerprint(cmd, &operation{token: token, issued: issuedAt(cmd)})
 	require.NoError(t, err)
@@ -28,10 +28,10 @@ func fingerprintOf(t testing.TB, cmd Command, token *tokens.Presented) string {
 func TestFingerprint_Golden(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2031, 5, 6, 12, 0, 0, 123457999, time.UTC)
-	token := &tokens.Presented{Digest: tokens.Digest{1, 2, 3}, Purpose: "upload", Subject: "ann"}
+	token := &ledger.PresentedToken{Digest: append([]byte{1, 2, 3}, make([]byte, 29)...), Purpose: "upload", Subject: "ann"}
 	for _, v := range []struct {
 		cmd   Command
-		token *tokens.Presented
+		token *ledger.PresentedToken
 		want  string
 	}{
 		{Command{ID: "a"}, nil, "0117b0761f87b081d5cf10757ccc89f12be355c70e2e29df288b65b30710dcbcd1"},
@@ -55,7 +55,7 @@ func TestFingerprint_IsTheHashOfLengthPrefixedParts(t *testing.T) {
 	t.Parallel()
 	n := func(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 	p := func(b string) []byte { return append(n(uint64(len(b))), b...) }
-	digest := tokens.Digest{9}
+	digest := [32]byte{9}
 	h := sha256.New()
 	for _, b := range [][]byte{
 		p("name"), p(`"in"`), p(string(digest[:])), p("purpose"), p("subject"), p(string(n(1_000_001))),
@@ -66,7 +66,7 @@ func TestFingerprint_IsTheHashOfLengthPrefixedParts(t *testing.T) {
 	require.Equal(t, "01"+hex.EncodeToString(h.Sum(nil)), fingerprintOf(t, Command{
 		Name: "name", Input: "in", IssuedAt: time.UnixMicro(1_000_001),
 		Charges: []budget.Charge{{Scope: "s", Amount: 5}, {Scope: "t", Amount: 6}}, Sticky: []budget.Charge{{Scope: "u", Amount: 7}},
-	}, &tokens.Presented{Digest: digest, Purpose: "purpose", Subject: "subject"}))
+	}, &ledger.PresentedToken{Digest: digest[:], Purpose: "purpose", Subject: "subject"}))
 }
 
 func FuzzFingerprint(f *testing.F) {
@@ -76,7 +76,7 @@ func FuzzFingerprint(f *testing.F) {
 	f.Add("n", []byte("i"), "s", int64(1), int64(-1), "n", []byte("i"), "s", int64(1), int64(0))
 	f.Fuzz(func(t *testing.T, name1 string, in1 []byte, scope1 string, amount1, issued1 int64,
 		name2 string, in2 []byte, scope2 string, amount2, issued2 int64) {
-		build := func(name string, in []byte, scope string, amount, issued int64) (Command, *tokens.Presented) {
+		build := func(name string, in []byte, scope string, amount, issued int64) (Command, *ledger.PresentedToken) {
 			cmd := Command{Name: name, Input: in}
 			if issued >= 0 && issued < 1<<60 { // negative: none
 				cmd.IssuedAt = time.UnixMicro(issued)
@@ -87,12 +87,12 @@ func FuzzFingerprint(f *testing.F) {
 			if amount%2 == 0 {
 				return cmd, nil
 			}
-			return cmd, &tokens.Presented{Purpose: scope, Subject: name}
+			return cmd, &ledger.PresentedToken{Digest: make([]byte, 32), Purpose: scope, Subject: name}
 		}
 		// Whatever makes two commands differ makes their fingerprints differ.
 		cmd1, token1 := build(name1, in1, scope1, amount1, issued1)
 		cmd2, token2 := build(name2, in2, scope2, amount2, issued2)
-		text := func(cmd Command, token *tokens.Presented) string {
+		text := func(cmd Command, token *ledger.PresentedToken) string {
 			return fmt.Sprintf("%q %q %v %v %q %+v", cmd.Name, cmd.Input, cmd.IssuedAt.IsZero(), cmd.IssuedAt.UnixMicro(), fmt.Sprintf("%q", fmt.Sprint(cmd.Charges)), token)
 		}
 		same := text(cmd1, token1) == text(cmd2, token2)

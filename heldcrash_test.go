@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -28,7 +29,7 @@ func settlingJob(t *testing.T, statement string, strike func(w *wire, owner *pgx
 	job = submit(t, c, 5)
 	pool, w := tap(t, owner, func(c *pgxpool.Config) { c.MaxConns = 16 })
 	runs = new(atomic.Int64)
-	client = workHeld(t, pool, newClient(t, pool, metered.Config{}), metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+	client = workHeld(t, pool, newClient(t, pool, metered.Config{}), holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
 		runs.Add(1)
 		cost, err := costs(7, holds.OverRefused)(ctx, j)
 		own, armed := cost.Write, false
@@ -109,7 +110,7 @@ func TestHeldWorker_AWorkerThatDiesChargesOnceOrNotAtAll(t *testing.T) {
 			}
 			_, err := owner.Exec(t.Context(), `update river_job set state = 'available' where id = $1`, job) // as River's rescuer does
 			require.NoError(t, err)
-			workHeld(t, owner, c, metered.HeldOptions{}, costs(7, holds.OverRefused))
+			workHeld(t, owner, c, holdjobs.Options{}, costs(7, holds.OverRefused))
 			if inTime {
 				awaitJob(t, owner, job, "completed")
 				require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job), statement)
@@ -134,10 +135,10 @@ func TestHeldWorker_AJobThatWasTakenAwayIsNotCharged(t *testing.T) {
 		pool, c := setUp(t, metered.Config{})
 		submit(t, c, 1)
 		ended := make(chan struct{})
-		client := workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+		client := workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
 			_, err := pool.Exec(ctx, sql, j.ID)
 			if err != nil {
-				return metered.Cost{}, err
+				return holdjobs.Cost{}, err
 			}
 			defer close(ended)
 			return costs(7, holds.OverRefused)(ctx, j)
@@ -163,11 +164,11 @@ func TestHeldWorker_OfTwoWorkersOfOneJobOneCharges(t *testing.T) {
 	job := submit(t, c, 5)
 	var runs atomic.Int64
 	both := make(chan struct{})
-	workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+	workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
 		if runs.Add(1) == 2 {
 			close(both)
 		} else if _, err := pool.Exec(ctx, `update river_job set state = 'available' where id = $1`, j.ID); err != nil {
-			return metered.Cost{}, err
+			return holdjobs.Cost{}, err
 		}
 		<-both
 		return costs(7, holds.OverRefused)(ctx, j)

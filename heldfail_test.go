@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -24,7 +25,7 @@ func TestHeldWorker_AFailedAttemptStaysHeldUntilTheNext(t *testing.T) {
 	clock := pgtest.SetClock(t, pool, time.Now())
 	job := submit(t, c, 3)
 	var runs atomic.Int64
-	opts := metered.HeldOptions{Timeout: 5 * time.Minute, RetryAfter: time.Hour, Margin: 20 * time.Minute}
+	opts := holdjobs.Options{Timeout: 5 * time.Minute, RetryAfter: time.Hour, Margin: 20 * time.Minute}
 	left := func() time.Duration {
 		h, err := c.Holds.Get(context.Background(), pool, "", "h", "")
 		if err != nil {
@@ -33,11 +34,11 @@ func TestHeldWorker_AFailedAttemptStaysHeldUntilTheNext(t *testing.T) {
 		return h.Remaining()
 	}
 	atStart := make(chan time.Duration, 3)
-	workHeld(t, pool, c, opts, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+	workHeld(t, pool, c, opts, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
 		atStart <- left()
 		if runs.Add(1) < 3 {
 			clock.Advance(opts.Timeout + opts.Margin - time.Second) // the latest that it can be
-			return metered.Cost{}, errOwn
+			return holdjobs.Cost{}, errOwn
 		}
 		return costs(7, holds.OverRefused)(ctx, j)
 	})
@@ -76,8 +77,8 @@ func TestHeldWorker_TheLastFailureAndACancellationRelease(t *testing.T) {
 	} {
 		pool, c := setUp(t, metered.Config{})
 		job := submit(t, c, test.attempts)
-		workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
-			return metered.Cost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
+		workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+			return holdjobs.Cost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
 		})
 		awaitJob(t, pool, job, test.job)
 		require.Equal(t, books{Job: test.job, Hold: holds.Released}, booksOf(t, pool, c, job), reason)
@@ -95,12 +96,12 @@ func TestHeldWorker_AJobWhoseHoldIsInItsGraceIsWorked(t *testing.T) {
 		if err != nil {
 			return 0, err
 		}
-		job, err := tx.Enqueue(ctx, render{metered.HoldRef{ID: id}}, nil)
+		job, err := tx.Enqueue(ctx, render{holdjobs.Ref{ID: id}}, nil)
 		return job.JobID, err
 	})
 	require.NoError(t, err)
 	clock.Advance(2 * time.Minute)
-	workHeld(t, pool, c, metered.HeldOptions{}, costs(7, holds.OverRefused))
+	workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
 	awaitJob(t, pool, out.Result, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, out.Result))
 }
@@ -120,10 +121,10 @@ func TestHeldWorker_ABusyScopeIsWaitedForBeforeTheWorkAndAfter(t *testing.T) {
 		}
 	}
 	working, failing := make(chan bool), make(chan bool)
-	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
 		working <- true
 		<-failing
-		return metered.Cost{}, errOwn
+		return holdjobs.Cost{}, errOwn
 	})
 	refused(2)
 	release()
@@ -141,7 +142,7 @@ func TestHeldWorker_APanicThatIsNotTheLastKeepsTheHoldAndItsTrace(t *testing.T) 
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 2)
 	var runs atomic.Int64
-	workHeld(t, pool, c, metered.HeldOptions{RetryAfter: time.Millisecond}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+	workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
 		if runs.Add(1) == 1 {
 			panics()
 		}
@@ -159,8 +160,8 @@ func TestHeldWorker_ASnoozedJobStaysHeldUntilItRuns(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	pgtest.SetClock(t, pool, time.Now())
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, metered.HeldOptions{Margin: 7 * time.Minute}, func(context.Context, *rendering) (metered.Cost, error) {
-		return metered.Cost{}, river.JobSnooze(time.Hour)
+	workHeld(t, pool, c, holdjobs.Options{Margin: 7 * time.Minute}, func(context.Context, *rendering) (holdjobs.Cost, error) {
+		return holdjobs.Cost{}, river.JobSnooze(time.Hour)
 	})
 	awaitJob(t, pool, job, "scheduled")
 	h, err := c.Holds.Get(t.Context(), pool, "", "h", "")
@@ -174,15 +175,15 @@ func TestHeldWorker_AStoppedClientGivesTheJobBackHeld(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
 	running := make(chan struct{})
-	client := workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, _ *rendering) (metered.Cost, error) {
+	client := workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, _ *rendering) (holdjobs.Cost, error) {
 		close(running)
 		<-ctx.Done()
-		return metered.Cost{}, ctx.Err()
+		return holdjobs.Cost{}, ctx.Err()
 	})
 	<-running
 	stopWorkers(t, client)
 	require.Equal(t, books{Job: "available", Hold: holds.Held, Held: 10}, booksOf(t, pool, c, job))
-	workHeld(t, pool, c, metered.HeldOptions{}, costs(7, holds.OverRefused))
+	workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
 }
@@ -213,9 +214,9 @@ func TestHeldWorker_AJobThatIsNotHeldAnyMoreIsCancelledUnworked(t *testing.T) {
 		pool, c := setUp(t, metered.Config{})
 		job := submit(t, c, 5)
 		require.NoError(t, lose(pool, c))
-		workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
+		workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
 			t.Error("the work was done")
-			return metered.Cost{}, nil
+			return holdjobs.Cost{}, nil
 		})
 		awaitJob(t, pool, job, "cancelled")
 		require.Equal(t, state, booksOf(t, pool, c, job).Hold)
@@ -227,7 +228,7 @@ func TestHeldWorker_AHoldThatExpiresDuringTheWorkChargesNothing(t *testing.T) {
 	pool, c := setUp(t, metered.Config{Holds: holds.Config{MaxTTL: time.Minute, MaxLifetime: 90 * time.Second}})
 	clock := pgtest.SetClock(t, pool, time.Now())
 	job := submit(t, c, 5)
-	workHeld(t, pool, c, metered.HeldOptions{Timeout: time.Hour}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+	workHeld(t, pool, c, holdjobs.Options{Timeout: time.Hour}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
 		h, err := c.Holds.Get(ctx, pool, "", "h", "")
 		if err != nil || h.Remaining() != 90*time.Second { // its ceiling
 			t.Errorf("%v is left: %v", h.Remaining(), err)
@@ -246,8 +247,8 @@ func TestHeldWorker_TheStateOfAnotherHoldIsAnOrdinaryFailure(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
-		return metered.Cost{}, &holds.StateError{ID: "other", State: holds.Expired}
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
+		return holdjobs.Cost{}, &holds.StateError{ID: "other", State: holds.Expired}
 	})
 	awaitJob(t, pool, job, "discarded")
 	require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job))
@@ -257,8 +258,8 @@ func TestHeldWorker_WriteCannotEndTheTransaction(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
-		return metered.Cost{Lines: []holds.Line{room("gpu", 7, 100)}, Write: func(ctx context.Context, tx pgx.Tx) error {
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
+		return holdjobs.Cost{Lines: []holds.Line{room("gpu", 7, 100)}, Write: func(ctx context.Context, tx pgx.Tx) error {
 			if err := tx.Commit(ctx); !errors.Is(err, metered.ErrTxControl) {
 				t.Errorf("commit: %v", err)
 			}
@@ -275,8 +276,8 @@ func TestHeldWorker_WriteCannotKeepTheTransaction(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
 	kept := make(chan pgx.Tx, 1)
-	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
-		return metered.Cost{Nothing: true, Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
+		return holdjobs.Cost{Nothing: true, Write: func(_ context.Context, tx pgx.Tx) error { kept <- tx; return nil }}, nil
 	})
 	awaitJob(t, pool, job, "completed")
 	_, err := (<-kept).Exec(t.Context(), "select 1")

@@ -17,16 +17,17 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/jobs"
 )
 
 // render is a job that may cost up to 10 units of a budget of 100.
 type render struct {
-	Hold metered.HoldRef `json:"hold"`
+	Hold holdjobs.Ref `json:"hold"`
 }
 
-func (render) Kind() string              { return "render" }
-func (r render) HeldBy() metered.HoldRef { return r.Hold }
+func (render) Kind() string           { return "render" }
+func (r render) HeldBy() holdjobs.Ref { return r.Hold }
 
 type rendering = river.Job[render]
 
@@ -38,7 +39,7 @@ func submit(t *testing.T, c *metered.Client, maxAttempts int) (jobID int64) {
 		if err != nil {
 			return nil, err
 		}
-		job, err := tx.Enqueue(ctx, render{metered.HoldRef{ID: id}}, &jobs.Options{InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
+		job, err := tx.Enqueue(ctx, render{holdjobs.Ref{ID: id}}, &jobs.Options{InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
 		jobID = job.JobID
 		return nil, err
 	})
@@ -68,17 +69,17 @@ func stopWorkers(t *testing.T, client *river.Client[pgx.Tx]) {
 }
 
 // workHeld starts a worker of render jobs.
-func workHeld(t *testing.T, pool *pgxpool.Pool, c *metered.Client, opts metered.HeldOptions, work metered.HeldWork[render]) *river.Client[pgx.Tx] {
+func workHeld(t *testing.T, pool *pgxpool.Pool, c *metered.Client, opts holdjobs.Options, work holdjobs.Work[render]) *river.Client[pgx.Tx] {
 	t.Helper()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, metered.HeldWorker(c, work, opts))
+	river.AddWorker(workers, holdjobs.NewWorker(pool, c.Holds, work, opts))
 	return startWorkers(t, pool, workers)
 }
 
 // costs is work that used so many units, and writes a row.
-func costs(amount int64, over holds.Over) metered.HeldWork[render] {
-	return func(context.Context, *rendering) (metered.Cost, error) {
-		return metered.Cost{
+func costs(amount int64, over holds.Over) holdjobs.Work[render] {
+	return func(context.Context, *rendering) (holdjobs.Cost, error) {
+		return holdjobs.Cost{
 			Lines: []holds.Line{room("gpu", amount, 100)}, Over: over, Entity: "picture",
 			Write: func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
@@ -129,7 +130,7 @@ func TestHeldWorker_CapturesTheActualCostWithTheJobAndItsWrites(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
 	require.Equal(t, books{Job: "available", Hold: holds.Held, Held: 10}, booksOf(t, pool, c, job))
-	workHeld(t, pool, c, metered.HeldOptions{}, costs(7, holds.OverRefused))
+	workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
 	e := lastEvent(t, pool, c)
@@ -153,7 +154,7 @@ func TestHeldWorker_CaptureCompletionAndWritesAreAllOrNothing(t *testing.T) {
 			_, err = pool.Exec(t.Context(), fmt.Sprintf(fault, when))
 			require.NoError(t, err)
 			job := submit(t, c, 1)
-			workHeld(t, pool, c, metered.HeldOptions{}, costs(7, holds.OverRefused))
+			workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
 			awaitJob(t, pool, job, "discarded")
 			require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%s, %s", fault, when)
 		}
@@ -164,7 +165,7 @@ func TestHeldWorker_NothingUsedIsReleased(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) { return metered.Cost{Nothing: true}, nil })
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) { return holdjobs.Cost{Nothing: true}, nil })
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Released}, booksOf(t, pool, c, job))
 	require.Equal(t, "nothing was used", lastEvent(t, pool, c).Note.Reason)
@@ -174,8 +175,8 @@ func TestHeldWorker_AllOfTheEstimate(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	job := submit(t, c, 1)
-	workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) {
-		return metered.Cost{All: true, Entity: "picture"}, nil
+	workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) {
+		return holdjobs.Cost{All: true, Entity: "picture"}, nil
 	})
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 10}, booksOf(t, pool, c, job))
@@ -185,7 +186,7 @@ func TestHeldWorker_AllOfTheEstimate(t *testing.T) {
 func TestHeldWorker_ACostMustSayWhatWasUsed(t *testing.T) {
 	t.Parallel()
 	lines := []holds.Line{room("gpu", 7, 100)}
-	for _, cost := range []metered.Cost{
+	for _, cost := range []holdjobs.Cost{
 		{}, {Entity: "picture"}, {All: true, Nothing: true}, {Lines: lines, All: true}, {Lines: lines, Nothing: true}, {All: true, Over: holds.OverAllowed},
 	} {
 		pool, c := setUp(t, metered.Config{})
@@ -194,7 +195,7 @@ func TestHeldWorker_ACostMustSayWhatWasUsed(t *testing.T) {
 			_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
 			return err
 		}
-		workHeld(t, pool, c, metered.HeldOptions{}, func(context.Context, *rendering) (metered.Cost, error) { return cost, nil })
+		workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
 		awaitJob(t, pool, job, "discarded")
 		require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%+v", cost)
 		require.Contains(t, queryRow[string](t, pool, `select errors[1]->>'error' from river_job where id = $1`, job), "invalid argument")
@@ -220,7 +221,7 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 			fill(t, pool, c, "gpu", test.taken)
 		}
 		job := submit(t, c, 1)
-		workHeld(t, pool, c, metered.HeldOptions{}, costs(test.used, test.over))
+		workHeld(t, pool, c, holdjobs.Options{}, costs(test.used, test.over))
 		awaitJob(t, pool, job, test.want.Job)
 		require.Equal(t, test.want, booksOf(t, pool, c, job), "%q, %d", test.over, test.taken)
 		require.Contains(t, queryRow[string](t, pool, `select coalesce(errors[1]->>'error', '') from river_job where id = $1`, job), test.fails)
@@ -234,7 +235,7 @@ func TestHeldWorker_WriteCannotEndTheTransactionByTheConnection(t *testing.T) {
 	for _, sql := range []string{"commit", "commit; begin", "rollback", "rollback; begin", "rollback and chain", "select 1/0"} {
 		pool, c := setUp(t, metered.Config{})
 		job := submit(t, c, 1)
-		workHeld(t, pool, c, metered.HeldOptions{}, func(ctx context.Context, j *rendering) (metered.Cost, error) {
+		workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
 			cost, err := costs(7, holds.OverRefused)(ctx, j)
 			own := cost.Write
 			cost.Write = func(ctx context.Context, tx pgx.Tx) error {

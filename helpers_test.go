@@ -184,8 +184,9 @@ func footprintOf(t *testing.T, pool *pgxpool.Pool, cmd metered.Command) (f footp
 	defer cancel()
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
-	p, err := c.Tokens.Present(cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented)
+	token, err := c.Tokens.Parse(cmd.Token.Presented)
 	require.NoError(t, err)
+	digest := token.Digest()
 	require.NoError(t, pool.QueryRow(ctx, `select
 		(select count(*) from metered.ledger where operation = $1),
 		(select coalesce(sum(amount), 0) from metered.ledger where operation = $1),
@@ -195,7 +196,7 @@ func footprintOf(t *testing.T, pool *pgxpool.Pool, cmd metered.Command) (f footp
 		(select count(*) from river_job where args->>'name' = $1),
 		(select count(*) from metered.job_keys where key = $1),
 		(select count(*) from metered.operations where id = $1),
-		(select count(*) from uploads where name = $1)`, cmd.ID, p.Digest[:]).
+		(select count(*) from uploads where name = $1)`, cmd.ID, digest[:]).
 		Scan(&f.Entries, &f.Units, &f.Holds, &f.Tokens, &f.Jobs, &f.Keys, &f.Operations, &f.Rows))
 	return f
 }

@@ -145,9 +145,9 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}})
 	ctx := t.Context()
 	r := holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}
-	out, err := metered.Do(ctx, c, metered.Command{ID: "op1", Position: true}, placing(r))
+	out, err := metered.Do(ctx, c, metered.Command{ID: "op1", LSN: true}, placing(r))
 	require.NoError(t, err)
-	require.Positive(t, out.Position)
+	require.Positive(t, out.LSN)
 	require.Len(t, told, 1)
 	require.Equal(t, holds.EventPlaced, told[0].Kind)
 	_, err = kept.Exec(ctx, "select 1")

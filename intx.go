@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -98,7 +99,7 @@ func (c *Client) tellIn(ctx context.Context, tx pgx.Tx, cmdTx *Tx, marker string
 	if err := cmdTx.tell(ctx, done); err != nil {
 		return foreign("complete", err)
 	}
-	if err := ready(ctx, tx.Conn().PgConn()); err != nil {
+	if err := guardtx.Intact(ctx, tx.Conn().PgConn()); err != nil {
 		return err
 	}
 	batch := &pgx.Batch{}

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/httplimit"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
@@ -23,7 +24,7 @@ func TestJSON_WhatIsReturnedHasNamesAndUnits(t *testing.T) {
 	t.Parallel()
 	seen := map[reflect.Type]bool{}
 	for _, v := range []any{
-		metered.Outcome[int]{}, metered.Operation{}, metered.HoldRef{}, metered.CleanupArgs{},
+		metered.Outcome[int]{}, metered.Operation{}, holdjobs.Ref{}, holdjobs.CleanupArgs{},
 		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockRepair{},
 		holds.Hold{}, holds.Listed{}, holds.Event{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
 		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httplimit.Problem{},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -42,7 +43,7 @@ func (m migration) locked(ctx context.Context, f func(pgx.Tx) error) error {
 			}
 		}
 		if what != "" && ctx.Err() != nil {
-			return fmt.Errorf("%w: waiting for %s: %w", ErrBusy, what, errors.Join(ended(ctx), err))
+			return fmt.Errorf("%w: waiting for %s: %w", ErrBusy, what, errors.Join(pause.Ended(ctx), err))
 		}
 		return err
 	}

@@ -1,13 +1,10 @@
 package metered_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -15,10 +12,6 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/niltest"
 )
-
-type heldArgs struct{ process }
-
-func (heldArgs) HeldBy() metered.HoldRef { return metered.HoldRef{ID: "a"} }
 
 func TestCalls_NilIsRefused(t *testing.T) {
 	t.Parallel()
@@ -29,26 +22,18 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	fn := mustNotRun(t)
 	niltest.Methods(t, c, map[string][]any{
 		"Lookup": {pool, "", "a"}, "PurgeOperations": {pool, metered.PurgeOptions{OlderThan: time.Hour}},
-		"Secret": {"", "a", ""}, "CleanupWorker": {},
+		"Secret": {"", "a", ""},
 	})
 	niltest.Func(t, "New", metered.New, pool, metered.Config{})
 	niltest.Func(t, "Migrate", metered.Migrate, pool, metered.MigrateOptions{})
-	niltest.Func(t, "CommitPosition", metered.CommitPosition, pool)
-	niltest.Func(t, "ReadAt", metered.ReadAt, pool, metered.Position(1), metered.ReadOptions{}, func(context.Context, *pgx.Conn) error { return nil })
 	niltest.Func(t, "DoTx", metered.DoTx[uploaded], niltest.Given{Arg: c}, tx, cmd, niltest.Given{Arg: fn})
 
-	work := func(context.Context, *river.Job[heldArgs]) (metered.Cost, error) { return metered.Cost{}, nil }
 	for what, c := range map[string]*metered.Client{"nil": nil, "zero": {}} {
 		_, err := metered.Do(t.Context(), c, cmd, fn)
 		requireField(t, err, "client", what)
 		_, err = metered.DoTx(t.Context(), c, tx, cmd, fn)
 		requireField(t, err, "client", what)
-		requireField(t, c.CleanupWorker().Work(t.Context(), &river.Job[metered.CleanupArgs]{JobRow: &rivertype.JobRow{}}), "client", what)
-		err = metered.HeldWorker(c, work, metered.HeldOptions{}).Work(t.Context(), &river.Job[heldArgs]{JobRow: &rivertype.JobRow{}})
-		requireField(t, err, "client", what)
 	}
-	err = metered.HeldWorker[heldArgs](c, nil, metered.HeldOptions{}).Work(t.Context(), &river.Job[heldArgs]{JobRow: &rivertype.JobRow{}})
-	requireField(t, err, "work", "no work")
 }
 
 func requireField(t *testing.T, err error, field, what string) {

@@ -20,28 +20,29 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/replica"
 )
 
 func TestPosition_HasTheTextFormOfPostgres(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
-	for text, want := range map[string]metered.Position{
+	for text, want := range map[string]replica.LSN{
 		"0/0": 0, "0/1": 1, "1/0": 1 << 32, "16/B374D848": 0x16_B374D848, "FFFFFFFF/FFFFFFFF": math.MaxUint64,
 	} {
-		got, err := metered.ParsePosition(text)
+		got, err := replica.ParseLSN(text)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 		require.Equal(t, text, got.String())
 		require.Equal(t, text, queryRow[string](t, pool, `select $1::text::pg_lsn::text`, text))
-		encoded, err := json.Marshal(map[string]metered.Position{"at": got})
+		encoded, err := json.Marshal(map[string]replica.LSN{"at": got})
 		require.NoError(t, err)
 		require.JSONEq(t, `{"at": "`+text+`"}`, string(encoded))
-		var decoded map[string]metered.Position
+		var decoded map[string]replica.LSN
 		require.NoError(t, json.Unmarshal(encoded, &decoded))
 		require.Equal(t, want, decoded["at"])
 	}
 	for _, text := range []string{"", "/", "1", "1/", "/1", "1/G", "100000000/0", "0/100000000", "-1/0", "0/+1", "0x1/0", " 1/0", "1/0/0", "1_0/0"} {
-		_, err := metered.ParsePosition(text)
+		_, err := replica.ParseLSN(text)
 		require.ErrorIs(t, err, metered.ErrArgument, text)
 	}
 }
@@ -85,17 +86,17 @@ func connect(t *testing.T, server *pgserver.Server) *pgxpool.Pool {
 }
 
 // do does a command that is new, and returns its position.
-func (r *replication) do(id string, change func(*metered.Command)) metered.Position {
+func (r *replication) do(id string, change func(*metered.Command)) replica.LSN {
 	r.Helper()
-	cmd := metered.Command{ID: id, Charges: []budget.Charge{{Scope: "user/ann", Amount: 1}}, Position: true}
+	cmd := metered.Command{ID: id, Charges: []budget.Charge{{Scope: "user/ann", Amount: 1}}, LSN: true}
 	change(&cmd)
 	out, err := metered.Do[any](r.Context(), r.client, cmd, nil)
 	require.NoError(r, err)
-	return out.Position
+	return out.LSN
 }
 
 // place places a hold and returns the position after that.
-func (r *replication) place(id string) metered.Position {
+func (r *replication) place(id string) replica.LSN {
 	r.Helper()
 	require.NoError(r, pgx.BeginFunc(r.Context(), r.primary, func(tx pgx.Tx) error {
 		_, err := r.book.Place(r.Context(), tx, holds.Request{
@@ -104,7 +105,7 @@ func (r *replication) place(id string) metered.Position {
 		})
 		return err
 	}))
-	pos, err := metered.CommitPosition(r.Context(), r.primary)
+	pos, err := replica.CommitLSN(r.Context(), r.primary)
 	require.NoError(r, err)
 	return pos
 }
@@ -115,8 +116,8 @@ func (r *replication) replay(function string) {
 	require.NoError(r, err)
 }
 
-func (r *replication) readAt(pos metered.Position, timeout time.Duration, fn func(context.Context, *pgx.Conn) error) error {
-	return metered.ReadAt(r.Context(), r.replica, pos, metered.ReadOptions{Timeout: timeout}, fn)
+func (r *replication) readAt(pos replica.LSN, timeout time.Duration, fn func(context.Context, *pgx.Conn) error) error {
+	return replica.ReadAt(r.Context(), r.replica, pos, replica.Options{Timeout: timeout}, fn)
 }
 
 // With replay paused, the replica has what was before and not what the command wrote,
@@ -126,23 +127,23 @@ func TestDo_PositionIsBehindItsCommit(t *testing.T) {
 	r := replicate(t, pgserver.Options{})
 	as := func(*metered.Command) {}
 	early := func(cmd *metered.Command) { cmd.EarlyRelease = true }
-	require.Zero(t, r.do("not asked for", func(cmd *metered.Command) { cmd.Position = false }))
+	require.Zero(t, r.do("not asked for", func(cmd *metered.Command) { cmd.LSN = false }))
 	for i, change := range []func(*metered.Command){as, early, as, early} { // again, when all is prepared
 		id := fmt.Sprint("op", i)
-		before, err := metered.CommitPosition(t.Context(), r.primary)
+		before, err := replica.CommitLSN(t.Context(), r.primary)
 		require.NoError(t, err)
 		require.NoError(t, r.readAt(before, time.Minute, noRead))
 		r.replay("pg_wal_replay_pause")
 		pos := r.do(id, change)
-		after, err := metered.CommitPosition(t.Context(), r.primary)
+		after, err := replica.CommitLSN(t.Context(), r.primary)
 		require.NoError(t, err)
 		require.Greater(t, pos, before)
 		require.LessOrEqual(t, pos, after)
-		require.ErrorIs(t, r.readAt(pos, 100*time.Millisecond, noRead), metered.ErrStale)
+		require.ErrorIs(t, r.readAt(pos, 100*time.Millisecond, noRead), replica.ErrStale)
 		replayed := r.do(id, change)
 		require.GreaterOrEqual(t, replayed, pos)
 		r.replay("pg_wal_replay_resume")
-		for _, p := range []metered.Position{pos, replayed} {
+		for _, p := range []replica.LSN{pos, replayed} {
 			require.NoError(t, r.readAt(p, time.Minute, func(ctx context.Context, conn *pgx.Conn) error {
 				_, err := r.client.Lookup(ctx, conn, "", id)
 				return err
@@ -163,10 +164,10 @@ func TestDo_PositionIsTheEndOfItsLog(t *testing.T) {
 	require.NoError(t, err)
 	r.client, err = metered.New(r.primary, metered.Config{})
 	require.NoError(t, err)
-	var pos, end metered.Position
+	var pos, end replica.LSN
 	for n := range 3 {
 		pos = r.do(fmt.Sprint("op", n), func(*metered.Command) {})
-		end, err = metered.CommitPosition(t.Context(), r.primary)
+		end, err = replica.CommitLSN(t.Context(), r.primary)
 		require.NoError(t, err)
 		if pos == end {
 			return
@@ -198,9 +199,9 @@ func TestReadAt_AReplicaIsNeverSilentlyBehind(t *testing.T) {
 		return nil
 	})
 	require.False(t, called)
-	require.ErrorIs(t, err, metered.ErrStale)
+	require.ErrorIs(t, err, replica.ErrStale)
 	require.Equal(t, "stale_read", metered.Code(err))
-	var stale *metered.StaleError
+	var stale *replica.StaleError
 	require.ErrorAs(t, err, &stale)
 	require.Equal(t, pos, stale.Wanted)
 	require.GreaterOrEqual(t, stale.Reached, before)
@@ -261,13 +262,13 @@ func TestCommitPosition_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 	require.NoError(t, err)
 	defer conn.Release()
 	const page, header = 8192, 24
-	lsn := func(db budget.Querier, function string) metered.Position {
-		pos, err := metered.ParsePosition(queryRow[string](t, db, `select `+function+`()::text`))
+	lsn := func(db budget.Querier, function string) replica.LSN {
+		pos, err := replica.ParseLSN(queryRow[string](t, db, `select `+function+`()::text`))
 		require.NoError(t, err)
 		return pos
 	}
-	insert := func() metered.Position { return lsn(conn, "pg_current_wal_insert_lsn") }
-	log := func(bytes metered.Position) {
+	insert := func() replica.LSN { return lsn(conn, "pg_current_wal_insert_lsn") }
+	log := func(bytes replica.LSN) {
 		_, err := conn.Exec(t.Context(), `select pg_logical_emit_message(false, '', $1)`, strings.Repeat("x", int(bytes)))
 		require.NoError(t, err)
 	}
@@ -282,7 +283,7 @@ func TestCommitPosition_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 		}
 		log(left - overhead)
 		next := insert()
-		pos, err := metered.CommitPosition(t.Context(), conn)
+		pos, err := replica.CommitLSN(t.Context(), conn)
 		require.NoError(t, err)
 		if next%page != header || insert() != next {
 			continue // the server wrote something of its own
@@ -300,13 +301,13 @@ func TestCommitPosition_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 func TestReadAt_APrimaryIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
-	pos, err := metered.CommitPosition(t.Context(), pool)
+	pos, err := replica.CommitLSN(t.Context(), pool)
 	require.NoError(t, err)
-	require.NoError(t, metered.ReadAt(t.Context(), pool, pos, metered.ReadOptions{}, noRead))
+	require.NoError(t, replica.ReadAt(t.Context(), pool, pos, replica.Options{}, noRead))
 	own := errors.New("fn's own")
-	require.Equal(t, own, metered.ReadAt(t.Context(), pool, pos, metered.ReadOptions{}, func(context.Context, *pgx.Conn) error { return own }))
-	err = metered.ReadAt(t.Context(), pool, pos+1<<40, metered.ReadOptions{Timeout: time.Hour}, noRead)
-	require.ErrorIs(t, err, metered.ErrPosition)
+	require.Equal(t, own, replica.ReadAt(t.Context(), pool, pos, replica.Options{}, func(context.Context, *pgx.Conn) error { return own }))
+	err = replica.ReadAt(t.Context(), pool, pos+1<<40, replica.Options{Timeout: time.Hour}, noRead)
+	require.ErrorIs(t, err, replica.ErrAhead)
 	require.Equal(t, "position_unknown", metered.Code(err))
 	require.Zero(t, pool.Stat().AcquiredConns())
 }
@@ -317,24 +318,24 @@ func TestReadAt_ItsTimeIsOverInWhateverWay(t *testing.T) {
 	pos := r.place("h1")
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	err := metered.ReadAt(ctx, r.replica, pos+1<<40, metered.ReadOptions{Timeout: time.Hour}, noRead)
+	err := replica.ReadAt(ctx, r.replica, pos+1<<40, replica.Options{Timeout: time.Hour}, noRead)
 	require.ErrorIs(t, err, context.Canceled)
-	require.NotErrorIs(t, err, metered.ErrStale)
-	_, err = metered.CommitPosition(t.Context(), r.replica)
+	require.NotErrorIs(t, err, replica.ErrStale)
+	_, err = replica.CommitLSN(t.Context(), r.replica)
 	require.Error(t, err, "a replica commits nothing")
 
 	stale := func(err error, reached bool) {
 		t.Helper()
-		var e *metered.StaleError
+		var e *replica.StaleError
 		require.ErrorAs(t, err, &e)
-		require.ErrorIs(t, err, metered.ErrStale)
+		require.ErrorIs(t, err, replica.ErrStale)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, reached, e.Reached > 0)
 		require.Positive(t, e.Waited)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	stale(metered.ReadAt(ctx, r.replica, pos+1<<40, metered.ReadOptions{Timeout: time.Hour}, noRead), true)
+	stale(replica.ReadAt(ctx, r.replica, pos+1<<40, replica.Options{Timeout: time.Hour}, noRead), true)
 	stale(r.readAt(pos+1<<40, 10*time.Millisecond, noRead), true)
 
 	// A pool whose only connection is taken, and then one that does not answer.
@@ -346,25 +347,25 @@ func TestReadAt_ItsTimeIsOverInWhateverWay(t *testing.T) {
 	conn, err := single.Acquire(t.Context())
 	require.NoError(t, err)
 	backend := queryRow[int](t, conn, `select pg_backend_pid()`)
-	stale(metered.ReadAt(t.Context(), single, pos, metered.ReadOptions{Timeout: time.Millisecond}, noRead), false)
+	stale(replica.ReadAt(t.Context(), single, pos, replica.Options{Timeout: time.Millisecond}, noRead), false)
 	require.NoError(t, syscall.Kill(backend, syscall.SIGSTOP))
 	defer func() { require.NoError(t, syscall.Kill(backend, syscall.SIGCONT)) }()
 	conn.Release()
-	stale(metered.ReadAt(t.Context(), single, pos, metered.ReadOptions{Timeout: time.Millisecond}, noRead), false)
+	stale(replica.ReadAt(t.Context(), single, pos, replica.Options{Timeout: time.Millisecond}, noRead), false)
 }
 
 func TestReadAt_RefusesBadArguments(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ctx := t.Context()
-	require.ErrorIs(t, metered.ReadAt(ctx, pool, 0, metered.ReadOptions{}, noRead), metered.ErrArgument, "behind no write")
-	require.ErrorIs(t, metered.ReadAt(ctx, nil, 1, metered.ReadOptions{}, noRead), metered.ErrArgument)
-	require.ErrorIs(t, metered.ReadAt(ctx, pool, 1, metered.ReadOptions{}, nil), metered.ErrArgument)
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, replica.Options{}, noRead), metered.ErrArgument, "behind no write")
+	require.ErrorIs(t, replica.ReadAt(ctx, nil, 1, replica.Options{}, noRead), metered.ErrArgument)
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{}, nil), metered.ErrArgument)
 	for _, timeout := range []time.Duration{-1, time.Microsecond, time.Hour + 1} {
-		require.ErrorIs(t, metered.ReadAt(ctx, pool, 1, metered.ReadOptions{Timeout: timeout}, noRead), metered.ErrArgument)
+		require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{Timeout: timeout}, noRead), metered.ErrArgument)
 	}
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := metered.CommitPosition(ctx, tx)
+		_, err := replica.CommitLSN(ctx, tx)
 		require.ErrorIs(t, err, metered.ErrArgument)
 		return nil
 	}))

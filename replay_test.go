@@ -203,7 +203,7 @@ func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
 		"no limits":   func(cmd *metered.Command) { cmd.Charges[0].Limits = nil },
 		"note":        func(cmd *metered.Command) { cmd.Charges[0].Note = budget.Note{Reason: "because"} },
 		"isolation":   func(cmd *metered.Command) { cmd.Isolation = pgx.Serializable },
-		"position":    func(cmd *metered.Command) { cmd.Position = true },
+		"position":    func(cmd *metered.Command) { cmd.LSN = true },
 		"early":       func(cmd *metered.Command) { cmd.EarlyRelease = true },
 		"nanoseconds": func(cmd *metered.Command) { cmd.IssuedAt = issued.Truncate(time.Microsecond) },
 		"location":    func(cmd *metered.Command) { cmd.IssuedAt = issued.In(time.FixedZone("x", 3600)) },

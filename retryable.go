@@ -1,9 +1,6 @@
 package metered
 
-import (
-	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/sqlstate"
-)
+import "github.com/pgmetered/metered/internal/fault"
 
 // Retryable reports whether the same call may succeed later though nothing else is
 // changed: over HTTP a 503 with Retry-After (httplimit.Write), and for a worker a reason to try again. It
@@ -14,7 +11,7 @@ import (
 // failures and deadlocks, also once Do has given up on them; a connection that was
 // refused or lost; a server that is starting, shutting down or short of something (SQLSTATE
 // class 08, but 08P01 only if it is FATAL; class 53; and 57P, but for a database that was
-// dropped); ErrStale; and ErrIndefinite, where the call has to be the same command with the
+// dropped); replica.ErrStale; and ErrIndefinite, where the call has to be the same command with the
 // same ID, which is then carried out once. For ErrSticky the error below it decides; each
 // new call takes the sticky charges again.
 //
@@ -26,9 +23,3 @@ import (
 //
 // pgconn.SafeToRetry answers another question: whether anything was sent.
 func Retryable(err error) bool { return fault.Retryable(err) }
-
-// collided reports whether the whole transaction may succeed if it runs again at once.
-func collided(err error) bool {
-	state := sqlstate.Of(err)
-	return state == sqlstate.SerializationFailure || state == sqlstate.DeadlockDetected
-}

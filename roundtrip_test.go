@@ -49,8 +49,8 @@ func TestDo_RoundTrips(t *testing.T) {
 		"token and charges":                {as, nil, 2},
 		"token, a keyless job and charges": {as, keyless, 3},
 		"the same with early release":      {func(cmd *metered.Command) { cmd.EarlyRelease = true }, keyless, 3},
-		"early, and with its position":     {func(cmd *metered.Command) { cmd.EarlyRelease, cmd.Position = true, true }, keyless, 3},
-		"not early, with its position":     {func(cmd *metered.Command) { cmd.Position = true }, keyless, 3},
+		"early, and with its position":     {func(cmd *metered.Command) { cmd.EarlyRelease, cmd.LSN = true, true }, keyless, 3},
+		"not early, with its position":     {func(cmd *metered.Command) { cmd.LSN = true }, keyless, 3},
 		"and a statement of the function": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			_, _ = tx.Exec(ctx, "select 1")
 			return keyless(ctx, tx)
@@ -59,7 +59,7 @@ func TestDo_RoundTrips(t *testing.T) {
 			return tx.Enqueue(ctx, process{"x"}, &jobs.Options{Key: fmt.Sprint(n)})
 		}, 4},
 		"a replay, and the rollback":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed"} }, nil, 2},
-		"a replay with its position":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed", Position: true} }, nil, 3},
+		"a replay with its position":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed", LSN: true} }, nil, 3},
 		"a refusal, and the rollback": {full, nil, 2},
 		"a refusal by the last flush": {as, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(charge("full", 9, 5)) }, 5}, // pgx prepares a failed batch again: 2 more
 		"with sticky charges":         {func(cmd *metered.Command) { cmd.Sticky = tries }, nil, 6},
@@ -81,10 +81,10 @@ func TestDo_PositionTakesNoRoundTripBehindSubscribersEither(t *testing.T) {
 	trips := func(id string, early, asked bool) (n int) {
 		for i := range 3 { // warm
 			w.each(nil)
-			out, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(id, i), EarlyRelease: early, Position: asked},
+			out, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(id, i), EarlyRelease: early, LSN: asked},
 				placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 99)}}))
 			require.NoError(t, err)
-			require.Equal(t, asked, out.Position > 0)
+			require.Equal(t, asked, out.LSN > 0)
 			n = len(w.sent())
 		}
 		return n
@@ -108,13 +108,13 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 			for i, level := range isolationLevels {
 				cmd := whole(t, owner, c, fmt.Sprint("op ", i, " é'\\"))
 				cmd.Isolation, cmd.Sticky, cmd.Input = level, tries, map[string]any{"a": []byte{0, 1, 255}}
-				cmd.EarlyRelease, cmd.Position = i == 0, i < 2
+				cmd.EarlyRelease, cmd.LSN = i == 0, i < 2
 				cmd.Charges[0].Note = budget.Note{Reason: `it's "quoted" \`}
 				for range 2 {
 					out, err := metered.Do(ctx, c, cmd, wholeFunc(cmd.ID, nil))
 					require.NoError(t, err)
 					require.Equal(t, cmd.ID, out.Result.Name)
-					require.Equal(t, cmd.Position, out.Position > 0)
+					require.Equal(t, cmd.LSN, out.LSN > 0)
 					require.Equal(t, int64(2), out.Receipt.Entries[0].Amount)
 					require.Equal(t, everything, footprintOf(t, owner, cmd))
 				}

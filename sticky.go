@@ -38,7 +38,7 @@ func (c *Client) takeSticky(ctx context.Context, op *operation) error {
 	var receipt budget.Receipt
 	var denied error
 	err := pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
-		receipt, denied = op.sticky.Scan(tx.QueryRow(ctx, op.sticky.SQL(), op.sticky.Args()...))
+		receipt, denied = c.Budget.Charge(ctx, tx, op.command.Sticky...)
 		return denied
 	})
 	switch {

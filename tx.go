@@ -2,17 +2,14 @@ package metered
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -39,18 +36,24 @@ type Tx struct {
 	// charged whatever the function returns, and is the same in each retry.
 	Sticky budget.Receipt
 
+	bare    pgx.Tx
+	done    *atomic.Bool // the function has returned
 	client  *Client
 	op      *operation
 	charges []budget.Charge
-	call    *budget.Prepared
-	entries []*budget.PreparedEntry
-	holds   []*holds.Prepared
+	call    *charging
+	entries []*entryCall
+	holds   []*holdsCall
 }
 
+// guarded is embedded under a name that is not exported.
+type guarded = guardtx.Tx
+
 func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
+	done := new(atomic.Bool)
 	return &Tx{
-		guarded: guarded{bareTx: tx, done: new(atomic.Bool)},
-		Grant:   grant, Sticky: op.stickyReceipt, client: c, op: op,
+		guarded: guardtx.New(tx, done), bare: tx, done: done,
+		Grant: grant, Sticky: op.stickyReceipt, client: c, op: op,
 		charges: slices.Clone(op.command.Charges), call: op.charges,
 	}
 }
@@ -76,7 +79,7 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 		return ErrTxDone
 	}
 	all := append(slices.Clone(t.charges), charges...)
-	call, err := t.client.Budget.Prepare(all...)
+	call, err := prepareCharges(t.client.Budget, all...)
 	if err != nil {
 		return err
 	}
@@ -94,17 +97,17 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 // ledger entries name the command. budget.Ledger.Credit with tx would lock its scope at
 // once, before those of the charges.
 func (t *Tx) Credit(credits ...budget.Credit) error {
-	return prepareEntries(t, (*budget.Ledger).PrepareCredit, credits)
+	return prepareEntries(t, prepareCredit, credits)
 }
 
 // RefundCharge is budget.Ledger.Refund as part of the command, as Credit is. A refusal
 // (budget.ErrRefundExceeds, …) is the error of Do, after the function has returned. To give
 // back captured holds, see Refund.
 func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
-	return prepareEntries(t, (*budget.Ledger).PrepareRefund, refunds)
+	return prepareEntries(t, prepareRefund, refunds)
 }
 
-func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*budget.PreparedEntry, error), entries []E) error {
+func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, error), entries []E) error {
 	if t.over() {
 		return ErrTxDone
 	}
@@ -141,173 +144,5 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.command.Namespace, t.op.command.ID, label)
 }
 
-// Commit is ErrTxControl.
-func (t *Tx) Commit(context.Context) error { return ErrTxControl }
-
-// Rollback is ErrTxControl. Return an error from the function instead.
-func (t *Tx) Rollback(context.Context) error { return ErrTxControl }
-
-// guarded is a pgx.Tx that refuses to end the transaction it belongs to. Commit
-// and Rollback are those of Tx, or of a savepoint.
-type guarded struct {
-	bareTx
-	done *atomic.Bool
-}
-
-// bareTx is embedded under a name that is not exported: nobody is to reach around.
-type bareTx = pgx.Tx
-
-// check refuses a statement before it is sent.
-func (g guarded) check(sql string) error {
-	if err := g.alive(); err != nil {
-		return err
-	}
-	conn := g.bareTx.Conn()
-	backslashes := conn != nil && conn.PgConn().ParameterStatus("standard_conforming_strings") == "off"
-	if controlsTransaction(sql, backslashes) {
-		return fmt.Errorf("%w: one of its statements would, or a quote or a comment is left open", ErrTxControl)
-	}
-	return nil
-}
-
-// options has the rewriters among pgx's options, which come before the arguments,
-// checked for what they make of the statement.
-func (g guarded) options(args []any) []any {
-	for i, arg := range args {
-		switch arg := arg.(type) {
-		case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
-			continue
-		case pgx.QueryRewriter:
-			args = slices.Clone(args)
-			args[i] = rewriter{arg, g}
-			continue
-		}
-		break
-	}
-	return args
-}
-
-type rewriter struct {
-	pgx.QueryRewriter
-	g guarded
-}
-
-func (r rewriter) RewriteQuery(ctx context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
-	sql, args, err := r.QueryRewriter.RewriteQuery(ctx, conn, sql, args)
-	if err == nil {
-		err = r.g.check(sql)
-	}
-	return sql, args, err
-}
-
 // over reports whether the function has returned. The zero value was never begun.
-func (g guarded) over() bool { return g.done == nil || g.done.Load() }
-
-func (g guarded) alive() error {
-	if g.over() {
-		return ErrTxDone
-	}
-	if conn := g.bareTx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'I' {
-		// Ended behind our back: what is sent now would be committed on its own.
-		return fmt.Errorf("%w: it has ended", ErrTxControl)
-	}
-	return nil
-}
-
-// Begin sets a savepoint, as pgx does.
-func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := g.alive(); err != nil {
-		return nil, err
-	}
-	tx, err := g.bareTx.Begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return savepoint{guarded{bareTx: tx, done: g.done}}, nil
-}
-
-// savepoint is a nested transaction of the function's, which it may end.
-type savepoint struct{ guarded }
-
-func (s savepoint) Commit(ctx context.Context) error {
-	if err := s.alive(); err != nil {
-		return err
-	}
-	return s.bareTx.Commit(ctx)
-}
-
-func (s savepoint) Rollback(ctx context.Context) error {
-	if err := s.alive(); err != nil {
-		return err
-	}
-	return s.bareTx.Rollback(ctx)
-}
-
-func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := g.check(sql); err != nil {
-		return pgconn.CommandTag{}, err
-	}
-	return g.bareTx.Exec(ctx, sql, g.options(args)...)
-}
-
-func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := g.check(sql); err != nil {
-		return failedRows{err}, err
-	}
-	return g.bareTx.Query(ctx, sql, g.options(args)...)
-}
-
-func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := g.check(sql); err != nil {
-		return failedRows{err}
-	}
-	return g.bareTx.QueryRow(ctx, sql, g.options(args)...)
-}
-
-func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	for _, q := range b.QueuedQueries {
-		if err := g.check(q.SQL); err != nil {
-			return pgx.FailedBatchResults(b, err)
-		}
-		q.Arguments = g.options(q.Arguments)
-	}
-	return g.bareTx.SendBatch(ctx, b)
-}
-
-func (g guarded) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := g.check(sql); err != nil {
-		return nil, err
-	}
-	return g.bareTx.Prepare(ctx, name, sql)
-}
-
-func (g guarded) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	if err := g.alive(); err != nil {
-		return 0, err
-	}
-	return g.bareTx.CopyFrom(ctx, table, columns, src)
-}
-
-// LargeObjects are those of a closed transaction once this one is over.
-func (g guarded) LargeObjects() pgx.LargeObjects {
-	if err := g.alive(); err != nil {
-		b := &pgx.Batch{}
-		b.BeginTx(pgx.TxOptions{})
-		return pgx.FailedBatchResults(b, err).Tx().LargeObjects()
-	}
-	return g.bareTx.LargeObjects()
-}
-
-// failedRows are the rows of a query that was not sent.
-type failedRows struct{ err error }
-
-func (r failedRows) Close()                                       {}
-func (r failedRows) Err() error                                   { return r.err }
-func (r failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
-func (r failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (r failedRows) Next() bool                                   { return false }
-func (r failedRows) Scan(...any) error                            { return r.err }
-func (r failedRows) Values() ([]any, error)                       { return nil, r.err }
-func (r failedRows) RawValues() [][]byte                          { return nil }
-func (r failedRows) Conn() *pgx.Conn                              { return nil }
-func (r failedRows) TypeMap() *pgtype.Map                         { return nil }
+func (t *Tx) over() bool { return t.done == nil || t.done.Load() }

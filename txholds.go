@@ -7,25 +7,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/jobs"
 )
-
-// Cleanup asks for a job that ends a hold when its time is over, and so tells
-// subscribers and listeners at about that time. What the hold keeps is free when it is
-// due, with or without such a job. The zero value is ready for use.
-type Cleanup struct {
-	// Delay is how long after the hold is due the job runs, up to 24h. Defaults to 10s.
-	Delay time.Duration
-	// Queue is the job's queue. Defaults to River's default queue.
-	Queue string
-}
-
-// DefaultCleanupDelay is Cleanup.Delay's default.
-const DefaultCleanupDelay = 10 * time.Second
 
 // Place is holds.Book.Place as part of the command: made last, with the charges, all
 // or none. Nothing is reserved now; a refusal is the error of Do, after the function
@@ -33,23 +21,22 @@ const DefaultCleanupDelay = 10 * time.Second
 // Extend, Release and Refund stand in the order of the calls. It returns the id that the
 // hold will have.
 //
-// cleanup, if not nil, enqueues the hold's cleanup job now (see Cleanup), whose worker
-// is CleanupWorker; its errors are those of Enqueue. The other errors are an *ArgumentError,
+// cleanup, if not nil, enqueues the hold's cleanup job now (see holdjobs.Cleanup); its errors are those of Enqueue. The other errors are an *ArgumentError,
 // a *holds.TTLError, and ErrTxDone.
 //
 // What is placed is not part of the command's fingerprint.
-func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *Cleanup) (id string, err error) {
-	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holds.Prepared, error) { return t.client.Holds.PreparePlace(r) })
+func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
+	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
 }
 
 // Claim is holds.Book.Claim as part of the command. Otherwise as Place. The id is the one
 // that a new claim will have: if the holder has the key already, Outcome.Holds has that
 // claim, with another id.
-func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *Cleanup) (id string, err error) {
-	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holds.Prepared, error) { return t.client.Holds.PrepareClaim(c) })
+func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
+	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return claimHold(t.client.Holds, c) })
 }
 
-func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl time.Duration, prepare func() (*holds.Prepared, error)) (string, error) {
+func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string, ttl time.Duration, prepare func() (*holdsCall, error)) (string, error) {
 	if t.over() {
 		return "", ErrTxDone
 	}
@@ -58,46 +45,44 @@ func (t *Tx) place(ctx context.Context, cleanup *Cleanup, tenant string, ttl tim
 		return "", err
 	}
 	if cleanup != nil {
-		delay := orDefault(cleanup.Delay, DefaultCleanupDelay)
-		if delay < 0 || delay > 24*time.Hour {
-			return "", invalid("Cleanup.Delay", "%v is not from 0 to 24h", cleanup.Delay)
+		args, opts, err := cleanup.Job(tenant, p.ID, ttl)
+		if err == nil {
+			_, err = t.Enqueue(ctx, args, &jobs.Options{Tenant: tenant, InsertOpts: opts})
 		}
-		opts := &jobs.Options{Tenant: tenant, InsertOpts: river.InsertOpts{Queue: cleanup.Queue, ScheduledAt: time.Now().Add(ttl + delay)}}
-		args := CleanupArgs{Tenant: tenant, ID: p.ID(), DelayMS: delay.Milliseconds()}
-		if _, err := t.Enqueue(ctx, args, opts); err != nil {
+		if err != nil {
 			return "", err
 		}
 	}
 	t.holds = append(t.holds, p)
-	return p.ID(), nil
+	return p.ID, nil
 }
 
 // Capture is holds.Book.Capture as part of the command, as Place is: made last, all or
 // none, with a refusal as the error of Do.
 func (t *Tx) Capture(c holds.Capture) error {
-	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareCapture(c) })
+	return end(t, captureHolds, c)
 }
 
 // Release is holds.Book.Release as part of the command, as Capture is.
 func (t *Tx) Release(r holds.Release) error {
-	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareRelease(r) })
+	return end(t, releaseHolds, r)
 }
 
 // Extend is holds.Book.Extend as part of the command, as Capture is.
 func (t *Tx) Extend(e holds.Extend) error {
-	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareExtend(e) })
+	return end(t, extendHolds, e)
 }
 
 // Refund is holds.Book.Refund as part of the command, as Capture is.
 func (t *Tx) Refund(r holds.Refund) error {
-	return t.end(func() (*holds.Prepared, error) { return t.client.Holds.PrepareRefund(r) })
+	return end(t, refundHolds, r)
 }
 
-func (t *Tx) end(prepare func() (*holds.Prepared, error)) error {
+func end[E any](t *Tx, prepare func(*holds.Book, E) (*holdsCall, error), e E) error {
 	if t.over() {
 		return ErrTxDone
 	}
-	p, err := prepare()
+	p, err := prepare(t.client.Holds, e)
 	if err != nil {
 		return err
 	}
@@ -121,14 +106,14 @@ func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 		scopes := []string{}
 		var named []ledger.HoldIDs
 		if t.call != nil {
-			keys = append(keys, t.call.Keys()...)
-			scopes = append(scopes, t.call.Scopes()...)
+			keys = append(keys, t.call.Locks.Keys...)
+			scopes = append(scopes, t.call.Locks.Scopes...)
 		}
 		for _, p := range t.entries {
-			keys = append(keys, p.Key())
+			keys = append(keys, p.Locks.Keys...)
 		}
 		for _, p := range t.holds {
-			locks := p.Locks()
+			locks := p.Locks
 			keys = append(keys, locks.Keys...)
 			idKeys = append(idKeys, locks.IDKeys...)
 			scopes = append(scopes, locks.Scopes...)
@@ -138,12 +123,12 @@ func (c *Client) queueSteps(ctx context.Context, batch *pgx.Batch, t *Tx) (locke
 		}
 		batch.Queue(c.sql.lockAll, inOrder(keys), inOrder(idKeys), scopes, ledger.AllHoldIDs(named), wait)
 	}
-	op := t.op.command
+	sending := ledger.Sending{WaitMS: wait, Namespace: t.op.command.Namespace, Operation: t.op.command.ID, Raising: true}
 	for _, p := range t.entries {
-		batch.Queue(p.SQL(), p.Args(wait, op.Namespace, op.ID)...)
+		batch.Queue(p.SQL, p.Args(sending)...)
 	}
 	for _, p := range t.holds {
-		batch.Queue(p.SQL(), p.Args(wait, op.Namespace, op.ID, true)...)
+		batch.Queue(p.SQL, p.Args(sending)...)
 	}
 	return locked
 }
@@ -177,27 +162,19 @@ func readSteps(results pgx.BatchResults, t *Tx, locked bool) (done [][]holds.Hol
 
 // subscribed reports whether subscribers are to hear of what the command did to holds.
 func (t *Tx) subscribed() bool {
-	return slices.ContainsFunc(t.holds, (*holds.Prepared).Subscribed)
+	return slices.ContainsFunc(t.holds, func(p *holdsCall) bool { return p.Tell != nil })
 }
 
 // tell tells them, in the command's transaction, which they cannot end.
 func (t *Tx) tell(ctx context.Context, done [][]holds.Hold) error {
 	ctx = context.WithValue(ctx, inside{t.client}, true)
-	tx := guarded{bareTx: t.bareTx, done: new(atomic.Bool)}
-	defer tx.done.Store(true)
+	over := new(atomic.Bool)
+	defer over.Store(true)
+	tx := guardtx.New(t.bare, over)
 	for i, p := range t.holds {
-		if err := p.Tell(ctx, untouchable{tx}, done[i]); err != nil {
+		if err := p.Tell(ctx, tx, done[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// untouchable is a transaction that its user cannot end.
-type untouchable struct{ guarded }
-
-// Commit is ErrTxControl.
-func (untouchable) Commit(context.Context) error { return ErrTxControl }
-
-// Rollback is ErrTxControl.
-func (untouchable) Rollback(context.Context) error { return ErrTxControl }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
 )
 
 type work struct {
@@ -140,6 +142,9 @@ insert into metered.operations (namespace, id, fingerprint, issued_at, at, resul
 values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
     array[$5::text], array[1], array[1::bigint], array[clock_timestamp()])`
 
+// prepareCharges is what package budget lends to its siblings.
+var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.Charging[budget.Receipt], error))
+
 // commandEarly uses the library's pieces, the charge first: BEGIN and the charge in
 // one flush; token; job; operation and COMMIT in one flush.
 func commandEarly(k *kit) contender {
@@ -149,12 +154,12 @@ func commandEarly(k *kit) contender {
 			return err
 		}
 		id, scope := metered.NewID(), k.scope()
-		call, err := k.client.Budget.Prepare(budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
+		call, err := prepareCharges(k.client.Budget, budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
 		if err != nil {
 			return err
 		}
 		return k.onConn(ctx, func(conn *pgxpool.Conn) error {
-			tx, err := begin(ctx, conn, call.SQL(), call.Args()...)
+			tx, err := begin(ctx, conn, call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
 			if err != nil {
 				return err
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -126,11 +127,11 @@ func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 	for range charges / perTx {
 		batch := &pgx.Batch{}
 		for range perTx {
-			call, err := k.client.Budget.Prepare(budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
+			call, err := prepareCharges(k.client.Budget, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
 			if err != nil {
 				return samples{}, err
 			}
-			batch.Queue(call.SQL(), call.Args()...)
+			batch.Queue(call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
 		}
 		if err := k.SendBatch(ctx, batch).Close(); err != nil {
 			return samples{}, err

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 )
 
 // seat is the claim of a seat, its block's capacity, and the user's window.
@@ -25,7 +26,7 @@ func seat(event string, n int, user string) holds.Claim {
 
 func (k *kit) holdSeat(ctx context.Context, c holds.Claim) (holds.Hold, error) {
 	out, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID()}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-		_, err := tx.Claim(ctx, c, &metered.Cleanup{})
+		_, err := tx.Claim(ctx, c, &holdjobs.Cleanup{})
 		return nil, err
 	})
 	if err != nil {

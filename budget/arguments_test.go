@@ -121,7 +121,7 @@ func TestCharge_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 		requireArgument(t, err, r.field)
 		_, err = l.Check(ctx, tx, r.charges...)
 		requireArgument(t, err, r.field)
-		_, err = l.Prepare(r.charges...)
+		_, err = prepareCharges(l, r.charges...)
 		requireArgument(t, err, r.field)
 	}
 }

@@ -86,11 +86,11 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Rece
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
 	}
-	call, err := l.Prepare(charges...)
+	call, err := l.prepare(charges...)
 	if err != nil {
 		return Receipt{}, err
 	}
-	return call.Scan(tx.QueryRow(ctx, l.sql.charge, call.Args()...))
+	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 }
 
 const checkSQL = `
@@ -108,15 +108,14 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 	if err := notNil("db", db); err != nil {
 		return Receipt{}, err
 	}
-	call, err := l.Prepare(charges...)
+	call, err := l.prepare(charges...)
 	if err != nil {
 		return Receipt{}, err
 	}
-	var used, held []int64
-	var denied []byte
-	row := db.QueryRow(ctx, l.sql.check, ledger.Charges(call.charges), call.tolerance)
-	if err := row.Scan(&used, &held, &denied); err != nil {
+	var a ledger.Answer
+	row := db.QueryRow(ctx, l.sql.check, ledger.Charges(call.Charges), call.Tolerance)
+	if err := row.Scan(&a.Used, &a.Held, &a.Denied); err != nil {
 		return Receipt{}, failed("check", err)
 	}
-	return call.Receipt(nil, nil, used, held, denied)
+	return call.Receipt(a)
 }

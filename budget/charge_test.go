@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -205,10 +206,10 @@ func TestCharge_RaisedDenialIsTheSameError(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
-	call, err := l.Prepare(budget.Charge{Scope: "a", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("four")}})
+	call, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("four")}})
 	require.NoError(t, err)
-	_, returned := call.Scan(pool.QueryRow(ctx, call.SQL(), call.Args()...))
-	_, err = pool.Exec(ctx, `select metered.write_charges($1::metered.new_charge[], $2::interval, $3::int, null, 'raise', null)`, call.Args()...)
+	_, returned := call.Scan(pool.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...))
+	_, err = pool.Exec(ctx, `select metered.write_charges($1::metered.new_charge[], $2::interval, $3::int, null, 'raise', null)`, call.Args(ledger.Sending{WaitMS: 5000})...)
 	require.Equal(t, sqlstate.Exceeded, code(err))
 	raised := call.Failed(err)
 	require.ErrorIs(t, raised, budget.ErrExceeded)

@@ -34,15 +34,15 @@ select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5
 // Errors: *ArgumentError before any SQL; ErrBusy; ErrOverflow; SQLSTATE 40001 and 40P01;
 // all of which but the first abort tx.
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
-	p, err := l.PrepareCredit(c)
+	call, err := l.prepareCredit(c)
 	if err != nil {
 		return Posted{}, err
 	}
-	return p.run(ctx, tx)
+	return l.runEntry(ctx, tx, call)
 }
 
-// PrepareCredit validates a credit as Credit does, without any SQL.
-func (l *Ledger) PrepareCredit(c Credit) (*PreparedEntry, error) {
+// prepareCredit validates a credit as Credit does, without any SQL.
+func (l *Ledger) prepareCredit(c Credit) (*ledger.Call[Posted], error) {
 	if err := l.made(); err != nil {
 		return nil, err
 	}
@@ -56,12 +56,12 @@ func (l *Ledger) PrepareCredit(c Credit) (*PreparedEntry, error) {
 		return nil, err
 	}
 	key := l.LockKey(c.Scope)
-	return &PreparedEntry{
-		sql: l.sql.credit, key: key, waitMS: l.waitMS(),
-		args: func(wait int32, namespace, operation string, _ bool) []any {
-			return []any{c.Scope, key, c.Amount, wait, ledger.Origin{Namespace: namespace, Operation: operation, Note: c.Note.JSON()}.String()}
+	return &ledger.Call[Posted]{
+		SQL: l.sql.credit, Locks: ledger.Locks{Keys: []int64{key}},
+		Args: func(s ledger.Sending) []any {
+			return []any{c.Scope, key, c.Amount, s.WaitMS, s.Origin(c.Note.JSON())}
 		},
-		scan: func(row pgx.Row) (Posted, error) {
+		Scan: func(row pgx.Row) (Posted, error) {
 			p := Posted{Scope: c.Scope, Amount: c.Amount}
 			err := row.Scan(&p.Seq, &p.At)
 			return p, failed("credit", err)

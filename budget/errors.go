@@ -30,7 +30,7 @@ var (
 
 	// ErrBusy: a scope's lock was not to be had within the lock timeout. Nothing
 	// was written. Try again later.
-	ErrBusy error = fault.New("busy", "budget: scope is busy")
+	ErrBusy error = fault.ErrBusy
 
 	// ErrWindowPurged: a limit's window reaches behind what a purge has kept.
 	// An answer would be an undercount.
@@ -46,10 +46,10 @@ var (
 	ErrOverflow error = fault.New("budget_overflow", "budget: total would overflow")
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.New("not_migrated", "budget: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
+	ErrNotMigrated error = fault.ErrNotMigrated
 
 	// ErrNotGranted: the role has not been given what the call needs.
-	ErrNotGranted error = fault.New("not_granted", "budget: "+sqlstate.GrantHint)
+	ErrNotGranted error = fault.ErrNotGranted
 )
 
 // Answers to a refund. They leave the transaction usable, and nothing written.
@@ -198,25 +198,16 @@ func (e *ClockError) Code() string { return errClock.Code() }
 // failed turns the error of a statement into the package's own, keeping the
 // Postgres error underneath, whose Detail (scopes, limits) is never printed.
 func failed(doing string, err error) error {
-	if err == nil {
-		return nil
-	}
 	var kind error
 	switch sqlstate.Of(err) {
 	case sqlstate.WindowPurged:
 		kind = ErrWindowPurged
 	case sqlstate.ClockBehind:
 		return clockError(err)
-	case sqlstate.LockNotAvailable:
-		kind = ErrBusy
 	case sqlstate.NumericOutOfRange:
 		kind = ErrOverflow
-	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
-		kind = ErrNotMigrated
-	case sqlstate.InsufficientPrivilege:
-		kind = ErrNotGranted
 	default:
-		return fmt.Errorf("budget: %s: %w", doing, err)
+		return fault.Failed("budget", doing, err)
 	}
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
 }

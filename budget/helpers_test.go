@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -67,17 +69,20 @@ func refund(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope str
 	})
 }
 
+// prepareCharges is what the package lends to its siblings.
+var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.Charging[budget.Receipt], error))
+
 // chargeMany appends n charges of one unit in one round trip per hundred.
 func chargeMany(t testing.TB, db interface {
 	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
 }, l *budget.Ledger, scope string, n int) {
 	t.Helper()
-	call, err := l.Prepare(budget.Charge{Scope: scope, Amount: 1})
+	call, err := prepareCharges(l, budget.Charge{Scope: scope, Amount: 1})
 	require.NoError(t, err)
 	for n > 0 {
 		batch := &pgx.Batch{}
 		for range min(n, 100) {
-			batch.Queue(call.SQL(), call.Args()...)
+			batch.Queue(call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
 		}
 		n -= batch.Len()
 		require.NoError(t, db.SendBatch(t.Context(), batch).Close())

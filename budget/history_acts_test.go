@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -54,9 +55,9 @@ func (h *history) bulk(n int) {
 			}
 		} else {
 			c := budget.Charge{Scope: m.scope, Amount: int64(i%5 + 1)}
-			call, err := h.ledger.Prepare(c)
+			call, err := prepareCharges(h.ledger, c)
 			require.NoError(h, err)
-			batch.Queue(call.SQL(), call.Args()...)
+			batch.Queue(call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
 			m.add(h.now, budget.KindCharge, c.Amount, 0)
 		}
 		if step > 0 {

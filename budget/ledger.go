@@ -87,12 +87,6 @@ func New(cfg Config) (*Ledger, error) {
 // in pg_locks: its upper half in classid, its lower half in objid.
 func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
 
-// Schema is Config.Schema, or its default.
-func (l *Ledger) Schema() string { return l.schema.String() }
-
-// LockTimeout is Config.LockTimeout, or its default.
-func (l *Ledger) LockTimeout() time.Duration { return l.wait }
-
 // made refuses the zero Ledger, which has no schema.
 func (l *Ledger) made() error { return fault.Made(errArgument, "ledger", l != nil && l.space != "") }
 

@@ -119,14 +119,14 @@ func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 	pgtest.WaitQueued(t, pool, 1)
 	began := time.Now()
 	// Each is given free before a time limit of its own would be up.
-	call, err := l.Prepare(charges...)
+	call, err := prepareCharges(l, charges...)
 	require.NoError(t, err)
-	for n, key := range call.Keys() {
+	for n, key := range call.Locks.Keys {
 		time.Sleep(time.Until(began.Add(time.Duration(n+1) * 200 * time.Millisecond)))
 		for i, scope := range scopes {
-			own, err := l.Prepare(one(scope))
+			own, err := prepareCharges(l, one(scope))
 			require.NoError(t, err)
-			if own.Keys()[0] == key {
+			if own.Locks.Keys[0] == key {
 				require.NoError(t, holders[i].Rollback(ctx))
 			}
 		}
@@ -242,10 +242,10 @@ func TestLock_IsTakenOncePerScopeInTheOrderOfKeys(t *testing.T) {
 	for _, scope := range []string{"d", "a", "c", "b", "a", "d"} {
 		charges = append(charges, budget.Charge{Scope: scope, Amount: 1})
 	}
-	call, err := l.Prepare(charges...)
+	call, err := prepareCharges(l, charges...)
 	require.NoError(t, err)
-	require.Equal(t, []string{"d", "a", "c", "b"}, call.Scopes())
-	keys := call.Keys()
+	require.Equal(t, []string{"d", "a", "c", "b"}, call.Locks.Scopes)
+	keys := call.Locks.Keys
 	require.Len(t, keys, 4)
 	require.IsIncreasing(t, keys)
 }
@@ -263,9 +263,9 @@ func TestLock_KeysAreGolden(t *testing.T) {
 		{"", "seat/21A/2026-11-21T20:00", -63737232852353835},
 	} {
 		l := newLedger(t, budget.Config{Schema: golden.schema})
-		call, err := l.Prepare(one(golden.scope))
+		call, err := prepareCharges(l, one(golden.scope))
 		require.NoError(t, err)
-		require.Equal(t, []int64{golden.key}, call.Keys(), "%s %s", golden.schema, golden.scope)
+		require.Equal(t, []int64{golden.key}, call.Locks.Keys, "%s %s", golden.schema, golden.scope)
 	}
 }
 

@@ -14,76 +14,87 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Prepared is a validated call of Charge, for those who send it themselves: in a
-// pgx.Batch together with other statements, or inside another function.
-type Prepared struct {
-	charges   []ledger.Charge
-	limits    [][]Limit // by charge, as they were given
-	keys      []int64   // of the scopes' locks, in order
-	tolerance pgtype.Interval
-	waitMS    int32
-	sql       string
+func init() {
+	lend.Charges, lend.Credit, lend.Refund = (*Ledger).prepare, (*Ledger).prepareCredit, (*Ledger).prepareRefund
+	lend.LedgerSettings = func(l *Ledger) (schema.Name, time.Duration) { return l.schema, l.wait }
+	lend.LedgerFailed = failed
 }
 
-// Prepare validates charges as Charge does, without any SQL.
-func (l *Ledger) Prepare(charges ...Charge) (*Prepared, error) {
+// merged are the charges of a call, one for each distinct scope.
+type merged struct {
+	charges []ledger.Charge
+	limits  [][]Limit // by charge, as they were given
+	at      map[string]int
+}
+
+// prepare validates charges as Charge does, without any SQL.
+func (l *Ledger) prepare(charges ...Charge) (*ledger.Charging[Receipt], error) {
 	if err := l.made(); err != nil {
 		return nil, err
 	}
 	if len(charges) == 0 {
 		return nil, invalid("charges", "are none")
 	}
-	p := &Prepared{tolerance: interval(l.tolerance), waitMS: l.waitMS(), sql: l.sql.charge}
-	at := make(map[string]int, len(charges))
+	m := &merged{at: make(map[string]int, len(charges))}
 	for i, c := range charges {
 		if err := c.check(i); err != nil {
 			return nil, err
 		}
-		if err := p.add(at, i, c); err != nil {
+		if err := m.add(i, c); err != nil {
 			return nil, err
 		}
 	}
-	for i, limits := range p.limits {
-		c := &p.charges[i]
+	var locks ledger.Locks
+	for i, limits := range m.limits {
+		c := &m.charges[i]
 		for _, limit := range limits {
 			c.Limits = append(c.Limits, ledger.Limit{Max: limit.Max, Window: max(limit.Window, 0)})
 		}
 		c.Key = l.LockKey(c.Scope)
-		p.keys = append(p.keys, c.Key)
+		locks.Keys, locks.Scopes = append(locks.Keys, c.Key), append(locks.Scopes, c.Scope)
 	}
 	// In the order of the keys, not of the names: two names may share a key.
-	slices.SortFunc(p.keys, cmp.Compare[int64])
-	p.keys = slices.Compact(p.keys)
-	return p, nil
+	slices.SortFunc(locks.Keys, cmp.Compare[int64])
+	locks.Keys = slices.Compact(locks.Keys)
+	sent, tolerance := ledger.Charges(m.charges), interval(l.tolerance)
+	return &ledger.Charging[Receipt]{
+		Call: ledger.Call[Receipt]{
+			SQL: l.sql.charge, Locks: locks, Scan: m.scan,
+			Args: func(s ledger.Sending) []any { return []any{sent, tolerance, s.WaitMS} },
+		},
+		Charges: m.charges, Tolerance: tolerance, Receipt: m.receipt, Failed: m.failed,
+	}, nil
 }
 
-// add merges c into the call's charge of the same scope, or appends it.
-func (p *Prepared) add(at map[string]int, i int, c Charge) error {
-	j, seen := at[c.Scope]
+// add merges c into the charge of the same scope, or appends it.
+func (m *merged) add(i int, c Charge) error {
+	j, seen := m.at[c.Scope]
 	if !seen {
-		if len(p.charges) == MaxScopes {
+		if len(m.charges) == MaxScopes {
 			return invalid("charges", "name more than %d scopes", MaxScopes)
 		}
-		at[c.Scope] = len(p.charges)
-		p.charges = append(p.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.JSON()})
-		p.limits = append(p.limits, slices.Clone(c.Limits))
+		m.at[c.Scope] = len(m.charges)
+		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.JSON()})
+		m.limits = append(m.limits, slices.Clone(c.Limits))
 		return nil
 	}
-	if p.charges[j].Amount += c.Amount; p.charges[j].Amount > MaxAmount {
+	if m.charges[j].Amount += c.Amount; m.charges[j].Amount > MaxAmount {
 		return invalid(index("charges", i, ".Amount"), "the charges of scope %q add up to more than %d", c.Scope, int64(MaxAmount))
 	}
-	if p.charges[j].Note != c.Note.JSON() {
+	if m.charges[j].Note != c.Note.JSON() {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
 	}
 	for _, limit := range c.Limits {
-		if !slices.Contains(p.limits[j], limit) {
-			p.limits[j] = append(p.limits[j], limit)
+		if !slices.Contains(m.limits[j], limit) {
+			m.limits[j] = append(m.limits[j], limit)
 		}
 	}
-	if len(p.limits[j]) > MaxLimits {
+	if len(m.limits[j]) > MaxLimits {
 		return invalid(index("charges", i, ".Limits"), "scope %q has more than %d", c.Scope, MaxLimits)
 	}
 	return nil
@@ -124,67 +135,39 @@ func checkWindow(field string, window time.Duration) error {
 	return nil
 }
 
-// SQL is the statement to send with Args, to be read by Scan. Its denial is a
-// row, not an error of Postgres.
-func (p *Prepared) SQL() string { return p.sql }
-
-// Args are the arguments of the statement.
-func (p *Prepared) Args() []any { return []any{ledger.Charges(p.charges), p.tolerance, p.waitMS} }
-
-// Charges are the charges as they are sent, one for each distinct scope.
-func (p *Prepared) Charges() []ledger.Charge { return p.charges }
-
-// Tolerance is Config.ClockTolerance as it is sent.
-func (p *Prepared) Tolerance() pgtype.Interval { return p.tolerance }
-
-// Scopes are the distinct scopes of the call, in the order of Charges.
-func (p *Prepared) Scopes() []string {
-	scopes := make([]string, len(p.charges))
-	for i, c := range p.charges {
-		scopes[i] = c.Scope
+// scan reads the row of chargeSQL, with the errors of Ledger.Charge.
+func (m *merged) scan(row pgx.Row) (Receipt, error) {
+	var a ledger.Answer
+	if err := row.Scan(&a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Denied); err != nil {
+		return Receipt{}, m.failed(err)
 	}
-	return scopes
+	return m.receipt(a)
 }
 
-// Keys are the keys of the scopes' locks, in the order in which they are taken.
-func (p *Prepared) Keys() []int64 { return p.keys }
-
-// Scan reads the row that SQL returned, with the errors of Ledger.Charge.
-func (p *Prepared) Scan(row pgx.Row) (Receipt, error) {
-	var seqs, used, held []int64
-	var ats []time.Time
-	var denied []byte
-	if err := row.Scan(&seqs, &ats, &used, &held, &denied); err != nil {
-		return Receipt{}, p.Failed(err)
-	}
-	return p.Receipt(seqs, ats, used, held, denied)
-}
-
-// Failed turns an error of Postgres into that of Ledger.Charge: *ExceededError
-// where the function charge in schema.sql was told to raise its denial.
-func (p *Prepared) Failed(err error) error {
+// failed turns an error of Postgres into that of Ledger.Charge: *ExceededError where the
+// function write_charges of the schema was told to raise its denial.
+func (m *merged) failed(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
-		return p.exceeded([]byte(pgErr.Detail))
+		return m.exceeded([]byte(pgErr.Detail))
 	}
 	return failed("charge", err)
 }
 
-// Receipt makes the answer of Ledger.Charge from what the function charge in
-// schema.sql returned.
-func (p *Prepared) Receipt(seqs []int64, ats []time.Time, used, held []int64, denied []byte) (Receipt, error) {
-	if len(denied) > 0 {
-		return Receipt{}, p.exceeded(denied)
+// receipt makes the answer of Ledger.Charge from that of the schema's functions.
+func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
+	if len(a.Denied) > 0 {
+		return Receipt{}, m.exceeded(a.Denied)
 	}
-	r := Receipt{Entries: make([]Posted, len(p.charges))}
+	r := Receipt{Entries: make([]Posted, len(m.charges))}
 	n := 0
-	for i, c := range p.charges {
+	for i, c := range m.charges {
 		e := Posted{Scope: c.Scope, Amount: c.Amount}
-		if seqs != nil {
-			e.Seq, e.At = seqs[i], ats[i]
+		if a.Seqs != nil {
+			e.Seq, e.At = a.Seqs[i], a.Ats[i]
 		}
-		for _, limit := range p.limits[i] {
-			s := Standing{Limit: limit, Used: used[n] + e.Amount, Held: held[i]}
+		for _, limit := range m.limits[i] {
+			s := Standing{Limit: limit, Used: a.Used[n] + e.Amount, Held: a.Held[i]}
 			s.Available = available(limit.Max, s.Used, s.Held)
 			e.Standings = append(e.Standings, s)
 			n++
@@ -195,7 +178,7 @@ func (p *Prepared) Receipt(seqs []int64, ats []time.Time, used, held []int64, de
 }
 
 // exceeded decodes the denial that the function check_limits in schema.sql wrote.
-func (p *Prepared) exceeded(denied []byte) error {
+func (m *merged) exceeded(denied []byte) error {
 	var rows []struct {
 		Limit   int    `json:"limit"`
 		Used    int64  `json:"used"`
@@ -209,10 +192,10 @@ func (p *Prepared) exceeded(denied []byte) error {
 	}
 	e := &ExceededError{}
 	for _, row := range rows {
-		scope, limit := p.limitAt(row.Limit)
+		scope, limit := m.limitAt(row.Limit)
 		r := Refusal{
-			Scope: p.charges[scope].Scope, Limit: limit,
-			Used: row.Used, Held: row.Held, OwnHeld: row.Own, Requested: p.charges[scope].Amount,
+			Scope: m.charges[scope].Scope, Limit: limit,
+			Used: row.Used, Held: row.Held, OwnHeld: row.Own, Requested: m.charges[scope].Amount,
 			Available:  available(limit.Max, row.Used, row.Held+row.Own),
 			RetryAfter: Never,
 		}
@@ -228,45 +211,20 @@ func (p *Prepared) exceeded(denied []byte) error {
 }
 
 // limitAt returns the n-th limit of the call and the scope it belongs to.
-func (p *Prepared) limitAt(n int) (scope int, limit Limit) {
-	for n >= len(p.limits[scope]) {
-		n -= len(p.limits[scope])
+func (m *merged) limitAt(n int) (scope int, limit Limit) {
+	for n >= len(m.limits[scope]) {
+		n -= len(m.limits[scope])
 		scope++
 	}
-	return scope, p.limits[scope][n]
+	return scope, m.limits[scope][n]
 }
 
-// PreparedEntry is a validated call of Credit or Refund, for those who send it
-// themselves.
-type PreparedEntry struct {
-	sql    string
-	key    int64
-	waitMS int32
-	args   func(waitMS int32, namespace, operation string, raising bool) []any
-	scan   func(pgx.Row) (Posted, error)
-}
-
-// Key is the key of the scope's lock.
-func (p *PreparedEntry) Key() int64 { return p.key }
-
-// SQL is the statement to send with Args, to be read by Scan.
-func (p *PreparedEntry) SQL() string { return p.sql }
-
-// Args are the statement's arguments. The statement waits at most waitMS for the scope's
-// lock, and records in the entry the operation that it belongs to. A refusal is an error of
-// Postgres.
-func (p *PreparedEntry) Args(waitMS int32, namespace, operation string) []any {
-	return p.args(waitMS, namespace, operation, true)
-}
-
-// Scan reads the row that SQL returned, with the errors of the call.
-func (p *PreparedEntry) Scan(row pgx.Row) (Posted, error) { return p.scan(row) }
-
-func (p *PreparedEntry) run(ctx context.Context, tx pgx.Tx) (Posted, error) {
+// runEntry carries out a credit or a refund in tx.
+func (l *Ledger) runEntry(ctx context.Context, tx pgx.Tx, call *ledger.Call[Posted]) (Posted, error) {
 	if err := notNil("tx", tx); err != nil {
 		return Posted{}, err
 	}
-	return p.scan(tx.QueryRow(ctx, p.sql, p.args(p.waitMS, "", "", false)...))
+	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 }
 
 // available is what a limit still admits. Where a scope has so much credit that it would

@@ -52,15 +52,15 @@ from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::m
 // ErrNotCharge and *RefundExceedsError wrote nothing and leave tx usable.
 // ErrBusy, ErrOverflow, SQLSTATE 40001 and 40P01 abort it.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
-	p, err := l.PrepareRefund(r)
+	call, err := l.prepareRefund(r)
 	if err != nil {
 		return Posted{}, err
 	}
-	return p.run(ctx, tx)
+	return l.runEntry(ctx, tx, call)
 }
 
-// PrepareRefund validates a refund as Refund does, without any SQL.
-func (l *Ledger) PrepareRefund(r Refund) (*PreparedEntry, error) {
+// prepareRefund validates a refund as Refund does, without any SQL.
+func (l *Ledger) prepareRefund(r Refund) (*ledger.Call[Posted], error) {
 	if err := l.made(); err != nil {
 		return nil, err
 	}
@@ -77,13 +77,11 @@ func (l *Ledger) PrepareRefund(r Refund) (*PreparedEntry, error) {
 		return nil, err
 	}
 	key := l.LockKey(r.Scope)
-	return &PreparedEntry{
-		sql: l.sql.refund, key: key, waitMS: l.waitMS(),
-		args: func(wait int32, namespace, operation string, raising bool) []any {
-			origin := ledger.Origin{Namespace: namespace, Operation: operation, Note: r.Note.JSON()}
-			return []any{r.Scope, key, r.Seq, r.Amount, wait, origin.String(), raising}
+	return &ledger.Call[Posted]{
+		SQL: l.sql.refund, Locks: ledger.Locks{Keys: []int64{key}}, Scan: r.scan,
+		Args: func(s ledger.Sending) []any {
+			return []any{r.Scope, key, r.Seq, r.Amount, s.WaitMS, s.Origin(r.Note.JSON()), s.Raising}
 		},
-		scan: r.scan,
 	}, nil
 }
 

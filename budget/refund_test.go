@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -126,9 +127,9 @@ func TestRefund_CostDoesNotGrowWithTheirNumber(t *testing.T) {
 	for chunk := range n / 500 {
 		batch := &pgx.Batch{}
 		for i := range 500 {
-			call, err := l.Prepare(budget.Charge{Scope: "a", Amount: 3})
+			call, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 3})
 			require.NoError(t, err)
-			batch.Queue(call.SQL(), call.Args()...)
+			batch.Queue(call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
 			batch.Queue(`select setval('pgtest.clock', $1)`, start.UnixMicro()+int64(chunk*500+i+1))
 		}
 		require.NoError(t, conn.SendBatch(ctx, batch).Close())

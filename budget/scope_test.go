@@ -34,7 +34,7 @@ func TestScopeKey_OfWrongPartsIsRefusedByEveryCall(t *testing.T) {
 		{"", "a", ""}, {"a", "", ""}, {"a", "", "b"}, {"a", "b", "\x00"}, {"a", "\xff", ""},
 		{"a", strings.Repeat("b", 254), ""}, {"a", strings.Repeat("/", 85), ""},
 	} {
-		_, err := l.Prepare(budget.Charge{Scope: budget.ScopeKey(c.kind, c.key, c.slot), Amount: 1})
+		_, err := prepareCharges(l, budget.Charge{Scope: budget.ScopeKey(c.kind, c.key, c.slot), Amount: 1})
 		requireArgument(t, err, "charges[0].Scope")
 	}
 	for _, scope := range []string{"", "a", "/", "a/", "/a", "a/b/", "a//b", "a/b/c/d", "a/%", "a/%2f", "a/%41", "a/b%2", "a/\x00"} {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // untouchable is a transaction that must not be used: any use is a nil dereference.
@@ -47,7 +48,7 @@ func placeCall(field string, change func(r *holds.Request)) call {
 		r := holds.Request{Lines: []holds.Line{line}, TTL: time.Minute}
 		change(&r)
 		_, err := b.Place(ctx, tx, r)
-		if _, prepared := b.PreparePlace(r); fmt.Sprint(prepared) != fmt.Sprint(err) {
+		if _, prepared := placeHold(b, r); fmt.Sprint(prepared) != fmt.Sprint(err) {
 			return fmt.Errorf("prepared: %w", prepared)
 		}
 		return err
@@ -192,8 +193,8 @@ func TestPlace_TellsWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 			-1: holds.ErrTTLTooShort, 0: holds.ErrTTLTooShort, lo - time.Microsecond: holds.ErrTTLTooShort,
 			hi + time.Microsecond: holds.ErrTTLTooLong, 1<<63 - 1: holds.ErrTTLTooLong, -1 << 63: holds.ErrTTLTooShort, lo: nil, hi: nil,
 		} {
-			_, err := b.PreparePlace(holds.Request{Lines: []holds.Line{line}, TTL: ttl})
-			_, claimErr := b.PrepareClaim(holds.Claim{Holder: "ann", Key: holds.Key{Type: "t", Value: "v"}, TTL: ttl})
+			_, err := placeHold(b, holds.Request{Lines: []holds.Line{line}, TTL: ttl})
+			_, claimErr := claimHold(b, holds.Claim{Holder: "ann", Key: holds.Key{Type: "t", Value: "v"}, TTL: ttl})
 			require.Equal(t, err, claimErr)
 			if want == nil {
 				require.NoError(t, err)
@@ -246,16 +247,16 @@ func TestPlace_TakesWhatIsWithinItsBounds(t *testing.T) {
 func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	send := func(p *holds.Prepared, err error) func(raising bool) ([]holds.Hold, error) {
+	send := func(p *holdsCall, err error) func(raising bool) ([]holds.Hold, error) {
 		require.NoError(t, err)
 		return func(raising bool) ([]holds.Hold, error) {
-			return p.Scan(f.pool.QueryRow(t.Context(), p.SQL(), p.Args(1000, "", "", raising)...))
+			return p.Scan(f.pool.QueryRow(t.Context(), p.SQL, p.Args(ledger.Sending{WaitMS: 1000, Raising: raising})...))
 		}
 	}
 	metadata := json.RawMessage(`{"a": 1}`)
 	lines := []holds.Line{capacity("s", 5, 9)}
 	charges := []budget.Charge{{Scope: "fee", Amount: 1, Limits: []budget.Limit{budget.Lifetime(9)}}}
-	place := send(f.book.PreparePlace(holds.Request{ID: "h", TTL: time.Minute, Lines: lines, Charges: charges, Metadata: metadata}))
+	place := send(placeHold(f.book, holds.Request{ID: "h", TTL: time.Minute, Lines: lines, Charges: charges, Metadata: metadata}))
 	copy(metadata, `{"b": 2}`)
 	lines[0].Limits[0].Max, charges[0].Limits[0].Max = 0, 0
 	lines[0], charges[0] = capacity("other", 1, 1), budget.Charge{Scope: "other", Amount: 1}
@@ -267,7 +268,7 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 
 	lines = []holds.Line{capacity("s", 6, 5)}
 	ids := []string{"h"}
-	denied := send(f.book.PrepareCapture(holds.Capture{IDs: ids, Over: holds.OverIfFits, Lines: lines}))
+	denied := send(captureHolds(f.book, holds.Capture{IDs: ids, Over: holds.OverIfFits, Lines: lines}))
 	lines[0].Limits[0].Max = 90
 	lines[0] = holds.Line{Scope: "other"}
 	ids[0] = "other"
@@ -279,22 +280,22 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 		require.Equal(t, int64(5), e.Refusals[0].Limit.Max)
 	}
 
-	for _, prepare := range []func(ids []string) (*holds.Prepared, error){
-		func(ids []string) (*holds.Prepared, error) {
-			return f.book.PrepareExtend(holds.Extend{IDs: ids, By: time.Second})
+	for _, prepare := range []func(ids []string) (*holdsCall, error){
+		func(ids []string) (*holdsCall, error) {
+			return extendHolds(f.book, holds.Extend{IDs: ids, By: time.Second})
 		},
-		func(ids []string) (*holds.Prepared, error) {
-			return f.book.PrepareCapture(holds.Capture{IDs: ids, All: true})
+		func(ids []string) (*holdsCall, error) {
+			return captureHolds(f.book, holds.Capture{IDs: ids, All: true})
 		},
-		func(ids []string) (*holds.Prepared, error) {
-			return f.book.PrepareRefund(holds.Refund{IDs: ids, All: true})
+		func(ids []string) (*holdsCall, error) {
+			return refundHolds(f.book, holds.Refund{IDs: ids, All: true})
 		},
-		func(ids []string) (*holds.Prepared, error) { return f.book.PrepareRelease(holds.Release{IDs: ids}) },
+		func(ids []string) (*holdsCall, error) { return releaseHolds(f.book, holds.Release{IDs: ids}) },
 	} {
 		ids := []string{"h"}
 		p, err := prepare(ids)
 		ids[0] = "other"
-		require.Equal(t, []string{"h"}, p.Locks().Holds.IDs)
+		require.Equal(t, []string{"h"}, p.Locks.Holds.IDs)
 		_, err = send(p, err)(false)
 		require.NotErrorIs(t, err, holds.ErrUnknown)
 	}

@@ -80,6 +80,7 @@ type Book struct {
 	ledger *budget.Ledger
 	cfg    Config
 	schema schema.Name
+	wait   time.Duration // for locks
 	sql    statements
 }
 
@@ -92,7 +93,8 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", ledger); err != nil {
 		return nil, err
 	}
-	if ledger.Schema() == "" {
+	name, wait := ledgerSettings(ledger)
+	if wait == 0 {
 		return nil, invalid("ledger", "was not made by New")
 	}
 	if cfg.MinTTL == 0 {
@@ -118,11 +120,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 			return nil, invalid(index("Config.Subscribers", i, ""), "is nil")
 		}
 	}
-	name, err := schema.Parse(ledger.Schema())
-	if err != nil {
-		return nil, invalid("ledger", "%s", err)
-	}
-	b := &Book{ledger: ledger, cfg: cfg, schema: name, sql: render(name)}
+	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name)}
 	if cfg.Notify && len(b.Channel()) > 63 {
 		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	}
@@ -143,7 +141,7 @@ func (b *Book) channel() any {
 // made refuses the zero Book, which has no ledger.
 func (b *Book) made() error { return fault.Made(errArgument, "book", b != nil && b.ledger != nil) }
 
-func (b *Book) waitMS() int32 { return int32(b.ledger.LockTimeout() / time.Millisecond) }
+func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {

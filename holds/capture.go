@@ -91,15 +91,15 @@ from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::m
 // Three *ArgumentErrors come from the database, and leave tx usable too: a Line of a scope
 // that the hold does not keep; and, of a claim, Lines without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
-	p, err := b.PrepareCapture(c)
+	p, err := b.prepareCapture(c)
 	if err != nil {
 		return nil, err
 	}
-	return p.run(ctx, tx)
+	return b.run(ctx, tx, p)
 }
 
-// PrepareCapture validates a capture as Capture does, without any SQL.
-func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
+// prepareCapture validates a capture as Capture does, without any SQL.
+func (b *Book) prepareCapture(c Capture) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
@@ -140,32 +140,20 @@ func (b *Book) PrepareCapture(c Capture) (*Prepared, error) {
 		kind = EventCapturedPart
 	}
 	ids := holdIDs(c.Tenant, c.Holder, c.IDs)
-	locks := Locks{Holds: &ids}
+	locks := ledger.Locks{Holds: &ids}
 	if c.Over != OverRefused {
 		for _, u := range used { // their keys are the hold's
 			locks.Scopes = append(locks.Scopes, u.Scope)
 		}
 	}
 	terms := ledger.Capture{Closing: !c.Keep, Policy: policy, Entity: c.Entity}
-	p := &Prepared{
-		book: b, sql: b.sql.capture, locks: locks, kind: kind, note: c.Note,
-		args: func(wait int32, origin string, raising bool) []any {
-			return []any{ids.String(), ledger.AllUsed(used), terms.String(), tolerance, wait, origin, b.channel(), raising}
+	return &call{
+		SQL: b.sql.capture, Locks: locks, Tell: b.teller(kind, c.Note),
+		Args: func(s ledger.Sending) []any {
+			return []any{ids.String(), ledger.AllUsed(used), terms.String(), tolerance, s.WaitMS, s.Origin(c.Note.JSON()), b.channel(), s.Raising}
 		},
-	}
-	p.failed = func(err error) error { return b.captureFailed(c, err) }
-	p.scan = func(row pgx.Row) ([]Hold, error) {
-		var refusal []byte
-		var holds [][]byte
-		if err := row.Scan(&refusal, &holds); err != nil {
-			return nil, p.failed(err)
-		}
-		if len(refusal) > 0 {
-			return nil, b.captureRefused(c, refusal)
-		}
-		return decodeAll(holds)
-	}
-	return p, nil
+		Scan: scanner(func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }),
+	}, nil
 }
 
 // used are the lines of a capture as its function wants them: nil for Capture.All.
@@ -179,15 +167,15 @@ func (b *Book) used(lines []Line, over Over) (used []ledger.Used, tolerance any,
 			return nil, nil, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
 		}
 		// The budget's own checks; 0 is an amount of a capture, and not of a charge.
-		call, err := b.ledger.Prepare(budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits})
+		priced, err := prepareCharges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits})
 		if err != nil {
 			return nil, nil, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
 		}
 		if over == OverIfFits && len(line.Limits) == 0 { // everything would fit
 			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits needs a limit to fit into")
 		}
-		used = append(used, ledger.Used{Scope: line.Scope, Amount: line.Amount, Limits: call.Charges()[0].Limits})
-		tolerance = call.Tolerance()
+		used = append(used, ledger.Used{Scope: line.Scope, Amount: line.Amount, Limits: priced.Charges[0].Limits})
+		tolerance = priced.Tolerance
 	}
 	return used, tolerance, nil
 }
@@ -201,7 +189,7 @@ func (b *Book) captureFailed(c Capture, err error) error {
 			return b.captureRefused(c, []byte(pgErr.Detail))
 		}
 	case sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
-		return new(budget.Prepared).Failed(err) // the budget's own words for them
+		return ledgerFailed("capture", err) // the budget's own words for them
 	}
 	return failed("capture", err)
 }
@@ -223,10 +211,9 @@ func (b *Book) captureRefused(c Capture, answer []byte) error {
 		at := slices.IndexFunc(c.Lines, func(l Line) bool { return l.Scope == scope })
 		charges[i] = budget.Charge{Scope: scope, Amount: a.Units[i], Limits: c.Lines[at].Limits}
 	}
-	call, err := b.ledger.Prepare(charges...)
+	priced, err := prepareCharges(b.ledger, charges...)
 	if err != nil {
 		return err
 	}
-	_, err = call.Receipt(nil, nil, nil, nil, a.Denied)
-	return err
+	return priced.Denied(a.Denied)
 }

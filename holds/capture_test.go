@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 func TestCapture_ChargesWhatWasUsedAndFreesTheRest(t *testing.T) {
@@ -96,11 +97,11 @@ func TestCapture_ThatEndsAClaimTakesItsOwnUnit(t *testing.T) {
 	own, power := claimScope("", key), holds.Line{Scope: "power", Amount: 4}
 	before := f.dump()
 	for _, lines := range [][]holds.Line{{power}, {power, {Scope: own}}, {{Scope: own}}, {{Scope: "power"}}} {
-		p, err := f.book.PrepareCapture(holds.Capture{IDs: []string{h.ID}, Lines: lines})
+		p, err := captureHolds(f.book, holds.Capture{IDs: []string{h.ID}, Lines: lines})
 		require.NoError(t, err)
 		for _, raising := range []bool{false, true} {
 			tx := begin(t, f.pool, pgx.ReadCommitted)
-			_, err = p.Scan(tx.QueryRow(t.Context(), p.SQL(), p.Args(5000, "", "", raising)...))
+			_, err = p.Scan(tx.QueryRow(t.Context(), p.SQL, p.Args(ledger.Sending{WaitMS: 5000, Raising: raising})...))
 			requireArgument(t, err, "Capture.Lines")
 			require.ErrorContains(t, err, own, "which scope")
 			require.Equal(t, raising, tx.Commit(t.Context()) != nil, "the transaction is usable unless it was to fail")

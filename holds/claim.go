@@ -67,15 +67,15 @@ type Claim struct {
 // nothing to the new claim. Everything else is as with Place; so two calls in one
 // transaction can deadlock (see the package comment).
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
-	p, err := b.PrepareClaim(c)
+	p, err := b.prepareClaim(c)
 	if err != nil {
 		return Hold{}, err
 	}
-	return first(p.run(ctx, tx))
+	return first(b.run(ctx, tx, p))
 }
 
-// PrepareClaim validates a claim as Claim does, without any SQL.
-func (b *Book) PrepareClaim(c Claim) (*Prepared, error) {
+// prepareClaim validates a claim as Claim does, without any SQL.
+func (b *Book) prepareClaim(c Claim) (*call, error) {
 	if c.Holder == "" {
 		return nil, invalid("Claim.Holder", "is empty")
 	}
@@ -90,7 +90,7 @@ func (b *Book) PrepareClaim(c Claim) (*Prepared, error) {
 		}
 	}
 	sum := sha256.Sum256([]byte(scope))
-	return b.PreparePlace(Request{
+	return b.preparePlace(Request{
 		ID: fmt.Sprintf("%s%x_%s", claimPrefix, sum[:16], uuidv7.New()), Tenant: c.Tenant, Holder: c.Holder, Lines: lines, Charges: c.Charges,
 		TTL: c.TTL, Grace: c.Grace, Metadata: c.Metadata, Note: c.Note, claim: scope, key: c.Key,
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -259,9 +260,9 @@ func placeMany(f *fixture, n int, ttl time.Duration, scopes ...string) (ids []st
 				r.Lines = append(r.Lines, capacity(scope, 1, 1_000_000))
 			}
 			ids = append(ids, r.ID)
-			p, err := f.book.PreparePlace(r)
+			p, err := placeHold(f.book, r)
 			require.NoError(f, err)
-			batch.Queue(p.SQL(), p.Args(5000, "", "", false)...)
+			batch.Queue(p.SQL, p.Args(ledger.Sending{WaitMS: 5000})...)
 		}
 		n -= batch.Len()
 		require.NoError(f, f.pool.SendBatch(context.Background(), batch).Close())

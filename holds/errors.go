@@ -72,13 +72,13 @@ var (
 // Failures of the moment or of the set-up. They abort the transaction.
 var (
 	// ErrBusy: a scope's lock was not to be had within the ledger's lock timeout.
-	ErrBusy error = fault.New("busy", "holds: scope is busy")
+	ErrBusy error = fault.ErrBusy
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.New("not_migrated", "holds: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
+	ErrNotMigrated error = fault.ErrNotMigrated
 
 	// ErrNotGranted: the role has not been given what the call needs.
-	ErrNotGranted error = fault.New("not_granted", "holds: "+sqlstate.GrantHint)
+	ErrNotGranted error = fault.ErrNotGranted
 )
 
 var (
@@ -259,23 +259,11 @@ func (e *CeilingError) Code() string { return errCeiling.Code() }
 // failed turns the error of a statement into the package's own, keeping the
 // Postgres error underneath, whose Detail is never printed.
 func failed(doing string, err error) error {
-	if err == nil {
-		return nil
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.HoldRefused {
+		return refused([]byte(pgErr.Detail))
 	}
-	switch sqlstate.Of(err) {
-	case sqlstate.HoldRefused:
-		var pgErr *pgconn.PgError
-		if errors.As(err, &pgErr) {
-			return refused([]byte(pgErr.Detail))
-		}
-	case sqlstate.LockNotAvailable:
-		return fmt.Errorf("%w: %s: %w", ErrBusy, doing, err)
-	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
-		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, doing, err)
-	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("%w: %s: %w", ErrNotGranted, doing, err)
-	}
-	return fmt.Errorf("holds: %s: %w", doing, err)
+	return fault.Failed("holds", doing, err)
 }
 
 // refused decodes why a transition was refused.

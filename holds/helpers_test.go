@@ -11,7 +11,22 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+type holdsCall = ledger.Call[[]holds.Hold]
+
+// What the packages lend to their siblings.
+var (
+	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.Charging[budget.Receipt], error))
+	placeHold      = lend.PlaceHold.(func(*holds.Book, holds.Request) (*holdsCall, error))
+	claimHold      = lend.ClaimHold.(func(*holds.Book, holds.Claim) (*holdsCall, error))
+	captureHolds   = lend.CaptureHolds.(func(*holds.Book, holds.Capture) (*holdsCall, error))
+	releaseHolds   = lend.ReleaseHolds.(func(*holds.Book, holds.Release) (*holdsCall, error))
+	extendHolds    = lend.ExtendHolds.(func(*holds.Book, holds.Extend) (*holdsCall, error))
+	refundHolds    = lend.RefundHolds.(func(*holds.Book, holds.Refund) (*holdsCall, error))
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 func TestPlace_HoldsUnitsAndChargesOrNothing(t *testing.T) {
@@ -228,24 +229,24 @@ func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
 		_, err = f.release(name)
 		require.NoError(t, err)
 		for _, raising := range []bool{false, true} {
-			for what, prepare := range map[string]func() (*holds.Prepared, error){
-				"place": func() (*holds.Prepared, error) {
-					return f.book.PreparePlace(holds.Request{ID: name, TTL: time.Minute, Metadata: h.Metadata, Lines: []holds.Line{capacity(name, 1, 1)}})
+			for what, prepare := range map[string]func() (*holdsCall, error){
+				"place": func() (*holdsCall, error) {
+					return placeHold(f.book, holds.Request{ID: name, TTL: time.Minute, Metadata: h.Metadata, Lines: []holds.Line{capacity(name, 1, 1)}})
 				},
-				"capture": func() (*holds.Prepared, error) {
-					return f.book.PrepareCapture(holds.Capture{IDs: []string{name}, All: true})
+				"capture": func() (*holdsCall, error) {
+					return captureHolds(f.book, holds.Capture{IDs: []string{name}, All: true})
 				},
-				"release": func() (*holds.Prepared, error) { return f.book.PrepareRelease(holds.Release{IDs: []string{name}}) },
-				"extend": func() (*holds.Prepared, error) {
-					return f.book.PrepareExtend(holds.Extend{IDs: []string{name}, By: time.Second})
+				"release": func() (*holdsCall, error) { return releaseHolds(f.book, holds.Release{IDs: []string{name}}) },
+				"extend": func() (*holdsCall, error) {
+					return extendHolds(f.book, holds.Extend{IDs: []string{name}, By: time.Second})
 				},
-				"refund": func() (*holds.Prepared, error) {
-					return f.book.PrepareRefund(holds.Refund{IDs: []string{name}, All: true})
+				"refund": func() (*holdsCall, error) {
+					return refundHolds(f.book, holds.Refund{IDs: []string{name}, All: true})
 				},
 			} {
 				p, err := prepare()
 				require.NoError(t, err)
-				_, err = p.Scan(f.pool.QueryRow(t.Context(), p.SQL(), p.Args(5000, "", "", raising)...))
+				_, err = p.Scan(f.pool.QueryRow(t.Context(), p.SQL, p.Args(ledger.Sending{WaitMS: 5000, Raising: raising})...))
 				var state *holds.StateError
 				require.ErrorAs(t, err, &state, "%s of %s", what, name)
 				require.Equal(t, holds.Released, state.State)

@@ -31,8 +31,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Get":    {tx, "", "a", ""}, "History": {tx, "", "a", ""}, "List": {tx, holds.Filter{}},
 		"Claimed": {tx, "", claim.Key}, "ClaimedMany": {tx, "", claim.Key},
 		"Sweep": {pool, holds.SweepOptions{}}, "Purge": {pool, holds.PurgeOptions{}}, "Listen": {pool, holds.ListenOptions{}, handle},
-		"PreparePlace": {request}, "PrepareClaim": {claim}, "PrepareCapture": {capture}, "PrepareRelease": {release},
-		"PrepareExtend": {extend}, "PrepareRefund": {refund}, "Channel": {},
+		"Channel": {},
 	})
 	niltest.Func(t, "New", holds.New, ledger, holds.Config{})
 	_, err = holds.New(new(budget.Ledger), holds.Config{})

@@ -97,15 +97,15 @@ from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval,
 // budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 and
 // 40P01 abort it.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
-	p, err := b.PreparePlace(r)
+	p, err := b.preparePlace(r)
 	if err != nil {
 		return Hold{}, err
 	}
-	return first(p.run(ctx, tx))
+	return first(b.run(ctx, tx, p))
 }
 
-// PreparePlace validates a request as Place does, without any SQL.
-func (b *Book) PreparePlace(r Request) (*Prepared, error) {
+// preparePlace validates a request as Place does, without any SQL.
+func (b *Book) preparePlace(r Request) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
@@ -113,11 +113,11 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 	if r.ID == "" {
 		r.ID = uuidv7.New()
 	}
-	call, err := b.check(&r)
+	priced, err := b.check(&r)
 	if err != nil {
 		return nil, err
 	}
-	charges := call.Charges()
+	charges := priced.Charges
 	for _, line := range r.Lines {
 		i := slices.IndexFunc(charges, func(c ledger.Charge) bool { return c.Scope == line.Scope })
 		charges[i].Held += line.Amount
@@ -126,24 +126,22 @@ func (b *Book) PreparePlace(r Request) (*Prepared, error) {
 		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
 		TTL: r.TTL, Grace: r.Grace, Lifetime: b.cfg.MaxLifetime, Metadata: string(r.Metadata),
 	}
-	locks := Locks{Scopes: call.Scopes(), Keys: call.Keys()}
+	locks := priced.Locks
 	if chosen {
 		hold.Key = lockkey.Of("metered/hold/"+b.schema.String(), r.Tenant+"\x00"+r.ID)
 		locks.IDKeys = []int64{hold.Key}
 	}
-	p := &Prepared{
-		book: b, sql: b.sql.place, locks: locks, kind: EventPlaced, note: r.Note, placed: r.ID,
-		args: func(wait int32, origin string, raising bool) []any {
-			return []any{hold.String(), ledger.Charges(charges), call.Tolerance(), wait, origin, b.channel(), raising}
+	return &call{
+		SQL: b.sql.place, Locks: locks, ID: r.ID, Tell: b.teller(EventPlaced, r.Note),
+		Args: func(s ledger.Sending) []any {
+			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(r.Note.JSON()), b.channel(), s.Raising}
 		},
-	}
-	p.failed = func(err error) error { return placeFailed(call, r.key, err) }
-	p.scan = func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(call, r, row) }
-	return p, nil
+		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row) },
+	}, nil
 }
 
 // check validates a request, and fills what it leaves open.
-func (b *Book) check(r *Request) (*budget.Prepared, error) {
+func (b *Book) check(r *Request) (*charging, error) {
 	if err := checkNames(r.Tenant, r.Holder, r.ID); err != nil {
 		return nil, err
 	}
@@ -184,8 +182,8 @@ func (b *Book) check(r *Request) (*budget.Prepared, error) {
 		}
 		charges = append(charges, c)
 	}
-	call, err := b.ledger.Prepare(charges...)
-	return call, renamed(err, "Request.Lines", func(i int) string {
+	priced, err := prepareCharges(b.ledger, charges...)
+	return priced, renamed(err, "Request.Lines", func(i int) string {
 		switch lines := len(r.Lines); {
 		case i >= lines:
 			return index("Request.Charges", i-lines, "")
@@ -197,10 +195,10 @@ func (b *Book) check(r *Request) (*budget.Prepared, error) {
 }
 
 // placeFailed turns an error of Postgres into that of Place.
-func placeFailed(call *budget.Prepared, key Key, err error) error {
+func placeFailed(priced *charging, key Key, err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
-		return call.Failed(err) // the budget's own words for them
+		return priced.Failed(err) // the budget's own words for them
 	}
 	doing := "place"
 	if key != (Key{}) {
@@ -214,20 +212,19 @@ func placeFailed(call *budget.Prepared, key Key, err error) error {
 	return err
 }
 
-func (b *Book) scanPlaced(call *budget.Prepared, r Request, row pgx.Row) ([]Hold, error) {
+func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row) ([]Hold, error) {
 	var status string
 	var at, deadline *time.Time
 	var seqs []int64
 	var ats []time.Time
 	var denied, same []byte
 	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &denied, &same); err != nil {
-		return nil, placeFailed(call, r.key, err)
+		return nil, placeFailed(priced, r.key, err)
 	}
 	switch status {
 	case "placed":
 	case "denied":
-		_, err := call.Receipt(nil, nil, nil, nil, denied)
-		return nil, err
+		return nil, priced.Denied(denied)
 	case "taken":
 		if deadline == nil {
 			return nil, taken(r.key, nil)
@@ -250,12 +247,12 @@ func (b *Book) scanPlaced(call *budget.Prepared, r Request, row pgx.Row) ([]Hold
 	h := Hold{
 		Tenant: r.Tenant, ID: r.ID, Holder: r.Holder, State: Held, Version: 1, Created: true,
 		PlacedAt: at.UTC(), Deadline: deadline.UTC(), Due: deadline.Add(r.Grace).UTC(), Ceiling: at.Add(b.cfg.MaxLifetime).UTC(), Now: at.UTC(),
-		Lines: heldLines(call.Charges()), Metadata: r.Metadata,
+		Lines: heldLines(priced.Charges), Metadata: r.Metadata,
 	}
 	if r.claim != "" {
 		h.Claim = &r.key
 	}
-	for i, c := range call.Charges() {
+	for i, c := range priced.Charges {
 		if rest := c.Amount - c.Held; rest > 0 {
 			h.Charges = append(h.Charges, budget.Posted{Scope: c.Scope, Seq: seqs[i], Amount: rest, At: ats[i].UTC()})
 		}

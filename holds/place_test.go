@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Who places a hold again that has ended is told how, by an answer and by an error alike.
@@ -41,11 +42,11 @@ func TestPlace_OfAHoldThatHasEndedSaysHow(t *testing.T) {
 	f.clock.Advance(time.Hour)
 	for how := range ends {
 		want := map[bool]holds.State{true: holds.Expired, false: how}[how == "swept"]
-		p, err := f.book.PreparePlace(request(string(how)))
+		p, err := placeHold(f.book, request(string(how)))
 		require.NoError(t, err)
 		for _, raising := range []bool{false, true} {
 			tx := begin(t, f.pool, pgx.ReadCommitted)
-			_, err := p.Scan(tx.QueryRow(t.Context(), p.SQL(), p.Args(5000, "", "", raising)...))
+			_, err := p.Scan(tx.QueryRow(t.Context(), p.SQL, p.Args(ledger.Sending{WaitMS: 5000, Raising: raising})...))
 			var state *holds.StateError
 			require.ErrorAs(t, err, &state, "%s, %v", how, raising)
 			require.Equal(t, []any{string(how), want, want}, []any{state.ID, state.State, state.Hold.State}, raising)

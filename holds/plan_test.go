@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -156,12 +157,12 @@ func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 	conn, err := f.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	denied, err := f.book.PreparePlace(holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
+	denied, err := placeHold(f.book, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 	require.NoError(t, err)
 	for round := range 7 { // until plans are made
 		all := buffers(t, conn, `select metered.first_due('room', $1, metered.clock())`, first)
 		usage := buffers(t, conn, `select * from metered.usage('{room}', '{0}')`)
-		refusal := buffers(t, conn, strings.TrimSpace(denied.SQL()), denied.Args(5000, "", "", false)...)
+		refusal := buffers(t, conn, strings.TrimSpace(denied.SQL), denied.Args(ledger.Sending{WaitMS: 5000})...)
 		if round == 6 {
 			t.Logf("looking at all that ended: %d pages; usage: %d, a refusal: %d", all, usage, refusal)
 			require.Greater(t, all, 40)
@@ -220,29 +221,29 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 	least := map[string]int{}
 	pages := map[string]int{}
 	// The clock moves on so that each round finds next_due passed, by what it asks for.
-	run := func(name string, p *holds.Prepared, err error) {
+	run := func(name string, p *holdsCall, err error) {
 		f.Helper()
 		require.NoError(f, err)
-		pages[name] = buffers(f.T, conn, strings.TrimSpace(p.SQL()), p.Args(5000, "", "", false)...)
+		pages[name] = buffers(f.T, conn, strings.TrimSpace(p.SQL), p.Args(ledger.Sending{WaitMS: 5000})...)
 	}
 	for round := range 9 {
 		f.clock.Advance(11 * time.Second)
 		pages["locks of a command"] = buffers(f.T, conn, `select metered.lock_all('{1}', '{2}', '{room,none}', array[('', '{stays}', '{null}', '')]::metered.hold_ids[], 1000)`)
 		lines := []holds.Line{capacity("room", 1, 1_000_000)}
 		r := holds.Request{ID: fmt.Sprint("h", f.clock.Now()), TTL: 30 * time.Minute, Lines: lines}
-		p, err := f.book.PreparePlace(r)
+		p, err := placeHold(f.book, r)
 		run("place", p, err)
-		p, err = f.book.PreparePlace(r)
+		p, err = placeHold(f.book, r)
 		run("place again", p, err)
-		p, err = f.book.PrepareCapture(holds.Capture{IDs: []string{r.ID}, Lines: []holds.Line{{Scope: "room", Amount: 1}}, Keep: true})
+		p, err = captureHolds(f.book, holds.Capture{IDs: []string{r.ID}, Lines: []holds.Line{{Scope: "room", Amount: 1}}, Keep: true})
 		run("capture", p, err)
-		p, err = f.book.PrepareRelease(holds.Release{IDs: []string{r.ID}})
+		p, err = releaseHolds(f.book, holds.Release{IDs: []string{r.ID}})
 		run("release", p, err)
-		c, err := f.ledger.Prepare(budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1_000_000), budget.PerWindow(1_000_000, time.Hour)}})
+		c, err := prepareCharges(f.ledger, budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1_000_000), budget.PerWindow(1_000_000, time.Hour)}})
 		require.NoError(f, err)
-		pages["charge"] = buffers(f.T, conn, c.SQL(), c.Args()...)
+		pages["charge"] = buffers(f.T, conn, c.SQL, c.Args(ledger.Sending{WaitMS: 5000})...)
 		pages["get"] = buffers(f.T, conn, `select metered.hold_json(1, metered.clock())`)
-		p, err = f.book.PreparePlace(holds.Request{ID: "denied", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
+		p, err = placeHold(f.book, holds.Request{ID: "denied", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 		run("denied", p, err)
 		pages["usage"] = buffers(f.T, conn, `select * from metered.usage('{room}', '{0}')`)
 		for name, n := range pages {

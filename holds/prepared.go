@@ -10,84 +10,53 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Prepared is a validated call, for those who send it themselves: together with
-// other statements in a pgx.Batch, as package metered does. It has copies of what it was
-// made from.
-type Prepared struct {
-	book   *Book
-	sql    string
-	args   func(waitMS int32, origin string, raising bool) []any
-	locks  Locks
-	placed string // ID
-	kind   EventKind
-	note   budget.Note
-	scan   func(pgx.Row) ([]Hold, error)
-	failed func(error) error
+func init() {
+	lend.PlaceHold, lend.ClaimHold, lend.CaptureHolds = (*Book).preparePlace, (*Book).prepareClaim, (*Book).prepareCapture
+	lend.ReleaseHolds, lend.ExtendHolds, lend.RefundHolds = (*Book).prepareRelease, (*Book).prepareExtend, (*Book).prepareRefund
+	lend.BookSchema = func(b *Book) schema.Name { return b.schema }
+	lend.DecodeHold = func(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
 }
 
-// Decode reads a hold as the functions in schema.sql write it.
-func Decode(raw []byte) (Hold, error) {
-	var h Hold
-	err := h.decode(raw)
-	return h, err
-}
+// What package budget lends.
+var (
+	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration))
+	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*charging, error))
+	ledgerFailed   = lend.LedgerFailed.(func(doing string, err error) error)
+)
 
-// SQL is the statement to send with Args, to be read by Scan.
-func (p *Prepared) SQL() string { return p.sql }
+type charging = ledger.Charging[budget.Receipt]
 
-// Args are the arguments of a statement that waits for its locks at most waitMS milliseconds.
-// namespace and operation are recorded in the ledger and in the hold's history; both may be
-// empty. With raising, a refusal is an error of Postgres (for Failed), and otherwise a row that
-// leaves the transaction usable.
-func (p *Prepared) Args(waitMS int32, namespace, operation string, raising bool) []any {
-	return p.args(waitMS, ledger.Origin{Namespace: namespace, Operation: operation, Note: p.note.JSON()}.String(), raising)
-}
+// call is a validated call of a Book.
+type call = ledger.Call[[]Hold]
 
-// Locks says what a call locks, in this order: the scopes that it names, and those of the
-// holds that it names; the ids of holds that it places; the rows of the holds that it names,
-// and of those that are due in scopes that it may charge.
-type Locks struct {
-	Scopes []string        // that it may charge
-	Keys   []int64         // of the locks of Scopes; none for a capture, whose scopes are its hold's
-	IDKeys []int64         // of the locks of the ids that it places
-	Holds  *ledger.HoldIDs // that it captures, releases, extends or refunds
-}
-
-// Locks are what the call locks.
-func (p *Prepared) Locks() Locks { return p.locks }
-
-// ID is the id that a placement gives to its hold, if it makes a new one.
-func (p *Prepared) ID() string { return p.placed }
-
-// Scan reads the row that SQL returned, with the errors of the call.
-func (p *Prepared) Scan(row pgx.Row) ([]Hold, error) { return p.scan(row) }
-
-// Failed turns an error of Postgres into that of the call.
-func (p *Prepared) Failed(err error) error { return p.failed(err) }
-
-// Subscribed reports whether Tell has somebody to tell.
-func (p *Prepared) Subscribed() bool { return len(p.book.cfg.Subscribers) > 0 }
-
-// Tell tells the Book's subscribers what the call did. The first error of one is
-// returned as a *SubscriberError.
-func (p *Prepared) Tell(ctx context.Context, tx pgx.Tx, holds []Hold) error {
-	for _, h := range holds {
-		if p.kind == EventPlaced && !h.Created {
-			continue
-		}
-		kind := p.kind
-		if kind == EventReturned && !h.Returned {
-			kind = EventReturnedPart
-		}
-		if err := p.book.tell(ctx, tx, Transition{Kind: kind, Hold: h, Note: p.note}); err != nil {
-			return err
-		}
+// teller tells the subscribers what a call did, if there are any.
+func (b *Book) teller(kind EventKind, note budget.Note) func(context.Context, pgx.Tx, []Hold) error {
+	if len(b.cfg.Subscribers) == 0 {
+		return nil
 	}
-	return nil
+	return func(ctx context.Context, tx pgx.Tx, holds []Hold) error {
+		for _, h := range holds {
+			if kind == EventPlaced && !h.Created {
+				continue
+			}
+			kind := kind
+			if kind == EventReturned && !h.Returned {
+				kind = EventReturnedPart
+			}
+			if err := b.tell(ctx, tx, Transition{Kind: kind, Hold: h, Note: note}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
+// tell tells the subscribers of a transition. The first error of one is returned as a
+// *SubscriberError.
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, t Transition) error {
 	for _, s := range b.cfg.Subscribers {
 		err := s(ctx, tx, t)
@@ -118,17 +87,20 @@ func (e *SubscriberError) Error() string {
 func (e *SubscriberError) Unwrap() error { return e.Err }
 
 // run carries out a call in tx.
-func (p *Prepared) run(ctx context.Context, tx pgx.Tx) ([]Hold, error) {
+func (b *Book) run(ctx context.Context, tx pgx.Tx, c *call) ([]Hold, error) {
 	if err := notNil("tx", tx); err != nil {
 		return nil, err
 	}
-	if !p.Subscribed() {
-		return p.Scan(tx.QueryRow(ctx, p.sql, p.Args(p.book.waitMS(), "", "", false)...))
+	send := func(tx pgx.Tx) ([]Hold, error) {
+		return c.Scan(tx.QueryRow(ctx, c.SQL, c.Args(ledger.Sending{WaitMS: b.waitMS()})...))
+	}
+	if c.Tell == nil {
+		return send(tx)
 	}
 	return inSavepoint(ctx, tx, func(sub pgx.Tx) ([]Hold, error) {
-		holds, err := p.Scan(sub.QueryRow(ctx, p.sql, p.Args(p.book.waitMS(), "", "", false)...))
+		holds, err := send(sub)
 		if err == nil {
-			err = p.Tell(ctx, sub, holds)
+			err = c.Tell(ctx, sub, holds)
 		}
 		return holds, err
 	})

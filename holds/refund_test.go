@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // purgeOf takes all entries of a scope that were there away, but the first.
@@ -30,11 +31,11 @@ func (f *fixture) purgeOf(scope string) {
 func (f *fixture) refused(r holds.Refund, want error) {
 	f.Helper()
 	before := f.dump()
-	p, err := f.book.PrepareRefund(r)
+	p, err := refundHolds(f.book, r)
 	require.NoError(f, err)
 	for _, raising := range []bool{false, true} {
 		tx := begin(f, f.pool, pgx.ReadCommitted)
-		_, err := p.Scan(tx.QueryRow(f.Context(), p.SQL(), p.Args(5000, "", "", raising)...))
+		_, err := p.Scan(tx.QueryRow(f.Context(), p.SQL, p.Args(ledger.Sending{WaitMS: 5000, Raising: raising})...))
 		require.ErrorIs(f, err, want)
 		require.Equal(f, raising, tx.Commit(f.Context()) != nil, "the transaction is usable unless it was to fail")
 	}

@@ -31,15 +31,15 @@ from metered.release_holds($1::metered.hold_ids, $2::int, $3::metered.origin, $4
 // stays spent. Locks, rollback and errors are those of Capture, without a denial. A
 // hold that has ended is a *StateError that says how.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
-	p, err := b.PrepareRelease(r)
+	p, err := b.prepareRelease(r)
 	if err != nil {
 		return nil, err
 	}
-	return p.run(ctx, tx)
+	return b.run(ctx, tx, p)
 }
 
-// PrepareRelease validates a release as Release does, without any SQL.
-func (b *Book) PrepareRelease(r Release) (*Prepared, error) {
+// prepareRelease validates a release as Release does, without any SQL.
+func (b *Book) prepareRelease(r Release) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
@@ -85,15 +85,15 @@ from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bo
 // was captured in part (Capture.Keep) of a hold that is still held, or was then released, or has
 // expired, stays spent: give it back by budget.Ledger.Refund.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
-	p, err := b.PrepareRefund(r)
+	p, err := b.prepareRefund(r)
 	if err != nil {
 		return nil, err
 	}
-	return p.run(ctx, tx)
+	return b.run(ctx, tx, p)
 }
 
-// PrepareRefund validates a refund as Refund does, without any SQL.
-func (b *Book) PrepareRefund(r Refund) (*Prepared, error) {
+// prepareRefund validates a refund as Refund does, without any SQL.
+func (b *Book) prepareRefund(r Refund) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
@@ -145,15 +145,15 @@ from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::meter
 // Locks, rollback and the other errors are those of Release. There is no idempotency:
 // a second call extends again.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
-	p, err := b.PrepareExtend(e)
+	p, err := b.prepareExtend(e)
 	if err != nil {
 		return nil, err
 	}
-	return p.run(ctx, tx)
+	return b.run(ctx, tx, p)
 }
 
-// PrepareExtend validates an extension as Extend does, without any SQL.
-func (b *Book) PrepareExtend(e Extend) (*Prepared, error) {
+// prepareExtend validates an extension as Extend does, without any SQL.
+func (b *Book) prepareExtend(e Extend) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
@@ -165,7 +165,7 @@ func (b *Book) PrepareExtend(e Extend) (*Prepared, error) {
 
 // prepare validates what release, refund and extension have in common. terms are the arguments of
 // the statement that are its own.
-func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string, note budget.Note, terms ...any) (*Prepared, error) {
+func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string, note budget.Note, terms ...any) (*call, error) {
 	ids = slices.Clone(ids) // the caller may use its own again
 	if err := checkIDs(tenant, holder, ids); err != nil {
 		return nil, err
@@ -174,25 +174,28 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 		return nil, err
 	}
 	named := holdIDs(tenant, holder, ids)
-	p := &Prepared{
-		book: b, sql: sql, locks: Locks{Holds: &named}, kind: kind, note: note,
-		args: func(wait int32, origin string, raising bool) []any {
-			return slices.Concat([]any{named.String()}, terms, []any{wait, origin, b.channel(), raising})
+	return &call{
+		SQL: sql, Locks: ledger.Locks{Holds: &named}, Tell: b.teller(kind, note),
+		Args: func(s ledger.Sending) []any {
+			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(note.JSON()), b.channel(), s.Raising})
 		},
-	}
-	p.failed = func(err error) error { return failed(string(kind), err) }
-	p.scan = func(row pgx.Row) ([]Hold, error) {
+		Scan: scanner(func(err error) error { return failed(string(kind), err) }, refused),
+	}, nil
+}
+
+// scanner reads what a transition of several holds returned: the holds, or why it was refused.
+func scanner(failed func(error) error, refused func([]byte) error) func(pgx.Row) ([]Hold, error) {
+	return func(row pgx.Row) ([]Hold, error) {
 		var refusal []byte
 		var holds [][]byte
 		if err := row.Scan(&refusal, &holds); err != nil {
-			return nil, p.failed(err)
+			return nil, failed(err)
 		}
 		if len(refusal) > 0 {
 			return nil, refused(refusal)
 		}
 		return decodeAll(holds)
 	}
-	return p, nil
 }
 
 // decodeAll reads what a transition of several holds returned.

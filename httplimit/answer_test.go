@@ -23,6 +23,7 @@ import (
 	"github.com/pgmetered/metered/httplimit"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -101,8 +102,8 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 
 		"operation_unknown": {metered.ErrUnknownOperation, answered{404, ""}},
 		"sticky_failed":     {metered.ErrSticky, answered{500, ""}},
-		"stale_read":        {&metered.StaleError{Wanted: 777}, answered{503, "1"}},
-		"position_unknown":  {metered.ErrPosition, answered{409, ""}},
+		"stale_read":        {&replica.StaleError{Wanted: 777}, answered{503, "1"}},
+		"position_unknown":  {replica.ErrAhead, answered{409, ""}},
 	}
 	source, err := os.ReadFile("../errors.go")
 	require.NoError(t, err)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 // Enqueue inserts a job in the caller's transaction: workers see it when tx
@@ -95,7 +97,7 @@ func (e *Enqueuer) enqueue(ctx context.Context, tx pgx.Tx, all []*prepared) (res
 
 	claims, err := e.claimKeys(ctx, tx, keyed)
 	if err != nil {
-		return nil, wrap("claim key", err)
+		return nil, fault.Failed("jobs", "claim key", err)
 	}
 	ids := claimed{}
 	for i, p := range keyed {

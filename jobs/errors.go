@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Errors of arguments and of set-up.
@@ -29,15 +28,15 @@ var (
 
 	// ErrBusy means that another open transaction has claimed the key and did not
 	// end within Config.LockTimeout. The transaction is aborted; try it again.
-	ErrBusy error = fault.New("busy", "jobs: key is claimed by an open transaction")
+	ErrBusy error = fault.ErrBusy
 
 	// ErrNotMigrated means that a table or function is not there: this library's or
 	// River's.
-	ErrNotMigrated error = fault.New("not_migrated", "jobs: a schema is missing or incomplete: call metered.Migrate, and migrate River; metered.Validate says what")
+	ErrNotMigrated error = fault.ErrNotMigrated
 
 	// ErrNotGranted means that the role has not been given what the call needs, on this
 	// library's tables or on River's.
-	ErrNotGranted error = fault.New("not_granted", "jobs: "+sqlstate.GrantHint+", or what River's tables need")
+	ErrNotGranted error = fault.ErrNotGranted
 
 	// ErrNotFound means that the key is not there: never used, rolled back, not
 	// committed yet, or purged.
@@ -89,17 +88,3 @@ func (e *ConflictError) Unwrap() error { return errConflict }
 
 // Code returns "job_conflict".
 func (e *ConflictError) Code() string { return errConflict.Code() }
-
-// wrap names what failed. The Postgres error stays underneath, for retry loops
-// that look for 40001 and 40P01.
-func wrap(doing string, err error) error {
-	switch sqlstate.Of(err) {
-	case sqlstate.LockNotAvailable:
-		return fmt.Errorf("%w: %w", ErrBusy, err)
-	case sqlstate.UndefinedFunction, sqlstate.UndefinedTable, sqlstate.InvalidSchemaName:
-		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, doing, err)
-	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("%w: %s: %w", ErrNotGranted, doing, err)
-	}
-	return fmt.Errorf("jobs: %s: %w", doing, err)
-}

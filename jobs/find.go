@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 // Record is what is remembered of a key.
@@ -47,7 +49,7 @@ func (e *Enqueuer) Find(ctx context.Context, db Querier, queue, key string) (Rec
 		return Record{}, ErrNotFound
 	}
 	if err != nil {
-		return Record{}, wrap("find key", err)
+		return Record{}, fault.Failed("jobs", "find key", err)
 	}
 	return r, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/purge"
 )
 
@@ -49,7 +50,7 @@ func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOpti
 	}
 	deleted, err := o.Run(ctx, pool, e.purgeSQL)
 	if err != nil {
-		return deleted, wrap("purge keys", err)
+		return deleted, fault.Failed("jobs", "purge keys", err)
 	}
 	return deleted, nil
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
-const consumeSQL = `select ` + RowColumns + ` from metered.consume_token($1, $2, $3, $4)`
+const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
 
 // Consume takes one use of the token that a client presented, if it was minted
 // for this purpose and subject and is good, in one round trip. Call it in the
@@ -26,21 +29,21 @@ const consumeSQL = `select ` + RowColumns + ` from metered.consume_token($1, $2,
 // run the transaction again, so that a token which stays unspent is not called
 // invalid.
 func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (Grant, error) {
-	p, err := s.Present(purpose, subject, presented)
+	p, err := s.present(purpose, subject, presented)
 	if err != nil {
 		return Grant{}, err
 	}
 	if err := notNil("tx", tx); err != nil {
 		return Grant{}, err
 	}
-	var row Row
-	if err := tx.QueryRow(ctx, s.sql.consume, append(p.Args(), s.lockTimeoutMS)...).Scan(row.Dest()...); err != nil {
-		return Grant{}, dbError("consume", err)
+	var row ledger.TokenRow
+	if err := tx.QueryRow(ctx, s.sql.consume, p.Digest, p.Purpose, p.Subject, s.lockTimeoutMS).Scan(row.Dest()...); err != nil {
+		return Grant{}, fault.Failed("tokens", "consume", err)
 	}
-	return p.Grant(row)
+	return granted(p, row)
 }
 
-const inspectSQL = `select ` + RowColumns + ` from metered.inspect_token($1, $2, $3)`
+const inspectSQL = `select ` + ledger.TokenColumns + ` from metered.inspect_token($1, $2, $3)`
 
 // Inspect tells what Consume would find now, and consumes nothing: use it to
 // show a page for a link, since mail scanners follow links too, and Consume when
@@ -50,16 +53,16 @@ const inspectSQL = `select ` + RowColumns + ` from metered.inspect_token($1, $2,
 // It writes nothing, takes no lock, and works in read-only transactions and on
 // standbys. Errors: ErrInvalid, ErrArgument, and Postgres's.
 func (s *Store) Inspect(ctx context.Context, db Querier, purpose, subject, presented string) (Info, error) {
-	p, err := s.Present(purpose, subject, presented)
+	p, err := s.present(purpose, subject, presented)
 	if err != nil {
 		return Info{}, err
 	}
 	if err := notNil("db", db); err != nil {
 		return Info{}, err
 	}
-	var row Row
-	if err := db.QueryRow(ctx, s.sql.inspect, p.Args()...).Scan(row.Dest()...); err != nil {
-		return Info{}, dbError("inspect", err)
+	var row ledger.TokenRow
+	if err := db.QueryRow(ctx, s.sql.inspect, p.Digest, p.Purpose, p.Subject).Scan(row.Dest()...); err != nil {
+		return Info{}, fault.Failed("tokens", "inspect", err)
 	}
-	return p.info(row)
+	return informed(p, row)
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Refusals.
@@ -26,13 +25,13 @@ var (
 var (
 	// ErrBusy means that a lock was not free within Config.LockTimeout, or within
 	// the transaction's own lock_timeout. The transaction is aborted; try again.
-	ErrBusy error = fault.New("busy", "tokens: another transaction holds the token for too long")
+	ErrBusy error = fault.ErrBusy
 
 	// ErrNotMigrated means that the schema is not there, or not whole.
-	ErrNotMigrated error = fault.New("not_migrated", "tokens: the schema is missing or incomplete: call metered.Migrate; metered.Validate says what")
+	ErrNotMigrated error = fault.ErrNotMigrated
 
 	// ErrNotGranted means that the role has not been given what the call needs.
-	ErrNotGranted error = fault.New("not_granted", "tokens: "+sqlstate.GrantHint)
+	ErrNotGranted error = fault.ErrNotGranted
 )
 
 // ErrArgument is the identity of every refused argument. The error itself is an
@@ -105,17 +104,3 @@ func (e *InvalidError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Err
 
 // MarshalText returns the text of ErrInvalid.
 func (e *InvalidError) MarshalText() ([]byte, error) { return []byte(e.Error()), nil }
-
-// dbError names the call that failed. The error of Postgres stays underneath,
-// and prints its message but not its Detail, which has key values in it.
-func dbError(call string, err error) error {
-	switch sqlstate.Of(err) {
-	case sqlstate.LockNotAvailable:
-		return fmt.Errorf("%w: %s: %w", ErrBusy, call, err)
-	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
-		return fmt.Errorf("%w: %s: %w", ErrNotMigrated, call, err)
-	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("%w: %s: %w", ErrNotGranted, call, err)
-	}
-	return fmt.Errorf("tokens: %s: %w", call, err)
-}

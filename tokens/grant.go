@@ -4,6 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
 )
 
 // Info is what a good token grants.
@@ -44,72 +47,37 @@ type Grant struct {
 	ConsumedAt time.Time `json:"consumed_at"`
 }
 
-// Presented is a well-formed token with the purpose and subject it was presented
-// for. Together with Row it is for SQL of your own that calls the functions
-// consume_token or inspect_token, to save a round trip:
-//
-//	p, err := store.Present("upload", user, text)
-//	…
-//	var row tokens.Row
-//	err = tx.QueryRow(ctx, `with t as (select * from metered.consume_token($1, $2, $3)), … select `+
-//	    tokens.RowColumns+` from t, …`, p.Args()...).Scan(row.Dest()...)
-//	…
-//	grant, err := p.Grant(row)
-type Presented struct {
-	Digest  Digest
-	Purpose string
-	Subject string
+func init() {
+	lend.Present, lend.Grant = (*Store).present, granted
 }
 
-// Present checks what a client presented, without a query. A malformed token is
+// present checks what a client presented, without a query. A malformed token is
 // ErrInvalid, a bad purpose or subject ErrArgument.
-func (s *Store) Present(purpose, subject, presented string) (Presented, error) {
+func (s *Store) present(purpose, subject, text string) (ledger.PresentedToken, error) {
 	if err := checkPurpose("purpose", purpose); err != nil {
-		return Presented{}, err
+		return ledger.PresentedToken{}, err
 	}
 	if err := checkSubject("subject", subject); err != nil {
-		return Presented{}, err
+		return ledger.PresentedToken{}, err
 	}
-	token, err := s.Parse(presented)
+	token, err := s.Parse(text)
 	if err != nil {
-		return Presented{}, err
+		return ledger.PresentedToken{}, err
 	}
-	return Presented{Digest: token.Digest(), Purpose: purpose, Subject: subject}, nil
+	digest := token.Digest()
+	return ledger.PresentedToken{Digest: digest[:], Purpose: purpose, Subject: subject}, nil
 }
 
-// Args returns the arguments of consume_token and inspect_token, in order:
-// digest (bytea), purpose and subject (text). consume_token takes as a fourth
-// the longest wait for a lock in ms (int), which defaults to that of the
-// transaction.
-func (p Presented) Args() []any { return []any{p.Digest[:], p.Purpose, p.Subject} }
-
-// RowColumns names the columns of consume_token and inspect_token in the order
-// in which Row scans them.
-const RowColumns = `status, payload, uses_left, minted_at, expires_at, consumed_at`
-
-// Row is what consume_token or inspect_token returned, not yet judged.
-type Row struct {
-	status                          *string
-	payload                         []byte
-	usesLeft                        *int32
-	mintedAt, expiresAt, consumedAt *time.Time
-}
-
-// Dest returns the destinations to scan RowColumns into. Nulls are accepted.
-func (r *Row) Dest() []any {
-	return []any{&r.status, &r.payload, &r.usesLeft, &r.mintedAt, &r.expiresAt, &r.consumedAt}
-}
-
-// Grant returns what consume_token granted to p, or ErrInvalid with its reason.
-func (p Presented) Grant(r Row) (Grant, error) {
-	info, err := p.info(r)
+// granted is what consume_token granted to p, or ErrInvalid with its reason.
+func granted(p ledger.PresentedToken, r ledger.TokenRow) (Grant, error) {
+	info, err := informed(p, r)
 	if err != nil {
 		return Grant{}, err
 	}
-	if r.consumedAt == nil {
+	if r.ConsumedAt == nil {
 		return Grant{}, fmt.Errorf("tokens: no consumed_at: this row is not of consume_token")
 	}
-	return Grant{Info: info, ConsumedAt: r.consumedAt.UTC()}, nil
+	return Grant{Info: info, ConsumedAt: r.ConsumedAt.UTC()}, nil
 }
 
 // What the functions answer, apart from the reasons for a refusal.
@@ -118,25 +86,25 @@ const (
 	statusExists = "exists"
 )
 
-func (p Presented) info(r Row) (Info, error) {
-	if r.status == nil {
+func informed(p ledger.PresentedToken, r ledger.TokenRow) (Info, error) {
+	if r.Status == nil {
 		return Info{}, fmt.Errorf("tokens: the row has no status")
 	}
-	switch *r.status {
+	switch *r.Status {
 	case statusOK:
 	case string(ReasonUnknown), string(ReasonPurpose), string(ReasonSubject),
 		string(ReasonRevoked), string(ReasonUsed), string(ReasonExpired):
-		return Info{}, refuse(Reason(*r.status))
+		return Info{}, refuse(Reason(*r.Status))
 	default:
-		return Info{}, fmt.Errorf("tokens: the schema answers %q, which this build does not know", *r.status)
+		return Info{}, fmt.Errorf("tokens: the schema answers %q, which this build does not know", *r.Status)
 	}
-	if r.usesLeft == nil || r.mintedAt == nil || r.expiresAt == nil {
+	if r.UsesLeft == nil || r.MintedAt == nil || r.ExpiresAt == nil {
 		return Info{}, fmt.Errorf("tokens: the row has an ok status and nulls")
 	}
 	return Info{
-		Digest: p.Digest, Purpose: p.Purpose, Subject: p.Subject,
-		Payload:  r.payload,
-		UsesLeft: int(*r.usesLeft),
-		MintedAt: r.mintedAt.UTC(), ExpiresAt: r.expiresAt.UTC(),
+		Digest: Digest(p.Digest), Purpose: p.Purpose, Subject: p.Subject,
+		Payload:  r.Payload,
+		UsesLeft: int(*r.UsesLeft),
+		MintedAt: r.MintedAt.UTC(), ExpiresAt: r.ExpiresAt.UTC(),
 	}, nil
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -39,37 +41,43 @@ func TestInspect_TellsWhatConsumeWouldAndConsumesNothing(t *testing.T) {
 	requireInvalid(t, err, tokens.ReasonUsed)
 }
 
+// What the package lends to its siblings.
+var (
+	present = lend.Present.(func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error))
+	granted = lend.Grant.(func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error))
+)
+
 func TestPresented_LetsOtherSQLConsume(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
 	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", Payload: 7})
-	p, err := store.Present("p", "s", minted.Token.Reveal())
+	p, err := present(store, "p", "s", minted.Token.Reveal())
 	require.NoError(t, err)
-	require.Equal(t, minted.Digest, p.Digest)
+	require.Equal(t, minted.Digest[:], p.Digest)
 
-	call := func(sql string) tokens.Row {
-		var row tokens.Row
-		require.NoError(t, pool.QueryRow(ctx, sql, p.Args()...).Scan(row.Dest()...))
+	call := func(sql string) ledger.TokenRow {
+		var row ledger.TokenRow
+		require.NoError(t, pool.QueryRow(ctx, sql, p.Digest, p.Purpose, p.Subject).Scan(row.Dest()...))
 		return row
 	}
-	const consumeIt = `select ` + tokens.RowColumns + ` from metered.consume_token($1, $2, $3)`
-	inspected := call(`select ` + tokens.RowColumns + ` from metered.inspect_token($1, $2, $3)`)
-	_, err = p.Grant(inspected)
+	const consumeIt = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3)`
+	inspected := call(`select ` + ledger.TokenColumns + ` from metered.inspect_token($1, $2, $3)`)
+	_, err = granted(p, inspected)
 	require.ErrorContains(t, err, "not of consume_token")
 
 	row := call(consumeIt)
-	grant, err := p.Grant(row)
+	grant, err := granted(p, row)
 	require.NoError(t, err)
 	require.Equal(t, "7", string(grant.Payload))
-	_, err = p.Grant(call(consumeIt))
+	_, err = granted(p, call(consumeIt))
 	requireInvalid(t, err, tokens.ReasonUsed)
 
-	nothing := call(`select ` + tokens.RowColumns + ` from metered.consume_token($1, $2, $3) t right join (select 1) one on false`)
-	_, err = p.Grant(nothing)
+	nothing := call(`select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3) t right join (select 1) one on false`)
+	_, err = granted(p, nothing)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, tokens.ErrInvalid)
-	_, err = p.Grant(call(`select 'new', null::json, null::int, null::timestamptz, null::timestamptz, null::timestamptz where $1::bytea || $2::text::bytea || $3::text::bytea is not null`))
+	_, err = granted(p, call(`select 'new', null::json, null::int, null::timestamptz, null::timestamptz, null::timestamptz where $1::bytea || $2::text::bytea || $3::text::bytea is not null`))
 	require.ErrorContains(t, err, `"new"`)
-	_, err = p.Grant(call(`select 'ok', null::json, null::int, null::timestamptz, null::timestamptz, null::timestamptz where $1::bytea || $2::text::bytea || $3::text::bytea is not null`))
+	_, err = granted(p, call(`select 'ok', null::json, null::int, null::timestamptz, null::timestamptz, null::timestamptz where $1::bytea || $2::text::bytea || $3::text::bytea is not null`))
 	require.Error(t, err)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -242,7 +243,7 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, batch []prepared) error {
 	var mintedAt time.Time
 	err := tx.QueryRow(ctx, s.sql.mint, ledger.NewTokens(sent), s.lockTimeoutMS).Scan(&status, &mintedAt)
 	if err != nil {
-		return dbError("mint", err)
+		return fault.Failed("tokens", "mint", err)
 	}
 	if status == statusExists {
 		return ErrExists

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/purge"
 )
 
@@ -54,7 +55,7 @@ func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions
 	}
 	deleted, err := o.Run(ctx, pool, s.sql.purge)
 	if err != nil {
-		return deleted, dbError("purge", err)
+		return deleted, fault.Failed("tokens", "purge", err)
 	}
 	return deleted, nil
 }

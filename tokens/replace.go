@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 const replaceSQL = `select status, minted_at, revoked
@@ -41,7 +43,7 @@ func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) 
 	err = tx.QueryRow(ctx, s.sql.replace, s.lockKey(p.Purpose, p.Subject), p.sent().String(), s.lockTimeoutMS).
 		Scan(&status, &mintedAt, &revoked)
 	if err != nil {
-		return Minted{}, dbError("replace", err)
+		return Minted{}, fault.Failed("tokens", "replace", err)
 	}
 	if status == statusExists {
 		return Minted{}, ErrExists

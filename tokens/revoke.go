@@ -5,6 +5,8 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 const revokeSQL = `select metered.revoke_token($1, $2)`
@@ -23,7 +25,7 @@ func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, err
 	}
 	var revoked bool
 	if err := tx.QueryRow(ctx, s.sql.revoke, digest[:], s.lockTimeoutMS).Scan(&revoked); err != nil {
-		return false, dbError("revoke", err)
+		return false, fault.Failed("tokens", "revoke", err)
 	}
 	return revoked, nil
 }
@@ -50,7 +52,7 @@ func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject s
 	}
 	var revoked int64
 	if err := tx.QueryRow(ctx, s.sql.revokeSubject, purpose, subject, s.lockTimeoutMS).Scan(&revoked); err != nil {
-		return 0, dbError("revoke subject", err)
+		return 0, fault.Failed("tokens", "revoke subject", err)
 	}
 	return revoked, nil
 }

@@ -178,7 +178,7 @@ func TestArguments_AreRefusedBeforeAnySQL(t *testing.T) {
 			return err
 		},
 		"   ": func(p, s string) error {
-			_, err := store.Present(p, s, text)
+			_, err := present(store, p, s, text)
 			return err
 		},
 	}
@@ -233,7 +233,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Methods(t, store, map[string][]any{
 		"Mint": {tx, m}, "MintMany": {tx, []tokens.Mint{m}}, "Replace": {tx, m}, "Consume": presented, "Inspect": presented,
 		"Revoke": {tx, token.Digest()}, "RevokeSubject": {tx, "p", "s"}, "Purge": {new(pgxpool.Pool), tokens.PurgeOptions{}},
-		"Present": presented[1:], "Parse": {token.Reveal()}, "Token": {secret}, "Prefix": {},
+		"Parse": {token.Reveal()}, "Token": {secret}, "Prefix": {},
 	})
 }
 

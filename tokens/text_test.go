@@ -146,7 +146,7 @@ func TestMalformedTokens_AreRefusedWithoutAQuery(t *testing.T) {
 		requireInvalid(t, err, tokens.ReasonMalformed)
 		_, err = store.Inspect(ctx, noSQL{t: t}, "upload", "ada", text)
 		requireInvalid(t, err, tokens.ReasonMalformed)
-		_, err = store.Present("upload", "ada", text)
+		_, err = present(store, "upload", "ada", text)
 		requireInvalid(t, err, tokens.ReasonMalformed)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -70,7 +71,7 @@ func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
 	if err != nil {
 		return nil, err
 	}
-	river.AddWorker(workers, metered.HeldWorker(a.metered, a.work, metered.HeldOptions{
+	river.AddWorker(workers, holdjobs.NewWorker(a.pool, a.metered.Holds, a.work, holdjobs.Options{
 		Timeout: workTime, RetryAfter: retryAfter, Margin: margin,
 	}))
 	river.AddWorker(workers, river.WorkFunc(a.sweep))
@@ -79,15 +80,15 @@ func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
 
 // task is a job. Its estimated cost is held by Hold.
 type task struct {
-	Hold   metered.HoldRef `json:"hold"`
-	Number int64           `json:"number"`
+	Hold   holdjobs.Ref `json:"hold"`
+	Number int64        `json:"number"`
 }
 
 // Kind is the job's kind.
 func (task) Kind() string { return "factorize" }
 
-// HeldBy is for metered.HeldWorker.
-func (t task) HeldBy() metered.HoldRef { return t.Hold }
+// HeldBy is for holdjobs.NewWorker.
+func (t task) HeldBy() holdjobs.Ref { return t.Hold }
 
 func scopeOf(account string) string { return budget.ScopeKey("work", account, "") }
 
@@ -114,7 +115,7 @@ func (a *app) submit(ctx context.Context, account, key string, number int64) (su
 		if _, err := tx.Exec(ctx, `insert into tasks (account, id, number) values ($1, $2, $3)`, account, id, number); err != nil {
 			return submitted{}, err
 		}
-		_, err = tx.Enqueue(ctx, task{metered.HoldRef{Tenant: account, ID: id}, number},
+		_, err = tx.Enqueue(ctx, task{holdjobs.Ref{Tenant: account, ID: id}, number},
 			&jobs.Options{Tenant: account, InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
 		return submitted{id, estimate}, err
 	})
@@ -123,13 +124,13 @@ func (a *app) submit(ctx context.Context, account, key string, number int64) (su
 
 // work does a job, and says what it came to. That is captured together with what Write writes and the end of the job. An
 // error is tried again, and the last one gives back what is held.
-func (a *app) work(ctx context.Context, job *river.Job[task]) (metered.Cost, error) {
+func (a *app) work(ctx context.Context, job *river.Job[task]) (holdjobs.Cost, error) {
 	hold := job.Args.Hold
 	factors, divisions, err := factorize(ctx, job.Args.Number)
 	if err != nil {
-		return metered.Cost{}, err
+		return holdjobs.Cost{}, err
 	}
-	return metered.Cost{
+	return holdjobs.Cost{
 		Lines: []holds.Line{{Scope: scopeOf(hold.Tenant), Amount: units(divisions)}},
 		Write: func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `update tasks set factors = $3 where account = $1 and id = $2`, hold.Tenant, hold.ID, factors)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 )
 
 // config is what a process is told.
@@ -66,7 +67,7 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, cfg config) (*app, error) {
 	if err != nil {
 		return nil, err
 	}
-	river.AddWorker(workers, a.metered.CleanupWorker())
+	river.AddWorker(workers, holdjobs.NewCleanupWorker(a.pool, a.metered.Holds))
 	a.secret, err = sessionKey(ctx, pool)
 	return a, err
 }

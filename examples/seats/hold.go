@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 )
 
 // A user may hold ten seats in five minutes, released ones included: seats are not for trying.
@@ -107,7 +108,7 @@ func (a *app) hold(ctx context.Context, r request) (metered.Outcome[place], erro
 				Scope: budget.ScopeKey("holds", r.who.User, ""), Amount: 1, Limits: []budget.Limit{perUser},
 			}},
 			TTL: a.cfg.holdFor, Note: r.note(""),
-		}, &metered.Cleanup{})
+		}, &holdjobs.Cleanup{})
 		return p, err
 	})
 }

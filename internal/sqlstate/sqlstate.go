@@ -53,9 +53,6 @@ const (
 // Class is the class of a SQLSTATE, its first two characters.
 func Class(state string) string { return state[:min(2, len(state))] }
 
-// GrantHint is what to do about InsufficientPrivilege.
-const GrantHint = "the role lacks what metered.GrantSQL gives, or GrantMaintenanceSQL to purge and repair"
-
 // Of returns the SQLSTATE of the Postgres error in err's chain, or "".
 func Of(err error) string {
 	var pgErr *pgconn.PgError
@@ -63,4 +60,10 @@ func Of(err error) string {
 		return pgErr.Code
 	}
 	return ""
+}
+
+// Collided reports whether the whole transaction may succeed if it runs again at once.
+func Collided(err error) bool {
+	state := Of(err)
+	return state == SerializationFailure || state == DeadlockDetected
 }

@@ -1,4 +1,4 @@
-package metered
+package holdjobs
 
 import (
 	"context"
@@ -13,25 +13,29 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
 )
 
 // errNotRunning means that River took the job away while it was being worked: as stuck,
 // or because somebody deleted it.
-var errNotRunning = errors.New("metered: the job is not running any more")
+var errNotRunning = errors.New("holdjobs: the job is not running any more")
 
-var errChanged = errors.New("metered: the job was changed at the same time")
+var errChanged = errors.New("holdjobs: the job was changed at the same time")
 
 // settle captures the cost and completes the job, together. What can be tried again is,
 // until the attempt's time is up, since the work that was done cannot. That is so also
 // if it is not known what became of a COMMIT: had it succeeded, the hold is captured and
 // the job completed, and what River then hears of it changes nothing.
-func (w *heldWorker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
+func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
 	return retry(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
 }
 
-func (w *heldWorker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost Cost) (again bool, err error) {
+func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost Cost) (again bool, err error) {
 	lost := true
-	err = w.client.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	err = w.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		err := pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			return w.settleIn(ctx, tx, job, cost)
 		})
@@ -42,9 +46,9 @@ func (w *heldWorker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost 
 }
 
 // settleIn takes the scopes' locks last, for the shortest time.
-func (w *heldWorker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], cost Cost) error {
+func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], cost Cost) error {
 	if cost.Write != nil {
-		if err := w.client.write(ctx, tx, cost); err != nil {
+		if err := w.write(ctx, tx, cost); err != nil {
 			return err
 		}
 	}
@@ -64,32 +68,35 @@ func (w *heldWorker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[
 		return w.release(ctx, tx, job, "nothing was used")
 	}
 	ref := job.Args.HeldBy()
-	_, err = w.client.Holds.Capture(ctx, tx, holds.Capture{
+	_, err = w.book.Capture(ctx, tx, holds.Capture{
 		Tenant: ref.Tenant, IDs: []string{ref.ID}, All: cost.All, Lines: cost.Lines, Over: cost.Over,
 		Entity: cost.Entity, Note: note(job.JobRow, ref.Tenant, ""),
 	})
 	return ofHold(err)
 }
 
+// bookSchema is what package holds lends.
+var bookSchema = lend.BookSchema.(func(*holds.Book) schema.Name)
+
 // guardSQL has COMMIT refused until the cursor is closed, as that of a command does.
 const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`
 
 // write calls Cost.Write, with a transaction that it cannot end: what it wrote and what
 // it came to are committed together.
-func (c *Client) write(ctx context.Context, tx pgx.Tx, cost Cost) error {
-	if _, err := tx.Exec(ctx, c.sql.guard); err != nil {
-		return failed("write", err)
+func (w *worker[T]) write(ctx context.Context, tx pgx.Tx, cost Cost) error {
+	if _, err := tx.Exec(ctx, bookSchema(w.book).SQL(guardSQL)); err != nil {
+		return fault.Failed("holdjobs", "write", err)
 	}
-	own := guarded{bareTx: tx, done: new(atomic.Bool)}
-	defer own.done.Store(true)
-	if err := cost.Write(ctx, untouchable{own}); err != nil {
+	done := new(atomic.Bool)
+	defer done.Store(true)
+	if err := cost.Write(ctx, guardtx.New(tx, done)); err != nil {
 		return err
 	}
-	if err := ready(ctx, tx.Conn().PgConn()); err != nil {
+	if err := guardtx.Intact(ctx, tx.Conn().PgConn()); err != nil {
 		return err
 	}
 	if _, err := tx.Exec(ctx, "close metered_write"); err != nil { // after a ROLLBACK there is none
-		return failed("write", err)
+		return fault.Failed("holdjobs", "write", err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package metered
+package guardtx
 
 import "strings"
 
@@ -10,7 +10,7 @@ import "strings"
 // It also reports a text that leaves a quote or a comment open. Alone that is a syntax error,
 // but in a batch of the simple protocol it takes in the next text, which then reads otherwise.
 //
-// COMMIT is refused by the server too, whatever way it comes (see unfinished in
+// COMMIT is refused by the server too, whatever way it comes (see block_commit in
 // schema.sql). ROLLBACK cannot be, and what followed it would be committed on its
 // own; so the text is looked at before it is sent. In doubt it is refused: so is an
 // SQL-standard function body, whose END looks like a COMMIT.

@@ -1,4 +1,4 @@
-package metered
+package holdjobs
 
 import (
 	"cmp"
@@ -8,22 +8,51 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// HeldArgs are the args of a job whose estimated cost is held until its actual cost is
-// known: they say by which hold.
-type HeldArgs interface {
-	river.JobArgs
-	HeldBy() HoldRef
+// ErrArgument is the identity of every refused argument. The error itself is an *ArgumentError.
+var ErrArgument error = errArgument
+
+var errArgument = fault.New("invalid_argument", "holdjobs: invalid argument")
+
+// ArgumentError says which argument was refused: Field names it as the caller wrote it, Reason says
+// what is wrong with it and what is allowed. It is ErrArgument.
+type ArgumentError = fault.Argument
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errArgument, field, format, args...)
 }
 
-// HoldRef names a hold.
-type HoldRef struct {
+// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
+
+// made refuses what a worker cannot do without.
+func made(pool *pgxpool.Pool, book *holds.Book) error {
+	if err := cmp.Or(notNil("pool", pool), notNil("book", book)); err != nil {
+		return err
+	}
+	return fault.Made(errArgument, "book", bookSchema(book) != schema.Name{})
+}
+
+// Args are the args of a job whose estimated cost is held until its actual cost is
+// known: they say by which hold.
+type Args interface {
+	river.JobArgs
+	HeldBy() Ref
+}
+
+// Ref names a hold.
+type Ref struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
 }
@@ -65,13 +94,13 @@ func (c Cost) check() error {
 	return nil
 }
 
-// HeldWork does the work of a job, outside any transaction, and says what it came to.
+// Work does the work of a job, outside any transaction, and says what it came to.
 // It may be called several times for one job, as any River worker may.
-type HeldWork[T HeldArgs] func(ctx context.Context, job *river.Job[T]) (Cost, error)
+type Work[T Args] func(ctx context.Context, job *river.Job[T]) (Cost, error)
 
-// HeldOptions configures HeldWorker. The zero value is ready for use; a duration that is
+// Options configures NewWorker. The zero value is ready for use; a duration that is
 // not positive is the default.
-type HeldOptions struct {
+type Options struct {
 	// Timeout bounds one attempt, as River's Worker.Timeout does. Defaults to 1m, as
 	// River's.
 	Timeout time.Duration
@@ -87,10 +116,10 @@ type HeldOptions struct {
 	Margin time.Duration
 }
 
-// HeldWorker is a River worker for the pattern "hold the estimate, run the job, capture
+// NewWorker returns a River worker for the pattern "hold the estimate, run the job, capture
 // the actual cost":
 //
-//   - A command places the hold and enqueues the job (Tx.Place, Tx.Enqueue): both or
+//   - A command places the hold and enqueues the job (metered.Tx.Place, metered.Tx.Enqueue): both or
 //     neither.
 //   - The worker extends the hold so that it covers the attempt, and calls work.
 //   - What work says it came to is captured, its writes are made and the job is
@@ -105,37 +134,38 @@ type HeldOptions struct {
 //
 // A job that finds its hold captured, released, expired or missing is cancelled (a
 // *river.JobCancelError over the error of package holds): its cost could not be charged. So
-// the hold's TTL must be longer than a job waits in its queue, and Config.Holds.MaxLifetime
+// the hold's TTL must be longer than a job waits in its queue, and holds.Config.MaxLifetime
 // longer than all of its attempts take.
 //
 // Locks: the scopes of the hold, to extend, to release and to capture it, each time until
 // COMMIT, which is sent next; before them, what Write locks, and the job's row.
-func HeldWorker[T HeldArgs](c *Client, work HeldWork[T], opts HeldOptions) river.Worker[T] {
-	return &heldWorker[T]{client: c, work: work, opts: HeldOptions{
-		Timeout:    orDefault(max(opts.Timeout, 0), time.Minute),
-		RetryAfter: orDefault(max(opts.RetryAfter, 0), 30*time.Second),
-		Margin:     orDefault(max(opts.Margin, 0), time.Minute),
+func NewWorker[T Args](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
+	return &worker[T]{pool: pool, book: book, work: work, opts: Options{
+		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
+		RetryAfter: cmp.Or(max(opts.RetryAfter, 0), 30*time.Second),
+		Margin:     cmp.Or(max(opts.Margin, 0), time.Minute),
 	}}
 }
 
-type heldWorker[T HeldArgs] struct {
+type worker[T Args] struct {
 	river.WorkerDefaults[T]
-	client *Client
-	work   HeldWork[T]
-	opts   HeldOptions
+	pool *pgxpool.Pool
+	book *holds.Book
+	work Work[T]
+	opts Options
 }
 
-// Timeout is HeldOptions.Timeout.
-func (w *heldWorker[T]) Timeout(*river.Job[T]) time.Duration { return w.opts.Timeout }
+// Timeout is Options.Timeout.
+func (w *worker[T]) Timeout(*river.Job[T]) time.Duration { return w.opts.Timeout }
 
-// NextRetry is HeldOptions.RetryAfter from now.
-func (w *heldWorker[T]) NextRetry(*river.Job[T]) time.Time { return time.Now().Add(w.opts.RetryAfter) }
+// NextRetry is Options.RetryAfter from now.
+func (w *worker[T]) NextRetry(*river.Job[T]) time.Time { return time.Now().Add(w.opts.RetryAfter) }
 
-var errPanicked = errors.New("metered: the work panicked")
+var errPanicked = errors.New("holdjobs: the work panicked")
 
 // Work runs an attempt.
-func (w *heldWorker[T]) Work(ctx context.Context, job *river.Job[T]) error {
-	if err := cmp.Or(w.client.made(), notNil("work", w.work)); err != nil {
+func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
+	if err := cmp.Or(made(w.pool, w.book), notNil("work", w.work)); err != nil {
 		return err
 	}
 	returned := false
@@ -152,7 +182,7 @@ func (w *heldWorker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	return nil
 }
 
-func (w *heldWorker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
+func (w *worker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
 	err := retry(ctx, func() (bool, error) {
 		err := w.cover(ctx, job, w.opts.Timeout+w.opts.Margin)
 		return inTheWay(err), err
@@ -174,7 +204,7 @@ func (w *heldWorker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
 type notHeldError struct{ cause error }
 
 func (e *notHeldError) Error() string {
-	return fmt.Sprintf("metered: the job is not held any more: %v", e.cause)
+	return fmt.Sprintf("holdjobs: the job is not held any more: %v", e.cause)
 }
 
 func (e *notHeldError) Unwrap() error { return e.cause }
@@ -195,20 +225,20 @@ func retry(ctx context.Context, f func() (again bool, err error)) error {
 		if !again {
 			return err
 		}
-		if ended := pause(ctx, n); ended != nil {
+		if ended := pause.Before(ctx, n); ended != nil {
 			return fmt.Errorf("%w, while retrying: %w", ended, err)
 		}
 	}
 }
 
 // inTheWay reports whether err was caused by other transactions, and will pass.
-func inTheWay(err error) bool { return collided(err) || errors.Is(err, ErrBusy) }
+func inTheWay(err error) bool { return sqlstate.Collided(err) || errors.Is(err, holds.ErrBusy) }
 
 // cover makes the hold last for so long from now, or to its ceiling. One that is in its
 // grace cannot be extended, and can be captured for as long as that lasts.
-func (w *heldWorker[T]) cover(ctx context.Context, job *river.Job[T], span time.Duration) error {
-	book, ref := w.client.Holds, job.Args.HeldBy()
-	h, err := book.Get(ctx, w.client.pool, ref.Tenant, ref.ID, "")
+func (w *worker[T]) cover(ctx context.Context, job *river.Job[T], span time.Duration) error {
+	book, ref := w.book, job.Args.HeldBy()
+	h, err := book.Get(ctx, w.pool, ref.Tenant, ref.ID, "")
 	if err == nil && h.State != holds.Held {
 		err = &holds.StateError{ID: h.ID, State: h.State, Hold: h}
 	}
@@ -235,7 +265,7 @@ const failTime = 10 * time.Second
 
 // failed decides what becomes of the hold of an attempt that failed, and returns what
 // River is to hear.
-func (w *heldWorker[T]) failed(ctx context.Context, job *river.Job[T], err error) error {
+func (w *worker[T]) failed(ctx context.Context, job *river.Job[T], err error) error {
 	if gone := (*notHeldError)(nil); errors.As(err, &gone) {
 		return river.JobCancel(err)
 	}
@@ -256,7 +286,7 @@ func (w *heldWorker[T]) failed(ctx context.Context, job *river.Job[T], err error
 		return inTheWay(err), err
 	})
 	if after != nil {
-		return errors.Join(err, fmt.Errorf("metered: the hold is left to expire: %w", after))
+		return errors.Join(err, fmt.Errorf("holdjobs: the hold is left to expire: %w", after))
 	}
 	return err
 }
@@ -264,7 +294,7 @@ func (w *heldWorker[T]) failed(ctx context.Context, job *river.Job[T], err error
 // next is how long the hold has to last after an attempt that failed, or else the
 // reason to release it. It is in the order in which River decides what becomes of the
 // job.
-func (w *heldWorker[T]) next(ctx context.Context, job *river.Job[T], err error) (span time.Duration, reason string) {
+func (w *worker[T]) next(ctx context.Context, job *river.Job[T], err error) (span time.Duration, reason string) {
 	var snooze *river.JobSnoozeError
 	var cancelled *river.JobCancelError
 	switch {
@@ -282,14 +312,14 @@ func (w *heldWorker[T]) next(ctx context.Context, job *river.Job[T], err error) 
 	return w.opts.RetryAfter + w.opts.Margin, ""
 }
 
-func (w *heldWorker[T]) release(ctx context.Context, tx pgx.Tx, job *river.Job[T], reason string) error {
+func (w *worker[T]) release(ctx context.Context, tx pgx.Tx, job *river.Job[T], reason string) error {
 	ref := job.Args.HeldBy()
-	_, err := w.client.Holds.Release(ctx, tx, holds.Release{Tenant: ref.Tenant, IDs: []string{ref.ID}, Note: note(job.JobRow, ref.Tenant, reason)})
+	_, err := w.book.Release(ctx, tx, holds.Release{Tenant: ref.Tenant, IDs: []string{ref.ID}, Note: note(job.JobRow, ref.Tenant, reason)})
 	return ofHold(err)
 }
 
-func (w *heldWorker[T]) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, w.client.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
+func (w *worker[T]) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
 }
 
 // note says which attempt of a job it was.

@@ -1,4 +1,4 @@
-package metered_test
+package holdjobs_test
 
 import (
 	"context"
@@ -11,22 +11,23 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
 )
 
 // Transcribe is a job for River. Its estimated cost is held by Hold.
 type Transcribe struct {
-	Hold  metered.HoldRef `json:"hold"`
-	Words int64           `json:"words"`
+	Hold  holdjobs.Ref `json:"hold"`
+	Words int64        `json:"words"`
 }
 
 func (Transcribe) Kind() string { return "transcribe" }
 
-// HeldBy is for metered.HeldWorker.
-func (t Transcribe) HeldBy() metered.HoldRef { return t.Hold }
+// HeldBy is for holdjobs.NewWorker.
+func (t Transcribe) HeldBy() holdjobs.Ref { return t.Hold }
 
 // The estimate is held and the job enqueued, or neither; what the job came to is captured
 // together with its end, and the rest is free.
-func ExampleHeldWorker() {
+func ExampleNewWorker() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -37,12 +38,12 @@ func ExampleHeldWorker() {
 	check(err)
 	client, err := metered.New(pool, metered.Config{River: riverClient})
 	check(err)
-	river.AddWorker(workers, metered.HeldWorker(client, func(_ context.Context, job *river.Job[Transcribe]) (metered.Cost, error) {
-		return metered.Cost{
+	river.AddWorker(workers, holdjobs.NewWorker(pool, client.Holds, func(_ context.Context, job *river.Job[Transcribe]) (holdjobs.Cost, error) {
+		return holdjobs.Cost{
 			Lines: []holds.Line{{Scope: "org/acme", Amount: job.Args.Words}},
 			Over:  holds.OverAllowed, // the work is done, whatever the estimate was
 		}, nil
-	}, metered.HeldOptions{}))
+	}, holdjobs.Options{}))
 	finished, unsubscribe := riverClient.Subscribe(river.EventKindJobCompleted)
 	defer unsubscribe()
 	check(riverClient.Start(ctx))
@@ -56,7 +57,7 @@ func ExampleHeldWorker() {
 			if err != nil {
 				return nil, err
 			}
-			_, err = tx.Enqueue(ctx, Transcribe{Hold: metered.HoldRef{ID: id}, Words: 320}, nil)
+			_, err = tx.Enqueue(ctx, Transcribe{Hold: holdjobs.Ref{ID: id}, Words: 320}, nil)
 			return nil, err
 		})
 	check(err)

@@ -1,15 +1,15 @@
-package metered_test
+package guardtx_test
 
 import (
 	"context"
-	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -39,6 +39,30 @@ var innocent = []string{
 	"select case when true then 1 end", "select '\\'",
 }
 
+// setUp opens a database with a table.
+func setUp(t *testing.T, opts pgtest.Options) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.OpenWith(t, opts)
+	_, err := pool.Exec(t.Context(), `create table uploads (name text primary key)`)
+	require.NoError(t, err)
+	return pool
+}
+
+func uploads(t *testing.T, pool *pgxpool.Pool) (names string) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), `select coalesce(string_agg(name, ',' order by name), '') from uploads`).Scan(&names))
+	return names
+}
+
+// lend runs fn in a transaction that it cannot end, and commits.
+func lend(ctx context.Context, pool *pgxpool.Pool, fn func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		done := new(atomic.Bool)
+		defer done.Store(true)
+		return fn(guardtx.New(tx, done))
+	})
+}
+
 func TestTx_RefusesStatementsThatEndTheTransaction(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
@@ -47,7 +71,7 @@ func TestTx_RefusesStatementsThatEndTheTransaction(t *testing.T) {
 }
 
 func refusesControls(t *testing.T, mode pgx.QueryExecMode) {
-	pool, c := setUpWith(t, metered.Config{}, pgtest.Options{Config: func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }})
+	pool := setUp(t, pgtest.Options{Config: func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }})
 	ctx := t.Context()
 	ways := map[string]func(tx pgx.Tx, sql string) error{
 		"exec": func(tx pgx.Tx, sql string) error { _, err := tx.Exec(ctx, sql); return err },
@@ -79,7 +103,7 @@ func refusesControls(t *testing.T, mode pgx.QueryExecMode) {
 			return tx.SendBatch(ctx, b).Close()
 		},
 	}
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+	err := lend(ctx, pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `insert into uploads values ('a')`)
 		require.NoError(t, err)
 		nested, err := tx.Begin(ctx)
@@ -89,20 +113,20 @@ func refusesControls(t *testing.T, mode pgx.QueryExecMode) {
 		for _, to := range []pgx.Tx{tx, nested, deeper} {
 			for name, way := range ways {
 				for _, sql := range controls {
-					require.ErrorIs(t, way(to, sql), metered.ErrTxControl, "%s by %s", sql, name)
+					require.ErrorIs(t, way(to, sql), guardtx.ErrControl, "%s by %s", sql, name)
 				}
 			}
-			require.ErrorIs(t, to.SendBatch(ctx, begin()).Close(), metered.ErrTxControl)
+			require.ErrorIs(t, to.SendBatch(ctx, begin()).Close(), guardtx.ErrControl)
 		}
-		require.ErrorIs(t, tx.Commit(ctx), metered.ErrTxControl)
-		require.ErrorIs(t, tx.Rollback(ctx), metered.ErrTxControl)
+		require.ErrorIs(t, tx.Commit(ctx), guardtx.ErrControl)
+		require.ErrorIs(t, tx.Rollback(ctx), guardtx.ErrControl)
 		require.Equal(t, byte('T'), tx.Conn().PgConn().TxStatus(), "and the transaction is as it was")
 		require.NoError(t, deeper.Commit(ctx))
 		require.NoError(t, nested.Commit(ctx))
-		return nil, nil
+		return nil
 	})
 	require.NoError(t, err)
-	require.Equal(t, 1, count(t, pool, "uploads"))
+	require.Equal(t, "a", uploads(t, pool))
 }
 
 type rewrite string
@@ -119,17 +143,17 @@ func begin() *pgx.Batch {
 
 func TestTx_AllowsSavepointsAndMentions(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool := setUp(t, pgtest.Options{})
 	ctx := t.Context()
 	for _, sql := range innocent {
-		_, err := metered.Do(ctx, c, metered.Command{ID: "op " + sql}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		err := lend(ctx, pool, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
-			require.NotErrorIs(t, err, metered.ErrTxControl, sql)
-			return nil, err
+			require.NotErrorIs(t, err, guardtx.ErrControl, sql)
+			return err
 		})
 		require.NoError(t, err, sql)
 	}
-	_, err := metered.Do(ctx, c, metered.Command{ID: "nested"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+	err := lend(ctx, pool, func(tx pgx.Tx) error {
 		for i, end := range []func(pgx.Tx) error{
 			func(nested pgx.Tx) error { return nested.Commit(ctx) },
 			func(nested pgx.Tx) error { return nested.Rollback(ctx) },
@@ -144,164 +168,58 @@ func TestTx_AllowsSavepointsAndMentions(t *testing.T) {
 		require.ErrorIs(t, pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error { // as after a failed statement
 			_, err := nested.Exec(ctx, "select 1/0")
 			require.Error(t, err)
-			return errOwn
-		}), errOwn)
+			return pgx.ErrNoRows
+		}), pgx.ErrNoRows)
 		_, err := tx.Exec(ctx, "update uploads set name = @name", pgx.NamedArgs{"name": "named"})
 		require.NoError(t, err)
 		_, err = tx.CopyFrom(ctx, pgx.Identifier{"uploads"}, []string{"name"}, pgx.CopyFromRows([][]any{{"copied"}}))
-		return nil, err
+		return err
 	})
 	require.NoError(t, err)
-	require.Equal(t, "copied,named", queryRow[string](t, pool, "select string_agg(name, ',' order by name) from uploads"))
+	require.Equal(t, "copied,named", uploads(t, pool))
 }
 
 // In the simple protocol the texts of a batch become one, in which what one text leaves open
 // takes in the next.
 func TestTx_RefusesATextThatLeavesSomethingOpen(t *testing.T) {
 	t.Parallel()
-	owner, _ := setUp(t, metered.Config{})
-	pool := reopen(t, owner, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
-	c := newClient(t, pool, metered.Config{})
+	pool := setUp(t, pgtest.Options{Config: func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol }})
+	ctx := t.Context()
 	const escape = `; rollback; insert into uploads values ($$on its own$$); --`
-	for i, texts := range [][2]string{
+	for _, texts := range [][2]string{
 		{"select '", "'" + escape + "'"}, {`select 1 as "`, `"` + escape + `"`}, {"select 1 /*", "'*/" + escape + "'"},
 		{"select $x$", "$x$" + escape + "$x$"}, {`select E'\`, "'" + escape + "'"}, {"select 1 /* /* */", "'*/" + escape + "'"},
 	} {
-		_, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(i)}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		err := lend(ctx, pool, func(tx pgx.Tx) error {
 			plain, rewritten := &pgx.Batch{}, &pgx.Batch{}
 			for _, text := range texts {
 				plain.Queue(text)
 				rewritten.Queue("select 1", rewrite(text))
 			}
-			require.ErrorIs(t, tx.SendBatch(ctx, rewritten).Close(), metered.ErrTxControl, "%q", texts)
-			require.ErrorIs(t, tx.SendBatch(ctx, plain).Close(), metered.ErrTxControl, "%q", texts)
-			return nil, nil
+			require.ErrorIs(t, tx.SendBatch(ctx, rewritten).Close(), guardtx.ErrControl, "%q", texts)
+			require.ErrorIs(t, tx.SendBatch(ctx, plain).Close(), guardtx.ErrControl, "%q", texts)
+			return nil
 		})
 		require.NoError(t, err, "%q", texts)
-		require.Zero(t, count(t, pool, "uploads"), "%q", texts)
+		require.Empty(t, uploads(t, pool), "%q", texts)
 	}
 }
 
 // With backslashes special in plain literals the same text means another thing.
 func TestTx_KnowsHowLiteralsAreRead(t *testing.T) {
 	t.Parallel()
-	_, c := setUp(t, metered.Config{})
+	pool, ctx := setUp(t, pgtest.Options{}), t.Context()
 	const sql = `select '\'; commit; select '`
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+	err := lend(ctx, pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, sql+"'", pgx.QueryExecModeSimpleProtocol)
-		require.ErrorIs(t, err, metered.ErrTxControl)
+		require.ErrorIs(t, err, guardtx.ErrControl)
 		_, err = tx.Exec(ctx, "set local standard_conforming_strings = off")
 		require.NoError(t, err)
 		_, err = tx.Exec(ctx, sql)
 		require.NoError(t, err)
 		_, err = tx.Exec(ctx, `select '\''; commit; select '`)
-		require.ErrorIs(t, err, metered.ErrTxControl)
-		return nil, nil
+		require.ErrorIs(t, err, guardtx.ErrControl)
+		return nil
 	})
 	require.NoError(t, err)
-}
-
-// Past the wrapper, by the bare connection, the server refuses every COMMIT, and
-// the last flush whatever came of a ROLLBACK.
-func TestTx_TheBareConnectionCannotCommitEither(t *testing.T) {
-	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
-	ctx := t.Context()
-	_, err := pool.Exec(ctx, `create procedure commits() language plpgsql as $$ begin commit; end $$;
-		create procedure rolls_back() language plpgsql as $$ begin rollback; end $$`)
-	require.NoError(t, err)
-	for _, sql := range []string{
-		"commit", "end", "commit and chain", "select 1; commit", "commit; begin; insert into uploads values ('op') on conflict do nothing",
-		"prepare transaction 'x'", "do $$ begin commit; end $$", "do $$ begin rollback; end $$", "call commits()", "call rolls_back()",
-		"savepoint x; commit", "rollback", "abort", "rollback; begin", "rollback and chain", "rollback; begin; select set_config('metered_tx.command', 'x', true)",
-	} {
-		for name, exec := range map[string]func(tx *metered.Tx) error{
-			"conn":   func(tx *metered.Tx) error { _, err := tx.Conn().Exec(ctx, sql); return err },
-			"pgconn": func(tx *metered.Tx) error { return tx.Conn().PgConn().Exec(ctx, sql).Close() },
-			"begun": func(tx *metered.Tx) error {
-				bare, err := tx.Conn().Begin(ctx)
-				require.NoError(t, err)
-				_, err = bare.Exec(ctx, sql)
-				_ = bare.Commit(ctx)
-				return err
-			},
-		} {
-			cmd := whole(t, pool, c, sql+name)
-			_, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
-				out, err := wholeFunc(cmd.ID, nil)(ctx, tx)
-				require.NoError(t, err)
-				_ = exec(tx)
-				if tx.Conn().PgConn().TxStatus() == 'I' {
-					_, err = tx.Exec(ctx, `insert into uploads values ('on its own')`)
-					require.ErrorIs(t, err, metered.ErrTxControl)
-				}
-				return out, nil
-			})
-			require.Error(t, err)
-			require.Contains(t, []string{"transaction_control", "transaction_failed"}, metered.Code(err), "%s: %v", sql, err)
-			require.Equal(t, nothing, footprintOf(t, pool, cmd), sql)
-		}
-	}
-	require.Zero(t, count(t, pool, "uploads"))
-	requireUsable(t, c, "after")
-}
-
-func TestTx_IsDeadOnceTheFunctionHasReturned(t *testing.T) {
-	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
-	ctx := t.Context()
-	for what, end := range map[string]func() (uploaded, error){
-		"returned": func() (uploaded, error) { return uploaded{}, nil },
-		"failed":   func() (uploaded, error) { return uploaded{}, errOwn },
-		"panicked": func() (uploaded, error) { panic("oh") },
-	} {
-		for _, owned := range []bool{true, false} {
-			var kept *metered.Tx
-			var nested pgx.Tx
-			fn := func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
-				kept = tx
-				var err error
-				nested, err = tx.Begin(ctx)
-				require.NoError(t, err)
-				return end()
-			}
-			cmd := metered.Command{ID: what}
-			other, err := pool.Begin(ctx)
-			require.NoError(t, err)
-			func() {
-				defer func() { _ = recover() }()
-				if owned {
-					_, _ = metered.Do(ctx, c, cmd, fn)
-				} else {
-					cmd.ID += " in"
-					_, _ = metered.DoTx(ctx, c, other, cmd, fn)
-				}
-			}()
-			for _, tx := range []pgx.Tx{kept, nested} {
-				_, err := tx.Exec(ctx, "select 1")
-				require.ErrorIs(t, err, metered.ErrTxDone)
-				require.ErrorIs(t, tx.QueryRow(ctx, "select 1").Scan(), metered.ErrTxDone)
-				_, err = tx.Query(ctx, "select 1")
-				require.ErrorIs(t, err, metered.ErrTxDone)
-				_, err = tx.Prepare(ctx, "p", "select 1")
-				require.ErrorIs(t, err, metered.ErrTxDone)
-				_, err = tx.CopyFrom(ctx, pgx.Identifier{"uploads"}, []string{"name"}, pgx.CopyFromRows(nil))
-				require.ErrorIs(t, err, metered.ErrTxDone)
-				_, err = tx.Begin(ctx)
-				require.ErrorIs(t, err, metered.ErrTxDone)
-				b := &pgx.Batch{}
-				b.Queue("select 1")
-				require.ErrorIs(t, tx.SendBatch(ctx, b).Close(), metered.ErrTxDone)
-				large := tx.LargeObjects()
-				_, err = large.Create(ctx, 0)
-				require.ErrorIs(t, err, pgx.ErrTxClosed)
-			}
-			require.ErrorIs(t, nested.Commit(ctx), metered.ErrTxDone)
-			require.ErrorIs(t, nested.Rollback(ctx), metered.ErrTxDone)
-			require.ErrorIs(t, kept.Charge(charge("s", 1, 0)), metered.ErrTxDone)
-			_, err = kept.Enqueue(ctx, process{}, nil)
-			require.ErrorIs(t, err, metered.ErrTxDone)
-			require.NoError(t, other.Rollback(ctx))
-		}
-	}
 }

@@ -1,4 +1,4 @@
-package metered
+package guardtx
 
 import (
 	"regexp"

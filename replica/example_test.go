@@ -1,4 +1,4 @@
-package metered_test
+package replica_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/replica"
 )
 
 // A balance is read from a replica, and never from before the user's own last write. The
@@ -19,25 +20,25 @@ func ExampleReadAt() {
 	ctx := context.Background()
 	primary, done := exampleDatabase()
 	defer done()
-	replica := primary // of an application: a pool on a standby
+	standby := primary // of an application: a pool on a standby
 	client, err := metered.New(primary, metered.Config{})
 	check(err)
 
-	out, err := metered.Do(ctx, client, metered.Command{ID: "top-up 1", Position: true}, func(_ context.Context, tx *metered.Tx) (any, error) {
+	out, err := metered.Do(ctx, client, metered.Command{ID: "top-up 1", LSN: true}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, tx.Credit(budget.Credit{Scope: "wallet/ann", Amount: 100})
 	})
 	check(err)
-	cookie := out.Position.String()
+	cookie := out.LSN.String()
 
-	seen, err := metered.ParsePosition(cookie)
+	seen, err := replica.ParseLSN(cookie)
 	check(err)
 	var usage []budget.Usage
 	read := func(ctx context.Context, conn *pgx.Conn) (err error) {
 		usage, err = client.Budget.Usage(ctx, conn, budget.Query{Scope: "wallet/ann"})
 		return err
 	}
-	err = metered.ReadAt(ctx, replica, seen, metered.ReadOptions{Timeout: time.Second}, read)
-	if seen == 0 || errors.Is(err, metered.ErrStale) { // not known, or the replica is far behind
+	err = replica.ReadAt(ctx, standby, seen, replica.Options{Timeout: time.Second}, read)
+	if seen == 0 || errors.Is(err, replica.ErrStale) { // not known, or the replica is far behind
 		err = primary.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return read(ctx, conn.Conn()) })
 	}
 	check(err)

@@ -1,4 +1,7 @@
-package metered
+// Package replica reads from a physical replica what was committed on its primary, and never
+// something older: a write says where the log ended behind it, and a read waits until the replica
+// has come so far.
+package replica
 
 import (
 	"cmp"
@@ -12,38 +15,40 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/lend"
 )
 
-// Position is a place in the write-ahead log of a primary: what was committed is
+func init() { lend.CommitLSN, lend.ScanLSN = commitSQL, scanLSN }
+
+// LSN is a place in the write-ahead log of a primary: what was committed is
 // before it. Greater is later. As text it has the form of pg_lsn, such as
 // "16/B374D848", which is also how it is put into JSON, for a cookie or a header.
 //
 // It belongs to one cluster and one timeline: after a failover, positions of before
 // say nothing of what the new primary has.
-type Position uint64
+type LSN uint64
 
-// ParsePosition reads the text form of a Position.
-func ParsePosition(text string) (Position, error) {
+// ParseLSN reads the text form of an LSN.
+func ParseLSN(text string) (LSN, error) {
 	high, low, ok := strings.Cut(text, "/")
 	h, errHigh := strconv.ParseUint(high, 16, 32)
 	l, errLow := strconv.ParseUint(low, 16, 32)
 	if !ok || errHigh != nil || errLow != nil {
-		return 0, invalid("position", "%q is not of the form 16/B374D848", text)
+		return 0, invalid("lsn", "%q is not of the form 16/B374D848", text)
 	}
-	return Position(h<<32 | l), nil
+	return LSN(h<<32 | l), nil
 }
 
 // String returns the text form.
-func (p Position) String() string { return fmt.Sprintf("%X/%X", uint32(p>>32), uint32(p)) }
+func (l LSN) String() string { return fmt.Sprintf("%X/%X", uint32(l>>32), uint32(l)) }
 
 // MarshalText returns the text form.
-func (p Position) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+func (l LSN) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
 // UnmarshalText reads the text form.
-func (p *Position) UnmarshalText(text []byte) (err error) {
-	*p, err = ParsePosition(string(text))
+func (l *LSN) UnmarshalText(text []byte) (err error) {
+	*l, err = ParseLSN(string(text))
 	return err
 }
 
@@ -51,15 +56,15 @@ func (p *Position) UnmarshalText(text []byte) (err error) {
 // page to the end, that is behind the header of the next page, where no record ends:
 // no standby would come to it before something else is written. So it is put back to
 // the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
-const positionSQL = `
+const commitSQL = `
 select case when (l.lsn - '0/0') % pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size')) = 40 then l.lsn - 40::numeric
             when (l.lsn - '0/0') % pg_catalog.current_setting('wal_block_size')::int = 24 then l.lsn - 24::numeric
             else l.lsn end::text
 from pg_catalog.pg_current_wal_insert_lsn() l(lsn)`
 
-// CommitPosition returns a position behind everything that has been committed on the
+// CommitLSN returns an LSN behind everything that has been committed on the
 // primary: call it after a commit, on the same server, and ReadAt with it reads what was
-// committed from a replica. It costs a round trip, which Command.Position saves.
+// committed from a replica. It costs a round trip, which metered.Command.LSN saves.
 //
 // The position is the end of the log, and COMMIT is answered when its record is in the
 // log. So it is never too early, also with synchronous_commit off, where the record may
@@ -67,22 +72,27 @@ from pg_catalog.pg_current_wal_insert_lsn() l(lsn)`
 //
 // db is a pool or a connection of the primary. A pgx.Tx is an *ArgumentError, since its own
 // commit is yet to come.
-func CommitPosition(ctx context.Context, db budget.Querier) (Position, error) {
+func CommitLSN(ctx context.Context, db Querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
 	}
 	if _, ok := db.(pgx.Tx); ok {
 		return 0, invalid("db", "is a transaction, whose commit is yet to come")
 	}
-	return scanPosition(db.QueryRow(ctx, positionSQL))
+	return scanLSN(db.QueryRow(ctx, commitSQL))
 }
 
-func scanPosition(row pgx.Row) (Position, error) {
+func scanLSN(row pgx.Row) (LSN, error) {
 	var text string
 	if err := row.Scan(&text); err != nil {
-		return 0, failed("ask for the position", err)
+		return 0, fault.Failed("replica", "ask for the position", err)
 	}
-	return ParsePosition(text)
+	return ParseLSN(text)
+}
+
+// Querier runs the query of CommitLSN: a *pgxpool.Pool or a *pgx.Conn.
+type Querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
 // Reads that a replica could not answer.
@@ -91,17 +101,34 @@ var (
 	// over, or did not answer. The error is a *StaleError, and context.DeadlineExceeded too.
 	ErrStale error = errStale
 
-	// ErrPosition: the position is ahead of a server that is a primary, so it came
+	// ErrAhead: the position is ahead of a server that is a primary, so it came
 	// from another cluster, or what was committed there was lost in a failover.
-	ErrPosition error = fault.New("position_unknown", "metered: the position is not one of this server")
+	ErrAhead error = fault.New("position_unknown", "replica: the position is not one of this server")
 
-	errStale = fault.New("stale_read", "metered: the replica is behind the position that was asked for")
+	errStale = fault.New("stale_read", "replica: the replica is behind the position that was asked for")
 )
+
+// ErrArgument is the identity of every refused argument. The error itself is an *ArgumentError.
+// No SQL ran.
+var ErrArgument error = errArgument
+
+var errArgument = fault.New("invalid_argument", "replica: invalid argument")
+
+// ArgumentError says which argument was refused: Field names it as the caller wrote it, Reason says
+// what is wrong with it and what is allowed. It is ErrArgument.
+type ArgumentError = fault.Argument
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errArgument, field, format, args...)
+}
+
+// notNil refuses an argument that is nil, or an interface with a nil pointer in it.
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
 // StaleError says how far a replica had come.
 type StaleError struct {
-	Wanted  Position
-	Reached Position      // 0 if it did not say
+	Wanted  LSN
+	Reached LSN           // 0 if it did not say
 	Waited  time.Duration // for it
 }
 
@@ -115,20 +142,20 @@ func (e *StaleError) Unwrap() error { return errStale }
 // Code returns the stable code "stale_read".
 func (e *StaleError) Code() string { return errStale.Code() }
 
-// ReadOptions says how ReadAt waits.
-type ReadOptions struct {
+// Options says how ReadAt waits.
+type Options struct {
 	// Timeout is how long to wait for a replica that is behind, from 1ms to 1h. One that
 	// does not answer, or gives no connection, is waited for a second longer. The
-	// context's deadline bounds it too. Defaults to DefaultReadTimeout.
+	// context's deadline bounds it too. Defaults to DefaultTimeout.
 	Timeout time.Duration
 }
 
-// DefaultReadTimeout is the default of ReadOptions.Timeout.
-const DefaultReadTimeout = 5 * time.Second
+// DefaultTimeout is the default of Options.Timeout.
+const DefaultTimeout = 5 * time.Second
 
 const (
 	minPoll, maxPoll = time.Millisecond, 100 * time.Millisecond
-	answerTimeout    = time.Second // of a replica, beyond the timeout; of a primary that is asked for a position
+	answerTimeout    = time.Second // of a replica, beyond the timeout
 )
 
 // ReadAt calls fn with a connection of the replica, once everything is visible there that
@@ -137,8 +164,8 @@ const (
 // of this library (budget.Ledger.Usage and Check, holds.Book.Get and List, Client.Lookup),
 // until it returns; its error is returned as it is.
 //
-//	pos, err := metered.CommitPosition(ctx, primary) // after the write, or Outcome.Position
-//	err = metered.ReadAt(ctx, replica, pos, metered.ReadOptions{}, func(ctx context.Context, conn *pgx.Conn) error {
+//	lsn, err := replica.CommitLSN(ctx, primary) // after the write, or metered.Outcome.LSN
+//	err = replica.ReadAt(ctx, pool, lsn, replica.Options{}, func(ctx context.Context, conn *pgx.Conn) error {
 //		hold, err = book.Get(ctx, conn, "", id, "")
 //		return err
 //	})
@@ -149,7 +176,7 @@ const (
 // replication, and not behind a pooler that hands statements to several servers. It may
 // also be the primary, which is not waited for.
 //
-// Position 0 is refused, since it is behind no write: who has no position, or only the 0 of an
+// LSN 0 is refused, since it is behind no write: who has no position, or only the 0 of an
 // Outcome, reads from the primary.
 //
 // The log may hold records of open transactions before the position. An otherwise idle
@@ -157,24 +184,24 @@ const (
 // then the replica cannot reach the position.
 //
 // Errors: *ArgumentError before any SQL; *StaleError when the time is over, and
-// ErrPosition: fn was not called. After a *StaleError the primary can be asked.
-func ReadAt(ctx context.Context, replica *pgxpool.Pool, pos Position, opts ReadOptions, fn func(context.Context, *pgx.Conn) error) error {
+// ErrAhead: fn was not called. After a *StaleError the primary can be asked.
+func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
-		opts.Timeout = DefaultReadTimeout
+		opts.Timeout = DefaultTimeout
 	}
-	if err := cmp.Or(notNil("replica", replica), notNil("fn", fn)); err != nil {
+	if err := cmp.Or(notNil("pool", pool), notNil("fn", fn)); err != nil {
 		return err
 	}
 	switch {
-	case pos == 0:
-		return invalid("position", "is 0, which is behind no write")
+	case lsn == 0:
+		return invalid("lsn", "is 0, which is behind no write")
 	case opts.Timeout < time.Millisecond || opts.Timeout > time.Hour:
-		return invalid("ReadOptions.Timeout", "%v is not from 1ms to 1h", opts.Timeout)
+		return invalid("Options.Timeout", "%v is not from 1ms to 1h", opts.Timeout)
 	}
-	w := wait{began: time.Now(), timeout: opts.Timeout, stale: &StaleError{Wanted: pos}}
+	w := wait{began: time.Now(), timeout: opts.Timeout, stale: &StaleError{Wanted: lsn}}
 	asking, cancel := context.WithTimeout(ctx, opts.Timeout+answerTimeout)
 	defer cancel()
-	conn, err := replica.Acquire(asking)
+	conn, err := pool.Acquire(asking)
 	if err != nil {
 		return w.failed(ctx, err)
 	}
@@ -205,7 +232,7 @@ func (w *wait) await(ctx context.Context, conn *pgx.Conn) error {
 			return err
 		}
 		if text != nil {
-			reached, err := ParsePosition(*text)
+			reached, err := ParseLSN(*text)
 			if err != nil {
 				return err
 			}
@@ -216,7 +243,7 @@ func (w *wait) await(ctx context.Context, conn *pgx.Conn) error {
 		case w.stale.Reached >= w.stale.Wanted:
 			return nil
 		case !replica:
-			return fmt.Errorf("%w: %v, and it has come to %v", ErrPosition, w.stale.Wanted, w.stale.Reached)
+			return fmt.Errorf("%w: %v, and it has come to %v", ErrAhead, w.stale.Wanted, w.stale.Reached)
 		case left <= 0:
 			return context.DeadlineExceeded
 		}
@@ -236,8 +263,8 @@ func (w *wait) failed(ctx context.Context, err error) error {
 	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%w: %w", w.stale, err)
-	case errors.Is(err, ErrPosition):
+	case errors.Is(err, ErrAhead):
 		return err
 	}
-	return failed("read at "+w.stale.Wanted.String(), err)
+	return fault.Failed("replica", "read at "+w.stale.Wanted.String(), err)
 }

@@ -1,0 +1,96 @@
+package holdjobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/holds"
+)
+
+// Cleanup asks for a job that ends a hold when its time is over, and so tells
+// subscribers and listeners at about that time. What the hold keeps is free when it is
+// due, with or without such a job. The zero value is ready for use.
+type Cleanup struct {
+	// Delay is how long after the hold is due the job runs, up to 24h. Defaults to 10s.
+	Delay time.Duration
+	// Queue is the job's queue. Defaults to River's default queue.
+	Queue string
+}
+
+// DefaultCleanupDelay is Cleanup.Delay's default.
+const DefaultCleanupDelay = 10 * time.Second
+
+// Job is the job that ends the hold of that id, which is placed now for ttl, grace included, and
+// how to insert it. The error is an *ArgumentError.
+func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.InsertOpts, error) {
+	delay := cmp.Or(c.Delay, DefaultCleanupDelay)
+	if delay < 0 || delay > 24*time.Hour {
+		return CleanupArgs{}, river.InsertOpts{}, invalid("Cleanup.Delay", "%v is not from 0 to 24h", c.Delay)
+	}
+	args := CleanupArgs{Tenant: tenant, ID: id, DelayMS: delay.Milliseconds()}
+	return args, river.InsertOpts{Queue: c.Queue, ScheduledAt: time.Now().Add(ttl + delay)}, nil
+}
+
+// CleanupArgs are the args of a job that ends one hold when its time is over. metered.Tx.Place
+// and Tx.Claim enqueue it if they are given a Cleanup; a program that places holds without a
+// command can enqueue it itself. The job fails on a river.Client that works its queue
+// without its worker, since its kind is not registered there.
+type CleanupArgs struct {
+	Tenant string `json:"tenant,omitempty"`
+	ID     string `json:"id"`
+	// DelayMS is how many milliseconds after the hold is due the job runs again, if it finds
+	// that the hold is not due yet.
+	DelayMS int64 `json:"delay_ms"`
+}
+
+// Kind is the job's kind.
+func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
+
+// NewCleanupWorker returns the worker of CleanupArgs. Register it wherever the queue of such jobs is worked:
+//
+//	river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, book))
+//
+// It ends the hold and tells subscribers and listeners, once, however often the job
+// runs. If the hold was captured or released, or is gone, it does nothing. If it was
+// extended, or is not due yet by the database's clock, the job is snoozed until it is.
+func NewCleanupWorker(pool *pgxpool.Pool, book *holds.Book) river.Worker[CleanupArgs] {
+	return &cleanupWorker{pool: pool, book: book}
+}
+
+type cleanupWorker struct {
+	river.WorkerDefaults[CleanupArgs]
+	pool *pgxpool.Pool
+	book *holds.Book
+}
+
+// Work runs a job.
+func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) error {
+	if err := made(w.pool, w.book); err != nil {
+		return err
+	}
+	h, err := w.book.Get(ctx, w.pool, job.Args.Tenant, job.Args.ID, "")
+	if err == nil && h.State == holds.Expired {
+		err = pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			h, _, err = w.book.Expire(ctx, tx, holds.Expire{
+				Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline, Note: note(job.JobRow, job.Args.Tenant, ""),
+			})
+			return err
+		})
+	}
+	switch {
+	case errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired):
+		return nil
+	case err != nil:
+		return err
+	case h.State == holds.Held:
+		delay := time.Duration(job.Args.DelayMS) * time.Millisecond
+		return river.JobSnooze(h.Due.Sub(h.Now) + delay)
+	}
+	return nil
+}

@@ -1,0 +1,36 @@
+package fault
+
+import (
+	"fmt"
+
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// What every package's statements can fail with.
+var (
+	ErrBusy        = New("busy", "metered: a lock is held by another transaction for too long")
+	ErrNotMigrated = New("not_migrated", "metered: a schema is missing or incomplete: call metered.Migrate, and migrate River for jobs; metered.Validate says what")
+	ErrNotGranted  = New("not_granted", "metered: the role lacks what metered.GrantSQL gives, or GrantMaintenanceSQL to purge and repair, or rights on River's tables")
+)
+
+// Failed names what failed, and of which package it is. It turns those errors of Postgres that
+// every package may meet into the errors above. The error of Postgres stays underneath, and its
+// Detail, which has key values, is never printed. It is nil for nil.
+func Failed(pkg, doing string, err error) error {
+	var kind error
+	switch sqlstate.Of(err) {
+	case sqlstate.LockNotAvailable:
+		kind = ErrBusy
+	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
+		kind = ErrNotMigrated
+	case sqlstate.InsufficientPrivilege:
+		kind = ErrNotGranted
+	}
+	switch {
+	case err == nil:
+		return nil
+	case kind == nil:
+		return fmt.Errorf("%s: %s: %w", pkg, doing, err)
+	}
+	return fmt.Errorf("%w: %s: %w", kind, doing, err)
+}

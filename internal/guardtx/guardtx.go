@@ -1,0 +1,219 @@
+// Package guardtx makes of a pgx.Tx one that its user cannot end, and that is dead once its lender
+// says so.
+package guardtx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pause"
+)
+
+// Refusals of a Tx. Package metered has them under names of its own.
+var (
+	ErrControl = fault.New("transaction_control", "metered: the command's function must not end its transaction")
+	ErrFailed  = fault.New("transaction_failed", "metered: a statement of the command's function failed")
+	ErrDone    = fault.New("transaction_done", "metered: the command's transaction is over")
+)
+
+// Tx is a transaction that its user cannot end. The zero value is over.
+type Tx struct{ guarded }
+
+// New lends bare until done is set.
+func New(bare pgx.Tx, done *atomic.Bool) Tx { return Tx{guarded{bareTx: bare, done: done}} }
+
+// Commit is ErrControl.
+func (Tx) Commit(context.Context) error { return ErrControl }
+
+// Rollback is ErrControl.
+func (Tx) Rollback(context.Context) error { return ErrControl }
+
+// Intact is an error if nothing more can be sent in the transaction of pg, or committed.
+func Intact(ctx context.Context, pg *pgconn.PgConn) error {
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("metered: before the commit: %w", pause.Ended(ctx))
+	case pg.IsClosed():
+		return errors.New("metered: the connection was lost before the commit")
+	case pg.IsBusy():
+		return fmt.Errorf("%w: it left rows or a batch open", ErrFailed)
+	case pg.TxStatus() == 'I':
+		return fmt.Errorf("%w: it has ended", ErrControl)
+	case pg.TxStatus() == 'E':
+		return ErrFailed
+	}
+	return nil
+}
+
+// guarded refuses to end the transaction that it belongs to. Commit and Rollback are those of Tx,
+// or of a savepoint.
+type guarded struct {
+	bareTx
+	done *atomic.Bool
+}
+
+// bareTx is embedded under a name that is not exported: nobody is to reach around.
+type bareTx = pgx.Tx
+
+// check refuses a statement before it is sent.
+func (g guarded) check(sql string) error {
+	if err := g.alive(); err != nil {
+		return err
+	}
+	conn := g.bareTx.Conn()
+	backslashes := conn != nil && conn.PgConn().ParameterStatus("standard_conforming_strings") == "off"
+	if controlsTransaction(sql, backslashes) {
+		return fmt.Errorf("%w: one of its statements would, or a quote or a comment is left open", ErrControl)
+	}
+	return nil
+}
+
+// options has the rewriters among pgx's options, which come before the arguments,
+// checked for what they make of the statement.
+func (g guarded) options(args []any) []any {
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+			continue
+		case pgx.QueryRewriter:
+			args = slices.Clone(args)
+			args[i] = rewriter{arg, g}
+			continue
+		}
+		break
+	}
+	return args
+}
+
+type rewriter struct {
+	pgx.QueryRewriter
+	g guarded
+}
+
+func (r rewriter) RewriteQuery(ctx context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+	sql, args, err := r.QueryRewriter.RewriteQuery(ctx, conn, sql, args)
+	if err == nil {
+		err = r.g.check(sql)
+	}
+	return sql, args, err
+}
+
+// over reports whether the function has returned. The zero value was never begun.
+func (g guarded) over() bool { return g.done == nil || g.done.Load() }
+
+func (g guarded) alive() error {
+	if g.over() {
+		return ErrDone
+	}
+	if conn := g.bareTx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'I' {
+		// Ended behind our back: what is sent now would be committed on its own.
+		return fmt.Errorf("%w: it has ended", ErrControl)
+	}
+	return nil
+}
+
+// Begin sets a savepoint, as pgx does.
+func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := g.alive(); err != nil {
+		return nil, err
+	}
+	tx, err := g.bareTx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return savepoint{guarded{bareTx: tx, done: g.done}}, nil
+}
+
+// savepoint is a nested transaction of the function's, which it may end.
+type savepoint struct{ guarded }
+
+func (s savepoint) Commit(ctx context.Context) error {
+	if err := s.alive(); err != nil {
+		return err
+	}
+	return s.bareTx.Commit(ctx)
+}
+
+func (s savepoint) Rollback(ctx context.Context) error {
+	if err := s.alive(); err != nil {
+		return err
+	}
+	return s.bareTx.Rollback(ctx)
+}
+
+func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := g.check(sql); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return g.bareTx.Exec(ctx, sql, g.options(args)...)
+}
+
+func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := g.check(sql); err != nil {
+		return failedRows{err}, err
+	}
+	return g.bareTx.Query(ctx, sql, g.options(args)...)
+}
+
+func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := g.check(sql); err != nil {
+		return failedRows{err}
+	}
+	return g.bareTx.QueryRow(ctx, sql, g.options(args)...)
+}
+
+func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	for _, q := range b.QueuedQueries {
+		if err := g.check(q.SQL); err != nil {
+			return pgx.FailedBatchResults(b, err)
+		}
+		q.Arguments = g.options(q.Arguments)
+	}
+	return g.bareTx.SendBatch(ctx, b)
+}
+
+func (g guarded) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := g.check(sql); err != nil {
+		return nil, err
+	}
+	return g.bareTx.Prepare(ctx, name, sql)
+}
+
+func (g guarded) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if err := g.alive(); err != nil {
+		return 0, err
+	}
+	return g.bareTx.CopyFrom(ctx, table, columns, src)
+}
+
+// LargeObjects are those of a closed transaction once this one is over.
+func (g guarded) LargeObjects() pgx.LargeObjects {
+	if err := g.alive(); err != nil {
+		b := &pgx.Batch{}
+		b.BeginTx(pgx.TxOptions{})
+		return pgx.FailedBatchResults(b, err).Tx().LargeObjects()
+	}
+	return g.bareTx.LargeObjects()
+}
+
+// failedRows are the rows of a query that was not sent.
+type failedRows struct{ err error }
+
+func (r failedRows) Close()                                       {}
+func (r failedRows) Err() error                                   { return r.err }
+func (r failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+func (r failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (r failedRows) Next() bool                                   { return false }
+func (r failedRows) Scan(...any) error                            { return r.err }
+func (r failedRows) Values() ([]any, error)                       { return nil, r.err }
+func (r failedRows) RawValues() [][]byte                          { return nil }
+func (r failedRows) Conn() *pgx.Conn                              { return nil }
+func (r failedRows) TypeMap() *pgtype.Map                         { return nil }

@@ -1,0 +1,82 @@
+package ledger
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// Locks says what a call locks, in this order: the scopes that it names, and those of the
+// holds that it names; the ids of holds that it places; the rows of the holds that it names,
+// and of those that are due in scopes that it may charge.
+type Locks struct {
+	Scopes []string // that it may charge
+	Keys   []int64  // of the locks of scopes; none for a capture, whose scopes are its hold's
+	IDKeys []int64  // of the locks of the ids that it places
+	Holds  *HoldIDs // that it captures, releases, extends or refunds
+}
+
+// Sending says how a call is sent.
+type Sending struct {
+	WaitMS               int32  // the longest wait for its locks
+	Namespace, Operation string // of the command that it belongs to; both may be empty
+	Raising              bool   // a refusal is an error of Postgres, and not a row that leaves the transaction usable
+}
+
+// Origin is who sends it, with a note as JSON.
+func (s Sending) Origin(note string) string {
+	return Origin{Namespace: s.Namespace, Operation: s.Operation, Note: note}.String()
+}
+
+// Call is a validated call whose answer is an R. It has copies of what it was made from.
+type Call[R any] struct {
+	SQL   string
+	Locks Locks
+	Args  func(Sending) []any
+	Scan  func(pgx.Row) (R, error) // with the errors of the call
+
+	ID   string                                 // of the hold that it places
+	Tell func(context.Context, pgx.Tx, R) error // tells subscribers; nil without any
+}
+
+// Charging is a validated call of charges, whose receipt is an R.
+type Charging[R any] struct {
+	Call[R]
+	Charges   []Charge // one for each distinct scope
+	Tolerance pgtype.Interval
+	Receipt   func(Answer) (R, error)
+	Failed    func(error) error // turns an error of Postgres into that of the call
+}
+
+// Denied is the error of a denial, which is not empty.
+func (c *Charging[R]) Denied(denial []byte) error {
+	_, err := c.Receipt(Answer{Denied: denial})
+	return err
+}
+
+// Answer is what was charged, by charge; Used by limit; or else the denial as JSON. A check has
+// no Seqs and Ats.
+type Answer struct {
+	Seqs       []int64
+	Ats        []time.Time
+	Used, Held []int64
+	Denied     []byte
+}
+
+// TokenRow is what consume_token or inspect_token returned, as TokenColumns. Nulls are accepted.
+type TokenRow struct {
+	Status                          *string
+	Payload                         []byte
+	UsesLeft                        *int32
+	MintedAt, ExpiresAt, ConsumedAt *time.Time
+}
+
+// TokenColumns are the columns of consume_token and inspect_token.
+const TokenColumns = `status, payload, uses_left, minted_at, expires_at, consumed_at`
+
+// Dest are the destinations of TokenColumns.
+func (r *TokenRow) Dest() []any {
+	return []any{&r.Status, &r.Payload, &r.UsesLeft, &r.MintedAt, &r.ExpiresAt, &r.ConsumedAt}
+}

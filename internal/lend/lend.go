@@ -1,0 +1,39 @@
+// Package lend holds functions that the public packages lend to each other, and not to their
+// users. Each package sets its own in an init function. Their types name types of the package
+// that lends, which this one cannot import; so a borrower asserts the type, once, where a
+// package variable is set: a wrong one ends the program as it starts.
+package lend
+
+// Package budget.
+var (
+	Charges any // func(*budget.Ledger, ...budget.Charge) (*ledger.Charging[budget.Receipt], error)
+	Credit  any // func(*budget.Ledger, budget.Credit) (*ledger.Call[budget.Posted], error)
+	Refund  any // func(*budget.Ledger, budget.Refund) (*ledger.Call[budget.Posted], error)
+
+	LedgerSettings any // func(*budget.Ledger) (schema.Name, time.Duration): where, and the timeout for locks
+	LedgerFailed   any // func(doing string, err error) error: of a statement, with the errors of a charge
+)
+
+// Package holds.
+var (
+	PlaceHold    any // func(*holds.Book, holds.Request) (*ledger.Call[[]holds.Hold], error)
+	ClaimHold    any // func(*holds.Book, holds.Claim) (*ledger.Call[[]holds.Hold], error)
+	CaptureHolds any // func(*holds.Book, holds.Capture) (*ledger.Call[[]holds.Hold], error)
+	ReleaseHolds any // func(*holds.Book, holds.Release) (*ledger.Call[[]holds.Hold], error)
+	ExtendHolds  any // func(*holds.Book, holds.Extend) (*ledger.Call[[]holds.Hold], error)
+	RefundHolds  any // func(*holds.Book, holds.Refund) (*ledger.Call[[]holds.Hold], error)
+	BookSchema   any // func(*holds.Book) schema.Name
+	DecodeHold   any // func([]byte) (holds.Hold, error)
+)
+
+// Package tokens.
+var (
+	Present any // func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error)
+	Grant   any // func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error)
+)
+
+// Package replica.
+var (
+	CommitLSN string // the query of replica.CommitLSN
+	ScanLSN   any    // func(pgx.Row) (replica.LSN, error): its answer
+)
