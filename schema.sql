@@ -57,9 +57,15 @@ create domain metered.units as bigint check (value >= 0);
 -- Whoever may execute a function can pass anything. What commands wait for checks its arguments
 -- by one condition of its own (Postgres prepares a domain's check anew in each call, for 1 to 2
 -- microseconds: a place would have 20 of them); the rest by these.
-create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);       -- 2^53
+
+-- An amount from 1 to 2^53.
+create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);
+
+-- The name of a scope, 1 to 255 bytes.
 create domain metered.scope_name as text collate "C" not null check (octet_length(value) between 1 and 255);
-create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);   -- a version byte and a SHA-256
+
+-- A fingerprint: a version byte and a SHA-256.
+create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0).
 create type metered.charge_limit as (max bigint, win interval);
@@ -117,9 +123,10 @@ create type metered.counted as (nth int, base_seq bigint, base_spent bigint);
 -- what counts as now, if the caller has read the clock under the locks.
 create type metered.hold_terms as (id text, due_in interval, nos bigint[], at timestamptz);
 
+-- The versions of this schema that were installed; the last one is the greatest.
 create table metered.schema_version (
-    version    int primary key,
-    applied_at timestamptz not null default clock_timestamp()
+    version    int primary key,         -- a version that was installed
+    applied_at timestamptz not null default clock_timestamp() -- when
 );
 
 insert into metered.schema_version (version) values (2);
@@ -129,7 +136,7 @@ insert into metered.schema_version (version) values (2);
 -- last entry, and the spending inside a window is a difference of two entries
 -- instead of a sum over many. Wide columns first: no padding between them.
 create table metered.ledger (
-    seq       bigint      not null,
+    seq       bigint      not null,     -- 1, 2, 3 and so on in the scope, without a gap
     amount    metered.units not null, -- 0 for a clock repair only
     at        timestamptz not null,   -- never decreases along seq within an epoch
     spent     bigint      not null,   -- sum of charges so far, never decreases
@@ -139,12 +146,12 @@ create table metered.ledger (
     epoch     smallint    not null,   -- clock repairs so far
     kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair;
                                       -- of holds: h held, u captured (used), l released, x expired
-    scope     text collate "C" not null,
+    scope     text collate "C" not null, -- what is charged
     next_due  timestamptz,            -- no open hold falls due before this
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     namespace text,                   -- of the operation
-    operation text,
+    operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
@@ -164,9 +171,9 @@ create index ledger_time on metered.ledger (scope, epoch, at, seq)
 -- of each level, however many there are. See ADR 1.
 create table metered.refund_sum (
     block  bigint   not null,         -- charge's seq >> 4 * level
-    amount bigint   not null,
-    level  smallint not null,
-    scope  text collate "C" not null,
+    amount bigint   not null,           -- refunded of the block's charges
+    level  smallint not null,           -- a block is of 16^level charges
+    scope  text collate "C" not null,   -- whose charges they are
     primary key (scope, level, block)
 );
 
@@ -178,25 +185,25 @@ create table metered.refund_sum (
 -- That is decided once, here, by the plain clock; each line is then freed under its
 -- own scope's lock, by whoever comes.
 create table metered.holds (
-    no          bigint      generated always as identity primary key,
-    placed_at   timestamptz not null,
-    deadline    timestamptz not null,
+    no          bigint      generated always as identity primary key, -- the number of the hold, in the order of placing
+    placed_at   timestamptz not null,   -- when it was placed
+    deadline    timestamptz not null,   -- when it ends, unless it is extended
     due         timestamptz not null,   -- deadline and grace: its units are free from here on
     ceiling     timestamptz not null,   -- no deadline is later
-    ended_at    timestamptz,
+    ended_at    timestamptz,            -- when it ended; of one that expired it is due
     issued_at   timestamptz,            -- the time that the id carries, if it does
     version     int         not null,   -- transitions so far
     state       "char"      not null,   -- h held, c captured, r released, x expired
     returned    boolean     not null default false, -- captured, and given back since
     pending     boolean     not null default true,  -- not ended, or ended by time and not announced
-    tenant      text collate "C" not null,
-    id          text collate "C" not null,
-    holder      text collate "C" not null,
+    tenant      text collate "C" not null, -- keeps the ids of tenants apart
+    id          text collate "C" not null, -- chosen by the caller, or made up
+    holder      text collate "C" not null, -- who has it; empty for nobody
     claim       text collate "C",       -- the scope of what is claimed, if it is a claim
-    entity      text collate "C",
+    entity      text collate "C",       -- what a capture linked
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     keys        bigint[]    not null,   -- of the locks of its scopes, ascending
-    metadata    json,
+    metadata    json,                   -- of the caller
     unique (tenant, id)
 );
 
@@ -221,10 +228,10 @@ create table metered.hold_lines (
     hold     bigint      not null,      -- holds.no
     key      bigint      not null,      -- of the scope's lock
     amount   bigint      not null,      -- placed
-    captured bigint      not null default 0,
+    captured bigint      not null default 0, -- spent of amount
     open     bigint      not null,      -- counted in the scope's held
     due      timestamptz not null,      -- holds.due
-    scope    text collate "C" not null,
+    scope    text collate "C" not null, -- what is held
     refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
     primary key (hold, scope)
 );
@@ -237,23 +244,23 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 -- Every transition, written with it.
 create table metered.hold_events (
     hold      bigint      not null,     -- holds.no
-    at        timestamptz not null,
+    at        timestamptz not null,     -- when it was recorded
     deadline  timestamptz,              -- of a place or an extension: the new one
-    version   int         not null,
+    version   int         not null,     -- 1, 2, 3 and so on in the hold
     kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
                                         -- r released, x expired, g given back in part, b given back
-    entity    text,
+    entity    text,                     -- what a capture linked
     detail    jsonb,                    -- a place's constants; a capture's lines; what was given back, or (b) was not
     note      jsonb,                    -- actor, tenant, correlation, reason
     namespace text,                     -- of the operation
-    operation text,
+    operation text,                     -- the operation's id, where a command did it
     primary key (hold, version)
 );
 
 -- The latest time of an id whose hold was purged. Never decreases.
 create table metered.holds_horizon (
-    at  timestamptz not null,
-    one boolean primary key default true check (one)
+    at  timestamptz not null,           -- ids of this time and before are retired
+    one boolean primary key default true check (one) -- there is one row
 );
 
 insert into metered.holds_horizon (at) values ('-infinity');
@@ -261,16 +268,16 @@ insert into metered.holds_horizon (at) values ('-infinity');
 -- One-time grants. The token itself is nowhere in here, only the SHA-256 of its
 -- text, from which 32 random bytes cannot be found.
 create table metered.tokens (
-    digest     bytea       primary key check (octet_length(digest) = 32),
-    minted_at  timestamptz not null,
-    expires_at timestamptz not null,
+    digest     bytea       primary key check (octet_length(digest) = 32), -- the SHA-256 of its text
+    minted_at  timestamptz not null,    -- when it was minted
+    expires_at timestamptz not null,    -- when it is no longer good
     ended_at   timestamptz,                     -- last use, revocation, or expiry seen by a revocation
-    uses       int         not null check (uses >= 1),
-    used       int         not null default 0 check (used between 0 and uses),
-    revoked    boolean     not null default false,
+    uses       int         not null check (uses >= 1), -- how often it can be used
+    used       int         not null default 0 check (used between 0 and uses), -- how often it was
+    revoked    boolean     not null default false, -- whether it was revoked
     sole       boolean     not null default false,  -- minted by replace_token
-    purpose    text collate "C" not null,
-    subject    text collate "C" not null,
+    purpose    text collate "C" not null, -- what it grants
+    subject    text collate "C" not null, -- to whom or for what
     payload    json,                            -- json, not jsonb: it comes back byte for byte
     check (used < uses and not revoked or ended_at is not null)
 );
@@ -289,12 +296,12 @@ create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 -- Which job a key was used for. No foreign key: River deletes finished jobs
 -- after a day, and a key must be remembered for longer than its job.
 create table metered.job_keys (
-    job_id     bigint      not null,
-    created_at timestamptz not null,
-    queue      text collate "C" not null,
-    key        text collate "C" not null,
-    kind       text        not null,
-    tenant     text        not null,
+    job_id     bigint      not null,    -- river_job.id
+    created_at timestamptz not null,    -- when the key was claimed
+    queue      text collate "C" not null, -- of the job
+    key        text collate "C" not null, -- chosen by the caller, once in the queue
+    kind       text        not null,    -- of the job
+    tenant     text        not null,    -- of the job
     digest     bytea       not null,   -- of kind and args, its first byte the version: see jobs/digest.go
     primary key (queue, key)
 );
@@ -307,14 +314,14 @@ create index job_keys_age on metered.job_keys (created_at);
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
     issued_at   timestamptz,            -- the time that the id carries, if it does
-    namespace   text collate "C" not null,
-    id          text collate "C" not null,
+    namespace   text collate "C" not null, -- keeps the ids of tenants apart
+    id          text collate "C" not null, -- chosen by the caller
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     result      bytea       not null,   -- JSON, byte for byte as it was returned
     scopes      text[],                 -- what was charged, for the receipt
-    amounts     bigint[],
-    seqs        bigint[],
-    ats         timestamptz[],
+    amounts     bigint[],               -- what each was charged
+    seqs        bigint[],               -- the number of each entry
+    ats         timestamptz[],          -- the time of each entry
     holds       text[],                 -- JSON: what was placed, captured, released
     primary key (namespace, id)
 );
@@ -325,8 +332,8 @@ create index operations_at on metered.operations (at);
 -- Always found by its key: with sequential scans off, one would look so expensive
 -- that each is compiled first (jit), for 50 ms.
 create table metered.operations_horizon (
-    at  timestamptz not null,
-    one boolean primary key default true check (one)
+    at  timestamptz not null,           -- ids of this time and before are retired
+    one boolean primary key default true check (one) -- there is one row
 );
 
 insert into metered.operations_horizon (at) values ('-infinity');
@@ -686,6 +693,7 @@ begin
 end
 $$;
 
+-- Adds credit to a scope: it counts for lifetimes, and for no window.
 create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz)
 language plpgsql volatile
@@ -3175,6 +3183,258 @@ begin
     before := metered.unbound_lock_wait(before);
 end
 $$;
+
+-- What a person reads in psql: the same rows with words for kinds and states. No function
+-- reads them.
+
+-- The ledger, with words for the kinds of entries.
+create view metered.ledger_words as
+select l.scope,                                 -- what is charged
+    l.seq,                                      -- 1, 2, 3 and so on in the scope
+    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair'
+        when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire' end as kind, -- what the entry does
+    l.amount,                                   -- of the entry
+    l.at,                                       -- by the database's clock
+    l.spent,                                    -- charges so far
+    l.refunded,                                 -- refunds so far
+    l.credited,                                 -- credits so far
+    l.held,                                     -- in open holds now
+    l.ref as refunds_seq,                       -- of a refund: the number of its charge
+    l.hold,                                     -- the hold's id, where the entry is about one alone
+    l.namespace,                                -- of the operation
+    l.operation,                                -- the operation's id
+    l.note                                      -- actor, tenant, correlation, reason
+from metered.ledger l;
+
+-- Holds, with words for their states. One that is due has expired, whether that is recorded or not.
+create view metered.holds_words as
+select h.tenant,                                -- keeps the ids of tenants apart
+    h.id,                                       -- chosen by the caller, or made up
+    h.holder,                                   -- who has it
+    case when h.state = 'h' and h.due <= metered.clock() then 'expired' when h.state = 'h' then 'held'
+        when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
+        when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
+    h.placed_at,                                -- when it was placed
+    h.deadline,                                 -- when it ends, unless it is extended
+    h.due,                                      -- deadline and grace: its units are free from here on
+    h.ended_at,                                 -- when it ended, if that is recorded
+    h.claim,                                    -- the scope of what is claimed, if it is a claim
+    h.entity,                                   -- what a capture linked
+    h.metadata,                                 -- of the caller
+    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units -- by scope
+from metered.holds h;
+
+-- What happened to holds, with words for the transitions.
+create view metered.hold_events_words as
+select h.tenant,                                -- of the hold
+    h.id,                                       -- of the hold
+    e.version,                                  -- 1, 2, 3 and so on in the hold
+    case e.kind when 'h' then 'placed' when 'p' then 'captured in part' when 'c' then 'captured' when 'e' then 'extended'
+        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part' when 'b' then 'returned' end as kind, -- what happened
+    e.at,                                       -- when it was recorded
+    e.deadline,                                 -- the new one, of a placement or an extension
+    e.entity,                                   -- what a capture linked
+    e.detail,                                   -- more about it
+    e.note,                                     -- actor, tenant, correlation, reason
+    e.namespace,                                -- of the operation
+    e.operation                                 -- the operation's id
+from metered.hold_events e join metered.holds h on h.no = e.hold;
+
+comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
+comment on domain metered.units is 'The amount of an entry, never negative: nobody can make one that takes spending back. A domain, since a table''s check would be parsed anew for each statement that inserts: 6 microseconds.';
+comment on domain metered.amount is 'An amount from 1 to 2^53.';
+comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
+comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
+comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0).';
+comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds.';
+comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
+comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
+comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
+comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
+comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they are charged).';
+comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s.';
+comment on type metered.presented_token is 'A token as it was presented.';
+comment on type metered.new_token is 'A token to be minted.';
+comment on type metered.posted is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; or else why it is denied.';
+comment on type metered.counted is 'For functions of ours. What a limit that is being looked at was counted from: the number of the limit, and the entry at the beginning of its window.';
+comment on type metered.hold_terms is 'For functions of ours. What an entry that holds units says of the hold: its id, and when it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is what counts as now, if the caller has read the clock under the locks.';
+comment on table metered.schema_version is 'The versions of this schema that were installed; the last one is the greatest.';
+comment on column metered.schema_version.version is 'a version that was installed';
+comment on column metered.schema_version.applied_at is 'when';
+comment on table metered.ledger is 'The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed. Each entry carries its scope''s totals after it, so the state of a scope is its last entry, and the spending inside a window is a difference of two entries instead of a sum over many. Wide columns first: no padding between them.';
+comment on column metered.ledger.seq is '1, 2, 3 and so on in the scope, without a gap';
+comment on column metered.ledger.amount is '0 for a clock repair only';
+comment on column metered.ledger.at is 'never decreases along seq within an epoch';
+comment on column metered.ledger.spent is 'sum of charges so far, never decreases';
+comment on column metered.ledger.refunded is 'sum of refunds so far, never decreases';
+comment on column metered.ledger.credited is 'sum of credits so far, never decreases';
+comment on column metered.ledger.held is 'units in open holds now';
+comment on column metered.ledger.epoch is 'clock repairs so far';
+comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair; of holds: h held, u captured (used), l released, x expired';
+comment on column metered.ledger.scope is 'what is charged';
+comment on column metered.ledger.next_due is 'no open hold falls due before this';
+comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
+comment on column metered.ledger.hold is 'the hold''s id, where the entry is about one alone';
+comment on column metered.ledger.namespace is 'of the operation';
+comment on column metered.ledger.operation is 'the operation''s id, where a command made the entry';
+comment on column metered.ledger.note is 'actor, tenant, correlation, reason The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
+comment on table metered.refund_sum is 'Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry are at most 15 rows of each level, however many there are. See ADR 1.';
+comment on column metered.refund_sum.block is 'charge''s seq >> 4 * level';
+comment on column metered.refund_sum.amount is 'refunded of the block''s charges';
+comment on column metered.refund_sum.level is 'a block is of 16^level charges';
+comment on column metered.refund_sum.scope is 'whose charges they are';
+comment on table metered.holds is 'Reservations. What a hold keeps of a scope is in the ledger (held) and in its line; this is who holds it, until when, and how it ended.';
+comment on column metered.holds.no is 'the number of the hold, in the order of placing';
+comment on column metered.holds.placed_at is 'when it was placed';
+comment on column metered.holds.deadline is 'when it ends, unless it is extended';
+comment on column metered.holds.due is 'deadline and grace: its units are free from here on';
+comment on column metered.holds.ceiling is 'no deadline is later';
+comment on column metered.holds.ended_at is 'when it ended; of one that expired it is due';
+comment on column metered.holds.issued_at is 'the time that the id carries, if it does';
+comment on column metered.holds.version is 'transitions so far';
+comment on column metered.holds.state is 'h held, c captured, r released, x expired';
+comment on column metered.holds.returned is 'captured, and given back since';
+comment on column metered.holds.pending is 'not ended, or ended by time and not announced';
+comment on column metered.holds.tenant is 'keeps the ids of tenants apart';
+comment on column metered.holds.id is 'chosen by the caller, or made up';
+comment on column metered.holds.holder is 'who has it; empty for nobody';
+comment on column metered.holds.claim is 'the scope of what is claimed, if it is a claim';
+comment on column metered.holds.entity is 'what a capture linked';
+comment on column metered.holds.fingerprint is 'a version byte and a SHA-256';
+comment on column metered.holds.keys is 'of the locks of its scopes, ascending';
+comment on column metered.holds.metadata is 'of the caller';
+comment on table metered.hold_lines is 'One scope of a hold.';
+comment on column metered.hold_lines.hold is 'holds.no';
+comment on column metered.hold_lines.key is 'of the scope''s lock';
+comment on column metered.hold_lines.amount is 'placed';
+comment on column metered.hold_lines.captured is 'spent of amount';
+comment on column metered.hold_lines.open is 'counted in the scope''s held';
+comment on column metered.hold_lines.due is 'holds.due';
+comment on column metered.hold_lines.scope is 'what is held';
+comment on column metered.hold_lines.refunded is 'of captured, what was given back by refund_holds';
+comment on table metered.hold_events is 'Every transition, written with it.';
+comment on column metered.hold_events.hold is 'holds.no';
+comment on column metered.hold_events.at is 'when it was recorded';
+comment on column metered.hold_events.deadline is 'of a place or an extension: the new one';
+comment on column metered.hold_events.version is '1, 2, 3 and so on in the hold';
+comment on column metered.hold_events.kind is 'h placed, p captured in part, c captured, e extended, r released, x expired, g given back in part, b given back';
+comment on column metered.hold_events.entity is 'what a capture linked';
+comment on column metered.hold_events.detail is 'a place''s constants; a capture''s lines; what was given back, or (b) was not';
+comment on column metered.hold_events.note is 'actor, tenant, correlation, reason';
+comment on column metered.hold_events.namespace is 'of the operation';
+comment on column metered.hold_events.operation is 'the operation''s id, where a command did it';
+comment on table metered.holds_horizon is 'The latest time of an id whose hold was purged. Never decreases.';
+comment on column metered.holds_horizon.at is 'ids of this time and before are retired';
+comment on column metered.holds_horizon.one is 'there is one row';
+comment on table metered.tokens is 'One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32 random bytes cannot be found.';
+comment on column metered.tokens.digest is 'the SHA-256 of its text';
+comment on column metered.tokens.minted_at is 'when it was minted';
+comment on column metered.tokens.expires_at is 'when it is no longer good';
+comment on column metered.tokens.ended_at is 'last use, revocation, or expiry seen by a revocation';
+comment on column metered.tokens.uses is 'how often it can be used';
+comment on column metered.tokens.used is 'how often it was';
+comment on column metered.tokens.revoked is 'whether it was revoked';
+comment on column metered.tokens.sole is 'minted by replace_token';
+comment on column metered.tokens.purpose is 'what it grants';
+comment on column metered.tokens.subject is 'to whom or for what';
+comment on column metered.tokens.payload is 'json, not jsonb: it comes back byte for byte';
+comment on table metered.job_keys is 'Which job a key was used for. No foreign key: River deletes finished jobs after a day, and a key must be remembered for longer than its job.';
+comment on column metered.job_keys.job_id is 'river_job.id';
+comment on column metered.job_keys.created_at is 'when the key was claimed';
+comment on column metered.job_keys.queue is 'of the job';
+comment on column metered.job_keys.key is 'chosen by the caller, once in the queue';
+comment on column metered.job_keys.kind is 'of the job';
+comment on column metered.job_keys.tenant is 'of the job';
+comment on column metered.job_keys.digest is 'of kind and args, its first byte the version: see jobs/digest.go';
+comment on table metered.operations is 'What committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do.';
+comment on column metered.operations.at is 'when the command was completed';
+comment on column metered.operations.issued_at is 'the time that the id carries, if it does';
+comment on column metered.operations.namespace is 'keeps the ids of tenants apart';
+comment on column metered.operations.id is 'chosen by the caller';
+comment on column metered.operations.fingerprint is 'a version byte and a SHA-256';
+comment on column metered.operations.result is 'JSON, byte for byte as it was returned';
+comment on column metered.operations.scopes is 'what was charged, for the receipt';
+comment on column metered.operations.amounts is 'what each was charged';
+comment on column metered.operations.seqs is 'the number of each entry';
+comment on column metered.operations.ats is 'the time of each entry';
+comment on column metered.operations.holds is 'JSON: what was placed, captured, released';
+comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
+comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
+comment on column metered.operations_horizon.one is 'there is one row';
+comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
+comment on function metered.credit(metered.scope_name, bigint, metered.amount, int, metered.origin) is 'Adds credit to a scope: it counts for lifetimes, and for no window.';
+comment on function metered.refund(metered.scope_name, bigint, bigint, metered.amount, int, metered.origin, boolean) is 'Refunds part of a charge. status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
+comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
+comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
+comment on function metered.charge(metered.new_charge[], interval, int) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
+comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
+comment on function metered.usage(text[], interval[]) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime.';
+comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
+comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Ends up to max_holds holds that are due, after the one of these due time and no, and frees what they keep: those whose scopes and rows are to be had without waiting. nos are these; unless they are still to be announced (keep_pending) they are done with. seen is how many were due; the last of them is where to go on, if there may be more.';
+comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and announces them to those who listen.';
+comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
+comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
+comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
+comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null); denied.';
+comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
+comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
+comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling.';
+comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back what captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged; not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
+comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction; where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
+comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok''; consumed_at always is.';
+comment on function metered.consume_token(bytea, text, text, int) is 'Takes one use of a token, or says why not, with inspect_token''s columns; uses_left is what remains after this use. A refusal changes nothing. The time that counts is the clock''s as the call begins.';
+comment on function metered.revoke_token(bytea, int) is 'Revokes one token. False if there was nothing left to revoke.';
+comment on function metered.revoke_tokens(text, text, int) is 'Ends every open token of a purpose and subject and returns how many of them were still good. Rows are locked in the order of their digests.';
+comment on function metered.replace_token(bigint, metered.new_token, int) is 'Revokes every token of a purpose and subject and mints another, under the advisory lock of that key. Status ''exists'' as with mint_tokens: nothing was written.';
+comment on function metered.purge_tokens(timestamptz, timestamptz, int) is 'Deletes up to max_rows tokens that ended, or expired, at cutoff or before, oldest first, and skips what another purge is deleting. Never one that lives, whatever cutoff is. after is the last of the batch before (null: from the beginning), so that no batch reads again through the index entries that the one before it left dead.';
+comment on function metered.claim_job_key(text, text, text, text, bytea, bigint, int) is 'Claims a key for job new_id, or tells which job it was claimed for. If another transaction has claimed it and is still open, waits for that one to end, at most wait_ms since the statement began (one statement may claim many keys, in the order of queue and key); then SQLSTATE 55P03. If the other one commits, a claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.';
+comment on function metered.find_job_key(text, text) is 'The record of a key, or no row.';
+comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
+comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.';
+comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
+comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then.';
+comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
+comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
+comment on view metered.ledger_words is 'The ledger, with words for the kinds of entries.';
+comment on column metered.ledger_words.scope is 'what is charged';
+comment on column metered.ledger_words.seq is '1, 2, 3 and so on in the scope';
+comment on column metered.ledger_words.kind is 'what the entry does';
+comment on column metered.ledger_words.amount is 'of the entry';
+comment on column metered.ledger_words.at is 'by the database''s clock';
+comment on column metered.ledger_words.spent is 'charges so far';
+comment on column metered.ledger_words.refunded is 'refunds so far';
+comment on column metered.ledger_words.credited is 'credits so far';
+comment on column metered.ledger_words.held is 'in open holds now';
+comment on column metered.ledger_words.refunds_seq is 'of a refund: the number of its charge';
+comment on column metered.ledger_words.hold is 'the hold''s id, where the entry is about one alone';
+comment on column metered.ledger_words.namespace is 'of the operation';
+comment on column metered.ledger_words.operation is 'the operation''s id';
+comment on column metered.ledger_words.note is 'actor, tenant, correlation, reason';
+comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not.';
+comment on column metered.holds_words.tenant is 'keeps the ids of tenants apart';
+comment on column metered.holds_words.id is 'chosen by the caller, or made up';
+comment on column metered.holds_words.holder is 'who has it';
+comment on column metered.holds_words.state is 'what became of it';
+comment on column metered.holds_words.placed_at is 'when it was placed';
+comment on column metered.holds_words.deadline is 'when it ends, unless it is extended';
+comment on column metered.holds_words.due is 'deadline and grace: its units are free from here on';
+comment on column metered.holds_words.ended_at is 'when it ended, if that is recorded';
+comment on column metered.holds_words.claim is 'the scope of what is claimed, if it is a claim';
+comment on column metered.holds_words.entity is 'what a capture linked';
+comment on column metered.holds_words.metadata is 'of the caller';
+comment on column metered.holds_words.units is 'by scope';
+comment on view metered.hold_events_words is 'What happened to holds, with words for the transitions.';
+comment on column metered.hold_events_words.tenant is 'of the hold';
+comment on column metered.hold_events_words.id is 'of the hold';
+comment on column metered.hold_events_words.version is '1, 2, 3 and so on in the hold';
+comment on column metered.hold_events_words.kind is 'what happened';
+comment on column metered.hold_events_words.at is 'when it was recorded';
+comment on column metered.hold_events_words.deadline is 'the new one, of a placement or an extension';
+comment on column metered.hold_events_words.entity is 'what a capture linked';
+comment on column metered.hold_events_words.detail is 'more about it';
+comment on column metered.hold_events_words.note is 'actor, tenant, correlation, reason';
+comment on column metered.hold_events_words.namespace is 'of the operation';
+comment on column metered.hold_events_words.operation is 'the operation''s id';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$

@@ -205,6 +205,7 @@ begin
 end
 $$;
 
+-- Adds credit to a scope: it counts for lifetimes, and for no window.
 create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz)
 language plpgsql volatile

@@ -1,6 +1,7 @@
+-- The versions of this schema that were installed; the last one is the greatest.
 create table metered.schema_version (
-    version    int primary key,
-    applied_at timestamptz not null default clock_timestamp()
+    version    int primary key,         -- a version that was installed
+    applied_at timestamptz not null default clock_timestamp() -- when
 );
 
 insert into metered.schema_version (version) values (2);
@@ -10,7 +11,7 @@ insert into metered.schema_version (version) values (2);
 -- last entry, and the spending inside a window is a difference of two entries
 -- instead of a sum over many. Wide columns first: no padding between them.
 create table metered.ledger (
-    seq       bigint      not null,
+    seq       bigint      not null,     -- 1, 2, 3 and so on in the scope, without a gap
     amount    metered.units not null, -- 0 for a clock repair only
     at        timestamptz not null,   -- never decreases along seq within an epoch
     spent     bigint      not null,   -- sum of charges so far, never decreases
@@ -20,12 +21,12 @@ create table metered.ledger (
     epoch     smallint    not null,   -- clock repairs so far
     kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair;
                                       -- of holds: h held, u captured (used), l released, x expired
-    scope     text collate "C" not null,
+    scope     text collate "C" not null, -- what is charged
     next_due  timestamptz,            -- no open hold falls due before this
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     namespace text,                   -- of the operation
-    operation text,
+    operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
@@ -45,9 +46,9 @@ create index ledger_time on metered.ledger (scope, epoch, at, seq)
 -- of each level, however many there are. See ADR 1.
 create table metered.refund_sum (
     block  bigint   not null,         -- charge's seq >> 4 * level
-    amount bigint   not null,
-    level  smallint not null,
-    scope  text collate "C" not null,
+    amount bigint   not null,           -- refunded of the block's charges
+    level  smallint not null,           -- a block is of 16^level charges
+    scope  text collate "C" not null,   -- whose charges they are
     primary key (scope, level, block)
 );
 
@@ -59,25 +60,25 @@ create table metered.refund_sum (
 -- That is decided once, here, by the plain clock; each line is then freed under its
 -- own scope's lock, by whoever comes.
 create table metered.holds (
-    no          bigint      generated always as identity primary key,
-    placed_at   timestamptz not null,
-    deadline    timestamptz not null,
+    no          bigint      generated always as identity primary key, -- the number of the hold, in the order of placing
+    placed_at   timestamptz not null,   -- when it was placed
+    deadline    timestamptz not null,   -- when it ends, unless it is extended
     due         timestamptz not null,   -- deadline and grace: its units are free from here on
     ceiling     timestamptz not null,   -- no deadline is later
-    ended_at    timestamptz,
+    ended_at    timestamptz,            -- when it ended; of one that expired it is due
     issued_at   timestamptz,            -- the time that the id carries, if it does
     version     int         not null,   -- transitions so far
     state       "char"      not null,   -- h held, c captured, r released, x expired
     returned    boolean     not null default false, -- captured, and given back since
     pending     boolean     not null default true,  -- not ended, or ended by time and not announced
-    tenant      text collate "C" not null,
-    id          text collate "C" not null,
-    holder      text collate "C" not null,
+    tenant      text collate "C" not null, -- keeps the ids of tenants apart
+    id          text collate "C" not null, -- chosen by the caller, or made up
+    holder      text collate "C" not null, -- who has it; empty for nobody
     claim       text collate "C",       -- the scope of what is claimed, if it is a claim
-    entity      text collate "C",
+    entity      text collate "C",       -- what a capture linked
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     keys        bigint[]    not null,   -- of the locks of its scopes, ascending
-    metadata    json,
+    metadata    json,                   -- of the caller
     unique (tenant, id)
 );
 
@@ -102,10 +103,10 @@ create table metered.hold_lines (
     hold     bigint      not null,      -- holds.no
     key      bigint      not null,      -- of the scope's lock
     amount   bigint      not null,      -- placed
-    captured bigint      not null default 0,
+    captured bigint      not null default 0, -- spent of amount
     open     bigint      not null,      -- counted in the scope's held
     due      timestamptz not null,      -- holds.due
-    scope    text collate "C" not null,
+    scope    text collate "C" not null, -- what is held
     refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
     primary key (hold, scope)
 );
@@ -118,23 +119,23 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 -- Every transition, written with it.
 create table metered.hold_events (
     hold      bigint      not null,     -- holds.no
-    at        timestamptz not null,
+    at        timestamptz not null,     -- when it was recorded
     deadline  timestamptz,              -- of a place or an extension: the new one
-    version   int         not null,
+    version   int         not null,     -- 1, 2, 3 and so on in the hold
     kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
                                         -- r released, x expired, g given back in part, b given back
-    entity    text,
+    entity    text,                     -- what a capture linked
     detail    jsonb,                    -- a place's constants; a capture's lines; what was given back, or (b) was not
     note      jsonb,                    -- actor, tenant, correlation, reason
     namespace text,                     -- of the operation
-    operation text,
+    operation text,                     -- the operation's id, where a command did it
     primary key (hold, version)
 );
 
 -- The latest time of an id whose hold was purged. Never decreases.
 create table metered.holds_horizon (
-    at  timestamptz not null,
-    one boolean primary key default true check (one)
+    at  timestamptz not null,           -- ids of this time and before are retired
+    one boolean primary key default true check (one) -- there is one row
 );
 
 insert into metered.holds_horizon (at) values ('-infinity');
@@ -142,16 +143,16 @@ insert into metered.holds_horizon (at) values ('-infinity');
 -- One-time grants. The token itself is nowhere in here, only the SHA-256 of its
 -- text, from which 32 random bytes cannot be found.
 create table metered.tokens (
-    digest     bytea       primary key check (octet_length(digest) = 32),
-    minted_at  timestamptz not null,
-    expires_at timestamptz not null,
+    digest     bytea       primary key check (octet_length(digest) = 32), -- the SHA-256 of its text
+    minted_at  timestamptz not null,    -- when it was minted
+    expires_at timestamptz not null,    -- when it is no longer good
     ended_at   timestamptz,                     -- last use, revocation, or expiry seen by a revocation
-    uses       int         not null check (uses >= 1),
-    used       int         not null default 0 check (used between 0 and uses),
-    revoked    boolean     not null default false,
+    uses       int         not null check (uses >= 1), -- how often it can be used
+    used       int         not null default 0 check (used between 0 and uses), -- how often it was
+    revoked    boolean     not null default false, -- whether it was revoked
     sole       boolean     not null default false,  -- minted by replace_token
-    purpose    text collate "C" not null,
-    subject    text collate "C" not null,
+    purpose    text collate "C" not null, -- what it grants
+    subject    text collate "C" not null, -- to whom or for what
     payload    json,                            -- json, not jsonb: it comes back byte for byte
     check (used < uses and not revoked or ended_at is not null)
 );
@@ -170,12 +171,12 @@ create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 -- Which job a key was used for. No foreign key: River deletes finished jobs
 -- after a day, and a key must be remembered for longer than its job.
 create table metered.job_keys (
-    job_id     bigint      not null,
-    created_at timestamptz not null,
-    queue      text collate "C" not null,
-    key        text collate "C" not null,
-    kind       text        not null,
-    tenant     text        not null,
+    job_id     bigint      not null,    -- river_job.id
+    created_at timestamptz not null,    -- when the key was claimed
+    queue      text collate "C" not null, -- of the job
+    key        text collate "C" not null, -- chosen by the caller, once in the queue
+    kind       text        not null,    -- of the job
+    tenant     text        not null,    -- of the job
     digest     bytea       not null,   -- of kind and args, its first byte the version: see jobs/digest.go
     primary key (queue, key)
 );
@@ -188,14 +189,14 @@ create index job_keys_age on metered.job_keys (created_at);
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
     issued_at   timestamptz,            -- the time that the id carries, if it does
-    namespace   text collate "C" not null,
-    id          text collate "C" not null,
+    namespace   text collate "C" not null, -- keeps the ids of tenants apart
+    id          text collate "C" not null, -- chosen by the caller
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     result      bytea       not null,   -- JSON, byte for byte as it was returned
     scopes      text[],                 -- what was charged, for the receipt
-    amounts     bigint[],
-    seqs        bigint[],
-    ats         timestamptz[],
+    amounts     bigint[],               -- what each was charged
+    seqs        bigint[],               -- the number of each entry
+    ats         timestamptz[],          -- the time of each entry
     holds       text[],                 -- JSON: what was placed, captured, released
     primary key (namespace, id)
 );
@@ -206,8 +207,8 @@ create index operations_at on metered.operations (at);
 -- Always found by its key: with sequential scans off, one would look so expensive
 -- that each is compiled first (jit), for 50 ms.
 create table metered.operations_horizon (
-    at  timestamptz not null,
-    one boolean primary key default true check (one)
+    at  timestamptz not null,           -- ids of this time and before are retired
+    one boolean primary key default true check (one) -- there is one row
 );
 
 insert into metered.operations_horizon (at) values ('-infinity');

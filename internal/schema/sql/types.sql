@@ -8,9 +8,15 @@ create domain metered.units as bigint check (value >= 0);
 -- Whoever may execute a function can pass anything. What commands wait for checks its arguments
 -- by one condition of its own (Postgres prepares a domain's check anew in each call, for 1 to 2
 -- microseconds: a place would have 20 of them); the rest by these.
-create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);       -- 2^53
+
+-- An amount from 1 to 2^53.
+create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);
+
+-- The name of a scope, 1 to 255 bytes.
 create domain metered.scope_name as text collate "C" not null check (octet_length(value) between 1 and 255);
-create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);   -- a version byte and a SHA-256
+
+-- A fingerprint: a version byte and a SHA-256.
+create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0).
 create type metered.charge_limit as (max bigint, win interval);
