@@ -245,7 +245,7 @@ func useHolds(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 		require.NoError(t, err)
 		_, err = c.Holds.Capture(ctx, tx, holds.Capture{Tenant: "acme", IDs: []string{"open", "partly", "of plain"}, All: true})
 		require.NoError(t, err)
-		_, err = c.Holds.Refund(ctx, tx, holds.Refund{Tenant: "acme", IDs: []string{"captured"}})
+		_, err = c.Holds.Refund(ctx, tx, holds.Refund{Tenant: "acme", IDs: []string{"captured"}, All: true})
 		require.NoError(t, err)
 		_, err = c.Holds.Release(ctx, tx, holds.Release{Tenant: "acme", IDs: []string{"new"}})
 		require.NoError(t, err)
