@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/jobs"
@@ -97,10 +98,10 @@ type Client struct {
 	schema schema.Name
 	sql    statements
 	check  check
-	sticky chan struct{} // a place for each attempt of a command with sticky charges
+	engine *command.Engine
 }
 
-type statements struct{ begin, complete, finish, lockAll, lookup, purge string }
+type statements struct{ lookup, purge string }
 
 // New returns a Client, or an *ArgumentError. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -132,10 +133,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	}
 	cfg.SecretKey = bytes.Clone(cfg.SecretKey)
 	c := &Client{pool: pool, cfg: cfg, schema: name, sql: statements{
-		begin: name.SQL(beginSQL), complete: name.SQL(completeSQL), finish: name.SQL(finishSQL),
-		lockAll: name.SQL(lockAllSQL), lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
+		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
 	}}
-	c.sticky = stickyPlaces(pool)
+	c.engine = command.New(pool, command.Config{
+		Schema: name, LockTimeout: cfg.LockTimeout, MaxFuture: cfg.MaxFuture, ResolveTimeout: cfg.ResolveTimeout, MaxAttempts: cfg.MaxAttempts,
+	})
 	if err := c.setUpPieces(); err != nil {
 		return nil, err
 	}

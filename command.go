@@ -1,11 +1,11 @@
 package metered
 
 import (
-	"crypto/rand"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
@@ -15,11 +15,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/uuidv7"
+	"github.com/pgmetered/metered/tokens"
 )
 
 // Bounds of a command.
@@ -141,38 +144,44 @@ func (r Redeem) LogValue() slog.Value { return slog.StringValue(r.redacted()) }
 // MarshalJSON writes as much.
 func (r Redeem) MarshalJSON() ([]byte, error) { return json.Marshal(r.redacted()) }
 
-// operation is a validated command.
+// operation is a validated command, and what came of it.
 type operation struct {
-	command     Command
-	fingerprint []byte
-	key         int64 // of the claim's advisory lock
-	issued      *time.Time
-	charges     *charging // nil without charges
-	token       *ledger.PresentedToken
-	isolation   pgx.TxIsoLevel
+	command.Operation
+	client  *Client
+	cmd     Command
+	do      work
+	charges *chargeCall   // nil without charges
+	grant   *tokens.Grant // of the token, in the last attempt
+	tx      *Tx           // of the last attempt
 
-	sticky        *charging // nil without sticky charges
-	stickyTaken   bool
-	stickyReceipt budget.Receipt // once they are taken
+	rec     command.Record
+	receipt budget.Receipt
+	sticky  budget.Receipt // once they are taken
+	refused bool           // the sticky charges were refused
+	holds   []holds.Hold
 }
 
-func (c *Client) prepare(cmd Command) (*operation, error) {
+func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	if err := checkID(cmd.Namespace, cmd.ID); err != nil {
 		return nil, err
 	}
 	if err := checkText("Command.Name", cmd.Name); err != nil {
 		return nil, err
 	}
-	op := &operation{command: cmd, issued: issuedAt(cmd), isolation: cmd.Isolation}
+	op := &operation{client: c, cmd: cmd, do: do, Operation: command.Operation{
+		Namespace: cmd.Namespace, ID: cmd.ID, IssuedAt: issuedAt(cmd),
+		Isolation: cmd.Isolation, EarlyRelease: cmd.EarlyRelease, LSN: cmd.LSN,
+	}}
+	op.Function = op.attempt
 	switch cmd.Isolation {
 	case "":
-		op.isolation = pgx.ReadCommitted
+		op.Isolation = pgx.ReadCommitted
 	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
 	default:
 		return nil, invalid("Command.Isolation", "%q is not an isolation level of Postgres", cmd.Isolation)
 	}
-	if op.issued != nil && (op.issued.Year() < 1 || op.issued.Year() > 9999) {
-		return nil, invalid("Command.IssuedAt", "the year %d is not from 1 to 9999", op.issued.Year())
+	if op.IssuedAt != nil && (op.IssuedAt.Year() < 1 || op.IssuedAt.Year() > 9999) {
+		return nil, invalid("Command.IssuedAt", "the year %d is not from 1 to 9999", op.IssuedAt.Year())
 	}
 	if at := cmd.IssuedAt; !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
 		return nil, invalid("Command.IssuedAt", "the year %d is not from 1 to 9999", at.Year())
@@ -182,27 +191,94 @@ func (c *Client) prepare(cmd Command) (*operation, error) {
 		if op.charges, err = prepareCharges(c.Budget, cmd.Charges...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Charges: %w", err)
 		}
+		op.Charges = &op.charges.Charging
 	}
 	if len(cmd.Sticky) > 0 {
-		if op.sticky, err = prepareCharges(c.Budget, cmd.Sticky...); err != nil {
+		if _, err = prepareCharges(c.Budget, cmd.Sticky...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Sticky: %w", err)
 		}
-		if cap(c.sticky) == 0 {
+		if !c.engine.TakesFirst() {
 			return nil, invalid("Command.Sticky", "need a pool of at least two connections")
 		}
+		op.First = op.takeSticky
 	}
 	if cmd.Token != nil {
-		presented, err := presentToken(c.Tokens, cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented)
-		if err != nil {
+		if op.Token, err = presentToken(c.Tokens, cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented); err != nil {
 			return nil, err
 		}
-		op.token = &presented
 	}
-	if op.fingerprint, err = fingerprint(cmd, op); err != nil {
+	op.Granted = func(row ledger.TokenRow) error {
+		grant, err := grantOf(op.Token, row)
+		op.grant = &grant
+		return err
+	}
+	if op.Fingerprint, err = fingerprint(cmd, op.Token); err != nil {
 		return nil, err
 	}
-	op.key = lockkey.Of("metered/operation/"+c.schema.String(), lengthPrefixed(cmd.Namespace, cmd.ID))
+	op.Key = lockkey.Of("metered/operation/"+c.schema.String(), lengthPrefixed(cmd.Namespace, cmd.ID))
 	return op, nil
+}
+
+// run runs op in tx, or in a transaction of its own if that is nil.
+func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
+	if tx == nil {
+		op.rec, err = op.client.engine.Do(ctx, &op.Operation)
+	} else {
+		op.rec, err = op.client.engine.DoTx(ctx, tx, &op.Operation)
+	}
+	switch lost := (*command.Indefinite)(nil); {
+	case errors.As(err, &lost):
+		return &IndefiniteError{Namespace: op.Namespace, ID: op.ID, cause: lost.Cause}
+	case err != nil:
+		return err
+	case op.rec.Replayed:
+		op.receipt, op.holds, err = recorded(op.rec)
+		return err
+	}
+	op.holds = op.tx.done
+	if op.tx.charged != nil {
+		op.receipt, err = op.tx.charged.Receipt(op.rec.Answer)
+	}
+	return err
+}
+
+// takeSticky takes the sticky charges in a transaction of its own, on a second
+// connection, while the first one holds the claim: so it is certain that this call
+// is no replay, and a concurrent repetition waits until there is something to
+// replay.
+func (op *operation) takeSticky(ctx context.Context) error {
+	var receipt budget.Receipt
+	var denied error
+	err := pgx.BeginFunc(ctx, op.client.pool, func(tx pgx.Tx) error {
+		receipt, denied = op.client.Budget.Charge(ctx, tx, op.cmd.Sticky...)
+		return denied
+	})
+	switch {
+	case errors.Is(denied, budget.ErrExceeded):
+		op.refused = true
+		return fmt.Errorf("%w: %w", ErrTooManyAttempts, denied)
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrSticky, err)
+	}
+	op.sticky = receipt
+	return nil
+}
+
+// taken is what op charged for Command.Sticky, if there is an op.
+func (op *operation) taken() budget.Receipt {
+	if op == nil {
+		return budget.Receipt{}
+	}
+	return op.sticky
+}
+
+// deny tells Config.OnDenial of err if it is a refusal, and returns err.
+func (c *Client) deny(ctx context.Context, cmd Command, op *operation, err error) error {
+	if c.cfg.OnDenial != nil && fault.Refused(err) {
+		cmd.Token = nil
+		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.refused})
+	}
+	return err
 }
 
 // issuedAt is the time that a command carries, if it does. One in the id comes before
@@ -223,7 +299,7 @@ const fingerprintVersion = 1
 // preceded by its length in 8 bytes, big-endian, so that parts cannot run into
 // each other. Limits, notes, isolation and early release are left out: they may change
 // between a call and its repetition without making it another command.
-func fingerprint(cmd Command, op *operation) ([]byte, error) {
+func fingerprint(cmd Command, token ledger.PresentedToken) ([]byte, error) {
 	input, err := encodeInput(cmd.Input)
 	if err != nil {
 		return nil, err
@@ -231,12 +307,12 @@ func fingerprint(cmd Command, op *operation) ([]byte, error) {
 	h := sha256.New()
 	part(h, []byte(cmd.Name))
 	part(h, input)
-	if op.token == nil {
+	if token.Digest == nil {
 		part(h, nil)
 	} else {
-		part(h, op.token.Digest)
-		part(h, []byte(op.token.Purpose))
-		part(h, []byte(op.token.Subject))
+		part(h, token.Digest)
+		part(h, []byte(token.Purpose))
+		part(h, []byte(token.Subject))
 	}
 	if cmd.IssuedAt.IsZero() {
 		part(h, nil) // a time in the id is compared with the id
@@ -305,10 +381,3 @@ func checkID(namespace, id string) error {
 }
 
 func checkText(field, text string) error { return fault.Text(errArgument, field, text, MaxIDBytes) }
-
-// newMarker names one attempt's transaction.
-func newMarker() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, as of Go 1.24
-	return hex.EncodeToString(b[:])
-}

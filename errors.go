@@ -1,14 +1,11 @@
 package metered
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"time"
 
+	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Refused before any SQL, or by the set-up.
@@ -38,15 +35,15 @@ var (
 // Answers to an operation id. Nothing was done.
 var (
 	// ErrConflict: the id was used before, for another command.
-	ErrConflict error = fault.New("operation_conflict", "metered: the operation id belongs to another command")
+	ErrConflict error = command.ErrConflict
 
 	// ErrRetired: the time that the id carries is at or before the horizon, the latest
 	// one of those whose records were purged, so it cannot be told whether it ran.
-	ErrRetired error = fault.New("operation_retired", "metered: the operation is older than what is remembered")
+	ErrRetired error = command.ErrRetired
 
 	// ErrFuture: the time that the id carries is further ahead of the database's
 	// clock than Config.MaxFuture.
-	ErrFuture error = fault.New("operation_future", "metered: the operation was issued in the future")
+	ErrFuture error = command.ErrFuture
 
 	// ErrUnknownOperation: there is no record of the id.
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
@@ -61,7 +58,7 @@ var (
 
 	// ErrTimeout: the server gave up on a statement, or on a transaction that stood
 	// idle, at the context's deadline. It is context.DeadlineExceeded too.
-	ErrTimeout error = fault.New("timeout", "metered: timeout")
+	ErrTimeout error = command.ErrTimeout
 
 	// ErrTxControl: the function, a subscriber of its holds, or Cost.Write tried to begin,
 	// commit or roll back a transaction. It should return nil or an error instead.
@@ -75,12 +72,9 @@ var (
 	// Or, in DoTx: the caller's transaction had failed before the command began.
 	ErrTxFailed error = guardtx.ErrFailed
 
-	// errAborted is ErrTxFailed, and says whose statement it was.
-	errAborted = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
-
 	// ErrNested: a command was begun inside the function or a subscriber of another one: by
 	// Do with its context and the same Client, or by DoTx in its transaction.
-	ErrNested error = fault.New("nested_command", "metered: a command cannot run inside another one's function")
+	ErrNested error = command.ErrNested
 
 	// ErrNoRiver: Tx.Enqueue without Config.River.
 	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
@@ -159,54 +153,24 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	replicas        stale_read position_unknown
 func Code(err error) string { return fault.Code(err) }
 
-// failed turns an error of this package's own statements into its errors. The
-// Postgres error stays underneath. A refusal is no failure, and says itself of what.
-func failed(doing string, err error) error {
-	if fault.Refused(err) {
-		return err
-	}
-	var kind error
-	switch sqlstate.Of(err) {
-	case sqlstate.Nested:
-		kind = ErrNested
-	case sqlstate.NotBegun, sqlstate.NotFinished, sqlstate.InvalidCursorName:
-		kind = ErrTxControl
-	case sqlstate.InFailedTransaction:
-		kind = ErrTxFailed
-	default:
-		return fault.Failed("metered", doing, err)
-	}
-	return fmt.Errorf("%w: %s: %w", kind, doing, err)
-}
-
-// foreign wraps an error of what is not this package's own: of COMMIT, where the
-// triggers run that others deferred, or of a subscriber. Its SQLSTATE is not taken for
-// one of ours, but for that of the guard against a COMMIT.
-func foreign(doing string, err error) error {
-	if sqlstate.Of(err) == sqlstate.NotFinished {
-		return fmt.Errorf("%w: %s: %w", ErrTxControl, doing, err)
-	}
-	return fmt.Errorf("metered: %s: %w", doing, err)
-}
-
-// timedOut gives ErrTimeout to an error that comes of ctx's deadline: ctx's own, or
-// that of the timeouts which were set to end a little before it. A function may have
-// deadlines of its own, which are its own errors.
-func timedOut(ctx context.Context, err error) error {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return err
-	}
-	left := time.Until(deadline)
-	state := sqlstate.Of(err)
-	byServer := state == sqlstate.QueryCanceled || state == sqlstate.IdleInTransaction
-	switch {
-	case errors.Is(ctx.Err(), context.Canceled):
-		return err
-	case errors.Is(err, context.DeadlineExceeded) && left <= 0:
-	case byServer && left <= 2*maxMargin:
-	default:
-		return err
-	}
-	return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
-}
+// Retryable reports whether the same call may succeed later though nothing else is
+// changed: over HTTP a 503 with Retry-After (httplimit.Write), and for a worker a reason to try again. It
+// is for the errors of this package and of budget, holds, tokens and jobs, and for those
+// of pgx in a transaction of the caller's own.
+//
+// True: ErrBusy; timeouts, of a context's deadline and of the server; serialization
+// failures and deadlocks, also once Do has given up on them; a connection that was
+// refused or lost; a server that is starting, shutting down or short of something (SQLSTATE
+// class 08, but 08P01 only if it is FATAL; class 53; and 57P, but for a database that was
+// dropped); replica.ErrStale; and ErrIndefinite, where the call has to be the same command with the
+// same ID, which is then carried out once. For ErrSticky the error below it decides; each
+// new call takes the sticky charges again.
+//
+// False: nil; whatever was refused, where the error itself says if waiting helps
+// (budget.ExceededError, holds.TakenError); arguments, conflicts and the set-up; a call
+// that its caller cancelled; and the function's own errors, if they are none of those
+// above. A function that reads from another server should not return a *net.OpError or
+// io.ErrUnexpectedEOF as it is: it would be taken for one of the database's connection.
+//
+// pgconn.SafeToRetry answers another question: whether anything was sent.
+func Retryable(err error) bool { return fault.Retryable(err) }

@@ -17,7 +17,10 @@ import (
 
 func fingerprintOf(t testing.TB, cmd Command, token *ledger.PresentedToken) string {
 	t.Helper()
-	fp, err := fingerprint(cmd, &operation{token: token, issued: issuedAt(cmd)})
+	if token == nil {
+		token = &ledger.PresentedToken{}
+	}
+	fp, err := fingerprint(cmd, *token)
 	require.NoError(t, err)
 	require.Len(t, fp, 1+sha256.Size)
 	return hex.EncodeToString(fp)

@@ -4,12 +4,18 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/guardtx"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -36,37 +42,46 @@ type Tx struct {
 	// charged whatever the function returns, and is the same in each retry.
 	Sticky budget.Receipt
 
-	bare    pgx.Tx
-	done    *atomic.Bool // the function has returned
+	over    *atomic.Bool // the function has returned; nil for the zero value, which was never begun
 	client  *Client
 	op      *operation
 	charges []budget.Charge
-	call    *charging
-	entries []*entryCall
-	holds   []*holdsCall
+	charged *chargeCall // charges, prepared
+	entries []command.Step
+	holds   []command.Step
+	done    []holds.Hold // by the steps of holds
 }
 
 // guarded is embedded under a name that is not exported.
 type guarded = guardtx.Tx
 
-func (c *Client) newTx(op *operation, tx pgx.Tx, grant *tokens.Grant) *Tx {
-	done := new(atomic.Bool)
-	return &Tx{
-		guarded: guardtx.New(tx, done), bare: tx, done: done,
-		Grant: grant, Sticky: op.stickyReceipt, client: c, op: op,
-		charges: slices.Clone(op.command.Charges), call: op.charges,
+// attempt calls the command's function, once in each attempt. Its Tx is dead afterwards, also if the
+// function panics: the connection then serves others.
+func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, error) {
+	over := new(atomic.Bool)
+	defer over.Store(true)
+	tx := &Tx{
+		guarded: guardtx.New(bare, over), over: over,
+		Grant: op.grant, Sticky: op.sticky, client: op.client, op: op,
+		charges: slices.Clone(op.cmd.Charges), charged: op.charges,
 	}
+	op.tx = tx
+	result, err := op.do(ctx, tx)
+	if err != nil {
+		return command.Ending{}, err
+	}
+	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds)}
+	if tx.charged != nil {
+		end.Charges = &tx.charged.Charging
+	}
+	return end, nil
 }
 
-// run calls the command's function. The transaction is dead afterwards, also if the
-// function panics: its connection then serves others.
-func (t *Tx) run(ctx context.Context, do work) ([]byte, error) {
-	defer t.done.Store(true)
-	return do(context.WithValue(ctx, inside{t.client}, true), t)
-}
+// dead reports whether the function has returned.
+func (t *Tx) dead() bool { return t.over == nil || t.over.Load() }
 
-// inside is the key of a context in which a command of the client runs.
-type inside struct{ client *Client }
+// held takes note of what a step did to holds.
+func (t *Tx) held(holds []holds.Hold) { t.done = append(t.done, holds...) }
 
 // Charge adds charges to those of the command, once their amounts are known. They
 // are made last, with the others, all or none; charges of one scope are added up.
@@ -75,7 +90,7 @@ type inside struct{ client *Client }
 //
 // Charges made here are not part of the fingerprint.
 func (t *Tx) Charge(charges ...budget.Charge) error {
-	if t.over() {
+	if t.dead() {
 		return ErrTxDone
 	}
 	all := append(slices.Clone(t.charges), charges...)
@@ -83,7 +98,7 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	if err != nil {
 		return err
 	}
-	t.charges, t.call = all, call
+	t.charges, t.charged = all, call
 	return nil
 }
 
@@ -108,7 +123,7 @@ func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
 }
 
 func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, error), entries []E) error {
-	if t.over() {
+	if t.dead() {
 		return ErrTxDone
 	}
 	all := slices.Clone(t.entries)
@@ -117,7 +132,7 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 		if err != nil {
 			return err
 		}
-		all = append(all, p)
+		all = append(all, command.StepOf(p, nil))
 	}
 	t.entries = all
 	return nil
@@ -127,7 +142,7 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 // job when the command has committed.
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
 	switch {
-	case t.over():
+	case t.dead():
 		return jobs.Result{}, ErrTxDone
 	case t.client.Jobs == nil:
 		return jobs.Result{}, ErrNoRiver
@@ -141,8 +156,104 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	if t.client == nil {
 		return tokens.Secret{}, ErrTxDone
 	}
-	return t.client.Secret(t.op.command.Namespace, t.op.command.ID, label)
+	return t.client.Secret(t.op.Namespace, t.op.ID, label)
 }
 
-// over reports whether the function has returned. The zero value was never begun.
-func (t *Tx) over() bool { return t.done == nil || t.done.Load() }
+// Place is holds.Book.Place as part of the command: made last, with the charges, all
+// or none. Nothing is reserved now; a refusal is the error of Do, after the function
+// has returned. The hold is in Outcome.Holds, where the holds of Place, Claim, Capture,
+// Extend, Release and Refund stand in the order of the calls. It returns the id that the
+// hold will have.
+//
+// cleanup, if not nil, enqueues the hold's cleanup job now (see holdjobs.Cleanup); its errors are those of Enqueue. The other errors are an *ArgumentError,
+// a *holds.TTLError, and ErrTxDone.
+//
+// What is placed is not part of the command's fingerprint.
+func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
+	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
+}
+
+// Claim is holds.Book.Claim as part of the command. Otherwise as Place. The id is the one
+// that a new claim will have: if the holder has the key already, Outcome.Holds has that
+// claim, with another id.
+func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
+	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return claimHold(t.client.Holds, c) })
+}
+
+func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string, ttl time.Duration, prepare func() (*holdsCall, error)) (string, error) {
+	if t.dead() {
+		return "", ErrTxDone
+	}
+	p, err := prepare()
+	if err != nil {
+		return "", err
+	}
+	if cleanup != nil {
+		args, opts, err := cleanup.Job(tenant, p.ID, ttl)
+		if err == nil {
+			_, err = t.Enqueue(ctx, args, &jobs.Options{Tenant: tenant, InsertOpts: opts})
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	t.holds = append(t.holds, command.StepOf(p, t.held))
+	return p.ID, nil
+}
+
+// Capture is holds.Book.Capture as part of the command, as Place is: made last, all or
+// none, with a refusal as the error of Do.
+func (t *Tx) Capture(c holds.Capture) error {
+	return end(t, captureHolds, c)
+}
+
+// Release is holds.Book.Release as part of the command, as Capture is.
+func (t *Tx) Release(r holds.Release) error {
+	return end(t, releaseHolds, r)
+}
+
+// Extend is holds.Book.Extend as part of the command, as Capture is.
+func (t *Tx) Extend(e holds.Extend) error {
+	return end(t, extendHolds, e)
+}
+
+// Refund is holds.Book.Refund as part of the command, as Capture is.
+func (t *Tx) Refund(r holds.Refund) error {
+	return end(t, refundHolds, r)
+}
+
+func end[E any](t *Tx, prepare func(*holds.Book, E) (*holdsCall, error), e E) error {
+	if t.dead() {
+		return ErrTxDone
+	}
+	p, err := prepare(t.client.Holds, e)
+	if err != nil {
+		return err
+	}
+	t.holds = append(t.holds, command.StepOf(p, t.held))
+	return nil
+}
+
+type (
+	chargeCall = ledger.ChargeCall[budget.Receipt]
+	entryCall  = ledger.Call[budget.Posted]
+	holdsCall  = ledger.Call[[]holds.Hold]
+)
+
+// What the packages lend that a command is made of.
+var (
+	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*chargeCall, error))
+	prepareCredit  = lend.Credit.(func(*budget.Ledger, budget.Credit) (*entryCall, error))
+	prepareRefund  = lend.Refund.(func(*budget.Ledger, budget.Refund) (*entryCall, error))
+
+	placeHold    = lend.PlaceHold.(func(*holds.Book, holds.Request) (*holdsCall, error))
+	claimHold    = lend.ClaimHold.(func(*holds.Book, holds.Claim) (*holdsCall, error))
+	captureHolds = lend.CaptureHolds.(func(*holds.Book, holds.Capture) (*holdsCall, error))
+	releaseHolds = lend.ReleaseHolds.(func(*holds.Book, holds.Release) (*holdsCall, error))
+	extendHolds  = lend.ExtendHolds.(func(*holds.Book, holds.Extend) (*holdsCall, error))
+	refundHolds  = lend.RefundHolds.(func(*holds.Book, holds.Refund) (*holdsCall, error))
+	decodeHold   = lend.DecodeHold.(func([]byte) (holds.Hold, error))
+
+	presentToken = lend.Present.(func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error))
+	grantOf      = lend.Grant.(func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error))
+)

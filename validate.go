@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -88,7 +89,7 @@ func Validate(ctx context.Context, db Beginner, schemaName string) (SchemaReport
 	}
 	c, err := schema.ReadCatalog(ctx, db, n)
 	if err != nil {
-		return SchemaReport{}, failed("validate", err)
+		return SchemaReport{}, fault.Failed("metered", "validate", err)
 	}
 	return examine(c), nil
 }

@@ -143,7 +143,7 @@ values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
     array[$5::text], array[1], array[1::bigint], array[clock_timestamp()])`
 
 // prepareCharges is what package budget lends to its siblings.
-var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.Charging[budget.Receipt], error))
+var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
 
 // commandEarly uses the library's pieces, the charge first: BEGIN and the charge in
 // one flush; token; job; operation and COMMIT in one flush.
@@ -159,7 +159,7 @@ func commandEarly(k *kit) contender {
 			return err
 		}
 		return k.onConn(ctx, func(conn *pgxpool.Conn) error {
-			tx, err := begin(ctx, conn, call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
+			tx, err := begin(ctx, conn, call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
 			if err != nil {
 				return err
 			}

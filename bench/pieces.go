@@ -131,7 +131,7 @@ func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 			if err != nil {
 				return samples{}, err
 			}
-			batch.Queue(call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
+			batch.Queue(call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
 		}
 		if err := k.SendBatch(ctx, batch).Close(); err != nil {
 			return samples{}, err

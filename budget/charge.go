@@ -86,10 +86,11 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Rece
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
 	}
-	call, err := l.prepare(charges...)
+	p, err := l.prepare(charges...)
 	if err != nil {
 		return Receipt{}, err
 	}
+	call := p.Call
 	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 }
 

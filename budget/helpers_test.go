@@ -70,7 +70,7 @@ func refund(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope str
 }
 
 // prepareCharges is what the package lends to its siblings.
-var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.Charging[budget.Receipt], error))
+var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
 
 // chargeMany appends n charges of one unit in one round trip per hundred.
 func chargeMany(t testing.TB, db interface {
@@ -82,7 +82,7 @@ func chargeMany(t testing.TB, db interface {
 	for n > 0 {
 		batch := &pgx.Batch{}
 		for range min(n, 100) {
-			batch.Queue(call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
+			batch.Queue(call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
 		}
 		n -= batch.Len()
 		require.NoError(t, db.SendBatch(t.Context(), batch).Close())

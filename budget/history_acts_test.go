@@ -57,7 +57,7 @@ func (h *history) bulk(n int) {
 			c := budget.Charge{Scope: m.scope, Amount: int64(i%5 + 1)}
 			call, err := prepareCharges(h.ledger, c)
 			require.NoError(h, err)
-			batch.Queue(call.SQL, call.Args(ledger.Sending{WaitMS: 5000})...)
+			batch.Queue(call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
 			m.add(h.now, budget.KindCharge, c.Amount, 0)
 		}
 		if step > 0 {

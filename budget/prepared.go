@@ -33,7 +33,7 @@ type merged struct {
 }
 
 // prepare validates charges as Charge does, without any SQL.
-func (l *Ledger) prepare(charges ...Charge) (*ledger.Charging[Receipt], error) {
+func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
 	if err := l.made(); err != nil {
 		return nil, err
 	}
@@ -62,12 +62,13 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.Charging[Receipt], error) {
 	slices.SortFunc(locks.Keys, cmp.Compare[int64])
 	locks.Keys = slices.Compact(locks.Keys)
 	sent, tolerance := ledger.Charges(m.charges), interval(l.tolerance)
-	return &ledger.Charging[Receipt]{
+	return &ledger.ChargeCall[Receipt]{
+		Charging: ledger.Charging{Charges: m.charges, Locks: locks, Tolerance: tolerance, Denied: m.exceeded, Failed: m.failed},
 		Call: ledger.Call[Receipt]{
 			SQL: l.sql.charge, Locks: locks, Scan: m.scan,
 			Args: func(s ledger.Sending) []any { return []any{sent, tolerance, s.WaitMS} },
 		},
-		Charges: m.charges, Tolerance: tolerance, Receipt: m.receipt, Failed: m.failed,
+		Receipt: m.receipt,
 	}, nil
 }
 

@@ -20,7 +20,7 @@ type holdsCall = ledger.Call[[]holds.Hold]
 
 // What the packages lend to their siblings.
 var (
-	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.Charging[budget.Receipt], error))
+	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
 	placeHold      = lend.PlaceHold.(func(*holds.Book, holds.Request) (*holdsCall, error))
 	claimHold      = lend.ClaimHold.(func(*holds.Book, holds.Claim) (*holdsCall, error))
 	captureHolds   = lend.CaptureHolds.(func(*holds.Book, holds.Capture) (*holdsCall, error))

@@ -241,7 +241,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		run("release", p, err)
 		c, err := prepareCharges(f.ledger, budget.Charge{Scope: "room", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1_000_000), budget.PerWindow(1_000_000, time.Hour)}})
 		require.NoError(f, err)
-		pages["charge"] = buffers(f.T, conn, c.SQL, c.Args(ledger.Sending{WaitMS: 5000})...)
+		pages["charge"] = buffers(f.T, conn, c.Call.SQL, c.Call.Args(ledger.Sending{WaitMS: 5000})...)
 		pages["get"] = buffers(f.T, conn, `select metered.hold_json(1, metered.clock())`)
 		p, err = placeHold(f.book, holds.Request{ID: "denied", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 		run("denied", p, err)

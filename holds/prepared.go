@@ -28,7 +28,7 @@ var (
 	ledgerFailed   = lend.LedgerFailed.(func(doing string, err error) error)
 )
 
-type charging = ledger.Charging[budget.Receipt]
+type charging = ledger.ChargeCall[budget.Receipt]
 
 // call is a validated call of a Book.
 type call = ledger.Call[[]Hold]

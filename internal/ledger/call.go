@@ -41,19 +41,20 @@ type Call[R any] struct {
 	Tell func(context.Context, pgx.Tx, R) error // tells subscribers; nil without any
 }
 
-// Charging is a validated call of charges, whose receipt is an R.
-type Charging[R any] struct {
-	Call[R]
+// Charging are validated charges, whoever makes them.
+type Charging struct {
 	Charges   []Charge // one for each distinct scope
+	Locks     Locks
 	Tolerance pgtype.Interval
-	Receipt   func(Answer) (R, error)
-	Failed    func(error) error // turns an error of Postgres into that of the call
+	Denied    func(denial []byte) error // the error of a denial
+	Failed    func(error) error         // turns an error of Postgres into that of the call
 }
 
-// Denied is the error of a denial, which is not empty.
-func (c *Charging[R]) Denied(denial []byte) error {
-	_, err := c.Receipt(Answer{Denied: denial})
-	return err
+// ChargeCall is a validated call of charges, whose receipt is an R.
+type ChargeCall[R any] struct {
+	Charging
+	Call    Call[R]
+	Receipt func(Answer) (R, error)
 }
 
 // Answer is what was charged, by charge; Used by limit; or else the denial as JSON. A check has

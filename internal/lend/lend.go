@@ -6,7 +6,7 @@ package lend
 
 // Package budget.
 var (
-	Charges any // func(*budget.Ledger, ...budget.Charge) (*ledger.Charging[budget.Receipt], error)
+	Charges any // func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error)
 	Credit  any // func(*budget.Ledger, budget.Credit) (*ledger.Call[budget.Posted], error)
 	Refund  any // func(*budget.Ledger, budget.Refund) (*ledger.Call[budget.Posted], error)
 

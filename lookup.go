@@ -13,6 +13,8 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/purge"
 )
 
@@ -46,25 +48,39 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	if err := c.checkSchema(ctx, true); err != nil {
 		return Operation{}, err
 	}
-	var b begun
+	var rec command.Record
 	var issued *time.Time
 	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
-		Scan(&b.result, &b.scopes, &b.amounts, &b.seqs, &b.ats, &b.holds, &b.at, &issued)
+		Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Operation{}, fmt.Errorf("%w: %q in namespace %q", ErrUnknownOperation, id, namespace)
 	}
 	if err != nil {
-		return Operation{}, failed("look up", err)
+		return Operation{}, fault.Failed("metered", "look up", err)
 	}
-	rec, err := b.record()
-	if err != nil {
+	op := Operation{Namespace: namespace, ID: id, Result: rec.Result, At: rec.At}
+	if op.Receipt, op.Holds, err = recorded(rec); err != nil {
 		return Operation{}, err
 	}
-	op := Operation{Namespace: namespace, ID: id, Result: rec.raw, Receipt: rec.receipt, Holds: rec.holds, At: rec.at}
 	if issued != nil {
 		op.IssuedAt = *issued
 	}
 	return op, nil
+}
+
+// recorded is what the record of an operation says of its charges and holds.
+func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, err error) {
+	for i, scope := range rec.Scopes {
+		receipt.Entries = append(receipt.Entries, budget.Posted{Scope: scope, Amount: rec.Amounts[i], Seq: rec.Seqs[i], At: rec.Ats[i]})
+	}
+	for _, raw := range rec.Holds {
+		h, err := decodeHold([]byte(raw))
+		if err != nil {
+			return budget.Receipt{}, nil, err
+		}
+		all = append(all, h)
+	}
+	return receipt, all, nil
 }
 
 // PurgeOptions says which records of operations to purge.
@@ -105,7 +121,7 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	}
 	deleted, err := o.Run(ctx, pool, c.sql.purge, c.cfg.LockTimeout.Milliseconds())
 	if err != nil {
-		return deleted, failed("purge operations", err)
+		return deleted, fault.Failed("metered", "purge operations", err)
 	}
 	return deleted, nil
 }

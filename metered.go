@@ -1,3 +1,60 @@
+// Package metered runs metered commands on Postgres: a command charges budgets,
+// spends a one-time grant, does the caller's own writes and enqueues durable work,
+// and all of it commits or none of it does.
+//
+//	out, err := metered.Do(ctx, client, metered.Command{
+//	    ID:        requestID,                     // the same id never runs twice
+//	    Namespace: user,                          // whose id it is: who is signed in
+//	    Name:      "upload",
+//	    Input:     input,
+//	    Token:     &metered.Redeem{Purpose: "upload", Subject: user, Presented: token},
+//	    Charges:   []budget.Charge{{Scope: "org/acme", Amount: size, Limits: limits}},
+//	}, func(ctx context.Context, tx *metered.Tx) (Stored, error) {
+//	    … your writes through tx, tx.Grant, tx.Enqueue(ctx, ProcessUpload{…}, nil) …
+//	    return stored, nil
+//	})
+//
+// Do owns its transaction; DoTx runs the same command inside one of yours. The
+// pieces can be used alone, each in a transaction of yours: packages budget, holds,
+// tokens and jobs.
+//
+// # The order of things
+//
+// A scope's lock is held until COMMIT, so charges come last:
+//
+//	flush 1      BEGIN, claim the id, spend the token, a first look at the budget
+//	function     your writes and jobs
+//	last flush   credits (Tx.Credit), holds (Tx.Place, …), charges, operation record, COMMIT
+//
+// The first look takes no lock and refuses hopeless commands before they work; a charge
+// that the function itself makes room for belongs in Tx.Charge, which is not looked at.
+// The charge in the last flush is the one that counts: it can refuse after the
+// function has run, and then everything is rolled back. So the function must have
+// no effect outside the transaction, and may run more than once.
+//
+// # Outcomes
+//
+// Do returns nil: committed. An error that is not an *IndefiniteError: not
+// committed, nothing was written (but sticky charges). *IndefiniteError: nobody
+// can tell, because the connection was lost while COMMIT was under way and the
+// deadline passed before the answer could be looked up. Call Do again with the
+// same command: it answers with the first result if there is one. Retryable tells which
+// errors are worth another call, Code what they are.
+//
+// # Where to find what
+//
+//   - An idempotent endpoint: Do. Inside a transaction of yours: DoTx.
+//   - What became of an id: Client.Lookup.
+//   - A limit on attempts that also counts those that fail: Command.Sticky.
+//   - A top-up, a transfer, a refund: Tx.Credit, Tx.RefundCharge.
+//   - A seat, stock, a unique name, held until a deadline: Tx.Place and Tx.Claim, or package
+//     holds in a transaction of yours; package holdjobs, to hear of its end.
+//   - A job whose cost is known when it is done: package holdjobs.
+//   - An audit record, or a counter, of what was refused: Config.OnDenial.
+//   - What HTTP says of an error, and RateLimit fields: package httplimit.
+//   - Reads of a replica after a write: Command.LSN, and package replica.
+//   - Set-up: Migrate or SchemaSQL, GrantSQL; what deletes: Client.PurgeOperations and the
+//     Purge of each package.
 package metered
 
 import (
@@ -11,12 +68,15 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/jsontext"
-	"github.com/pgmetered/metered/internal/pause"
-	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/internal/uuidv7"
 	"github.com/pgmetered/metered/replica"
 )
+
+// NewID returns a UUID of version 7 for Command.ID: random, and carrying its time,
+// so that it cannot look new again after retention. Make it where the command
+// begins, at the client, and send it again with each repetition.
+func NewID() string { return uuidv7.New() }
 
 // Func is what a command does: its writes, through tx, and its result, which is
 // stored as JSON. A result that encoding/json cannot write, or cannot read back into
@@ -115,20 +175,10 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 	if err := c.made(); err != nil {
 		return Outcome[R]{}, err
 	}
-	if ctx.Value(inside{c}) != nil {
+	if c.engine.Inside(ctx) {
 		return Outcome[R]{}, ErrNested
 	}
-	op, err := c.prepare(cmd)
-	if err != nil {
-		return Outcome[R]{}, c.deny(ctx, cmd, err, false)
-	}
-	if err := c.checkSchema(ctx, false); err != nil {
-		return Outcome[R]{}, err
-	}
-	var result R
-	rec, err := c.run(ctx, op, encoded(fn, &result))
-	c.doubtSchema(err)
-	return outcome(rec, result, op.stickyReceipt, err)
+	return run(ctx, c, nil, cmd, fn)
 }
 
 // DoTx runs a command inside a transaction of the caller's, between a savepoint
@@ -158,17 +208,33 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 	case cmd.LSN:
 		return Outcome[R]{}, invalid("Command.LSN", "is that of a COMMIT, which is the caller's: use replica.CommitLSN after it")
 	}
-	op, err := c.prepare(cmd)
+	return run(ctx, c, tx, cmd, fn)
+}
+
+// run runs a command in tx, or in a transaction of its own if that is nil.
+func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
+	var out Outcome[R]
+	op, err := c.prepare(cmd, encoded(fn, &out.Result))
+	if err == nil {
+		if err := c.checkSchema(ctx, tx != nil); err != nil {
+			return Outcome[R]{}, err
+		}
+		err = op.run(ctx, tx)
+		c.doubtSchema(err)
+	}
+	if err == nil && op.rec.Replayed {
+		var first R
+		if err = json.Unmarshal(op.rec.Result, &first); err != nil {
+			err = fmt.Errorf("%w: the recorded result does not fit its type: %w", ErrResult, err)
+		}
+		out.Result = first
+	}
 	if err != nil {
-		return Outcome[R]{}, c.deny(ctx, cmd, err, false)
+		return Outcome[R]{Sticky: op.taken()}, c.deny(ctx, cmd, op, err)
 	}
-	if err := c.checkSchema(ctx, true); err != nil {
-		return Outcome[R]{}, err
-	}
-	var result R
-	rec, err := c.runIn(ctx, tx, op, encoded(fn, &result))
-	c.doubtSchema(err)
-	return outcome(rec, result, budget.Receipt{}, c.deny(ctx, cmd, err, false))
+	out.Raw, out.Replayed, out.At, out.LSN = op.rec.Result, op.rec.Replayed, op.rec.At, op.rec.LSN
+	out.Receipt, out.Sticky, out.Holds = op.receipt, op.sticky, op.holds
+	return out, nil
 }
 
 // work is a Func with its result as JSON.
@@ -202,91 +268,4 @@ func encoded[R any](fn Func[R], result *R) work {
 		*result = back
 		return raw, nil
 	}
-}
-
-func outcome[R any](rec record, result R, sticky budget.Receipt, err error) (Outcome[R], error) {
-	if err != nil {
-		return Outcome[R]{Sticky: sticky}, err
-	}
-	if rec.replayed {
-		var zero R
-		result = zero
-		if err := json.Unmarshal(rec.raw, &result); err != nil {
-			return Outcome[R]{Sticky: sticky}, fmt.Errorf("%w: the recorded result does not fit its type: %w", ErrResult, err)
-		}
-	}
-	return Outcome[R]{
-		Result: result, Raw: rec.raw, Replayed: rec.replayed, Receipt: rec.receipt, Sticky: sticky, Holds: rec.holds, At: rec.at,
-		LSN: rec.lsn,
-	}, nil
-}
-
-// record is what is remembered of an operation.
-type record struct {
-	raw      []byte
-	replayed bool
-	receipt  budget.Receipt
-	holds    []holds.Hold
-	at       time.Time
-	lsn      replica.LSN
-}
-
-// run attempts op until there is an answer.
-func (c *Client) run(ctx context.Context, op *operation, do work) (record, error) {
-	var lost error // a COMMIT whose outcome is open
-	resolve := ctx
-	for n := 1; ; n++ {
-		a := c.attempt(resolve, op, do)
-		if a.err == nil {
-			if op.command.LSN && a.rec.lsn == 0 {
-				a.rec.lsn = c.lsn(ctx)
-			}
-			return a.rec, nil
-		}
-		if a.claimed {
-			lost = nil // the claim was granted, so the lost transaction is over, without a record
-		}
-		switch {
-		case a.unknown:
-			lost = a.err
-			if _, ok := resolve.Deadline(); !ok {
-				var cancel context.CancelFunc
-				resolve, cancel = context.WithTimeout(ctx, c.cfg.ResolveTimeout)
-				defer cancel()
-			}
-		case lost != nil: // not through to the answer yet: try on
-		case sqlstate.Collided(a.err) && n < c.cfg.MaxAttempts:
-		case sqlstate.Collided(a.err):
-			return record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
-		default:
-			return record{}, c.deny(ctx, op.command, timedOut(resolve, a.err), a.sticky)
-		}
-		if err := pause.Before(resolve, n); err != nil {
-			if lost != nil {
-				return record{}, &IndefiniteError{Namespace: op.command.Namespace, ID: op.command.ID, cause: lost}
-			}
-			return record{}, timedOut(resolve, fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
-		}
-	}
-}
-
-// lsn is asked for on another connection, or 0: the command has committed, whatever
-// becomes of this, and has waited long enough.
-func (c *Client) lsn(ctx context.Context) replica.LSN {
-	ctx, cancel := context.WithTimeout(ctx, lsnTimeout)
-	defer cancel()
-	p, _ := replica.CommitLSN(ctx, c.pool)
-	return p
-}
-
-// lsnTimeout bounds asking a primary for the LSN after the commit.
-const lsnTimeout = time.Second
-
-// deny tells Config.OnDenial of err if it is a refusal, and returns err.
-func (c *Client) deny(ctx context.Context, cmd Command, err error, sticky bool) error {
-	if c.cfg.OnDenial != nil && fault.Refused(err) {
-		cmd.Token = nil
-		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: sticky})
-	}
-	return err
 }

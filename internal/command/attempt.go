@@ -1,0 +1,276 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgmetered/metered/internal/guardtx"
+	"github.com/pgmetered/metered/internal/ledger"
+)
+
+// attempt is one transaction's try at an operation.
+type attempt struct {
+	rec Record
+	err error
+
+	claimed bool // the operation id was claimed
+	ending  bool // the function has returned without an error
+	unknown bool // err leaves open whether it committed, durably
+}
+
+// transaction is where an attempt runs: one that the engine owns, or one that it was lent.
+type transaction interface {
+	// first queues what comes before the claim.
+	first(f *flush)
+	// send sends the first flush.
+	send(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+	// aborted is the error of a transaction that had failed before the operation began, or nil.
+	aborted(err error) error
+	// tx is the transaction, once it has begun.
+	tx() pgx.Tx
+	// settings are the statement timeout that the claim sets, or nil, to set none.
+	settings(timeoutMS int32) *int32
+
+	// early queues what comes before the steps.
+	early(f *flush)
+	// end queues what ends the transaction.
+	end(batch *pgx.Batch)
+	// ended reads that, and reports whether an error of it is foreign: of COMMIT, where deferred
+	// triggers of others run.
+	ended(results pgx.BatchResults) (foreign bool, err error)
+	// outcome is what err, of reading, and closing, of closing the last flush, mean.
+	outcome(rec *Record, err, closing error) (unknown bool, _ error)
+
+	// replay ends a transaction that found the record of its operation, and returns when that
+	// record is as durable as a commit is. Others may see it earlier: that of an operation with
+	// EarlyRelease, and that of any operation whose session was ended while it waited for a
+	// synchronous standby.
+	replay(ctx context.Context, rec *Record) (unknown bool, _ error)
+	// undo takes back what was not ended, also when ctx is done.
+	undo(ctx context.Context)
+}
+
+// attempt makes one try at op in t. taken says whether op.First is over.
+func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, taken *bool) (a attempt) {
+	defer t.undo(ctx) // on a panic too
+	b, err := e.begin(ctx, op, t, op.First == nil || *taken)
+	if err != nil {
+		return attempt{err: err}
+	}
+	a.claimed = true
+	if b.status == statusReplay {
+		if a.unknown, a.err = t.replay(ctx, &b.rec); a.err != nil {
+			return a
+		}
+		if string(b.fingerprint) != string(op.Fingerprint) {
+			a.err = fmt.Errorf("%w: %q in namespace %q", ErrConflict, op.ID, op.Namespace)
+			return a
+		}
+		a.rec = b.rec
+		return a
+	}
+	if op.First != nil && !*taken {
+		if a.err = op.First(ctx); a.err == nil {
+			*taken = true
+			a.err = e.open(ctx, op, t, b)
+		}
+		if a.err != nil {
+			return a
+		}
+	}
+	if a.err = b.admit(op); a.err != nil {
+		return a
+	}
+	ctx = context.WithValue(ctx, inside{e}, true)
+	end, err := op.Function(ctx, t.tx())
+	if err != nil {
+		a.err = err
+		return a
+	}
+	a.ending = true
+	a.rec, a.unknown, a.err = e.finish(ctx, op, t, end, b.marker)
+	return a
+}
+
+// What begin_command answers.
+const (
+	statusNew     = "new"
+	statusReplay  = "replay"
+	statusRetired = "retired"
+	statusFuture  = "future"
+)
+
+const beginSQL = `
+select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, denied, token_` + ledger.TokenColumns + `
+from metered.begin_command($1::bool, $2::bool, $3::metered.new_command, $4::metered.presented_token,
+    $5::metered.new_charge[], $6::interval, $7::int)`
+
+// begun is what begin_command returned.
+type begun struct {
+	marker      string
+	status      string
+	fingerprint []byte
+	rec         Record
+	denied      []byte
+	token       ledger.TokenRow
+}
+
+func (b *begun) scan(row pgx.Row) error {
+	r := &b.rec
+	var at *time.Time
+	err := row.Scan(append([]any{&b.status, &b.fingerprint, &r.Result, &r.Scopes, &r.Amounts, &r.Seqs, &r.Ats, &r.Holds, &at, &b.denied},
+		b.token.Dest()...)...)
+	if r.Replayed = b.status == statusReplay; at != nil {
+		r.At = *at
+	}
+	return err
+}
+
+// begin sends the first flush. What comes first stands between claiming and opening, so that an
+// operation that has it begins with the claim alone.
+func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, opening bool) (*begun, error) {
+	b := &begun{marker: newMarker()}
+	f := &flush{}
+	t.first(f)
+	f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
+	results := t.send(ctx, &f.batch)
+	err := f.read(results)
+	if err = firstOf(err, results.Close()); err != nil {
+		return nil, cmp.Or(t.aborted(err), failed("begin", ofCharges(op.Charges, err)))
+	}
+	switch b.status {
+	case statusNew, statusReplay:
+		return b, nil
+	case statusRetired:
+		return nil, ErrRetired
+	case statusFuture:
+		return nil, ErrFuture
+	}
+	return nil, fmt.Errorf("metered: the schema answers %q, which this build does not know", b.status)
+}
+
+// open looks at the token and the charges of an operation that is claimed.
+func (e *Engine) open(ctx context.Context, op *Operation, t transaction, b *begun) error {
+	err := b.scan(t.tx().QueryRow(ctx, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, false, true)...))
+	if err != nil {
+		return failed("open", ofCharges(op.Charges, err))
+	}
+	return nil
+}
+
+func (e *Engine) beginArgs(ctx context.Context, op *Operation, t transaction, marker string, claiming, opening bool) []any {
+	wait, left := e.timeouts(ctx)
+	command := e.sent(op, marker)
+	command.TimeoutMS = t.settings(left)
+	charges, tolerance := sentCharges(op.Charges)
+	return []any{claiming, opening, command.String(), op.Token.String(), charges, tolerance, wait}
+}
+
+// sentCharges are charges as they are sent, which may be none.
+func sentCharges(c *ledger.Charging) (charges string, tolerance pgtype.Interval) {
+	if c == nil {
+		return ledger.Charges(nil), pgtype.Interval{Valid: true}
+	}
+	return ledger.Charges(c.Charges), c.Tolerance
+}
+
+// admit judges what was said of the token and of the budget, in this order.
+func (b *begun) admit(op *Operation) error {
+	if op.Token.Digest != nil {
+		if err := op.Granted(b.token); err != nil {
+			return err
+		}
+	}
+	if len(b.denied) > 0 {
+		return op.Charges.Denied(b.denied)
+	}
+	return nil
+}
+
+const completeSQL = `
+select seqs, ats, used, held, at
+from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4::metered.new_charge[], $5::interval, $6::int, $7::bool)`
+
+// finishSQL lets COMMIT pass where complete_command did not, because subscribers were
+// to be told first.
+const finishSQL = `select metered.finish_command($1::text)`
+
+// finish sends the last flush: the steps, the charges with the record, and the end of the
+// transaction. Where subscribers are to be told, they are told before the end, which then has a flush
+// of its own: until that one the server refuses a COMMIT, so after an error nothing is committed.
+func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end Ending, marker string) (Record, bool, error) {
+	tx := t.tx()
+	pg := tx.Conn().PgConn()
+	if err := guardtx.Intact(ctx, pg); err != nil {
+		return Record{}, false, err
+	}
+	rec := Record{Result: end.Result}
+	telling := slices.ContainsFunc(end.Steps, func(s Step) bool { return s.tell != nil })
+	f := &flush{}
+	t.early(f)
+	e.queue(ctx, f, op, end)
+	charges, tolerance := sentCharges(end.Charges)
+	wait, _ := e.timeouts(ctx)
+	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
+		e.sent(op, marker).String(), op.Fingerprint, end.Result, charges, tolerance, wait, !telling)
+	if telling {
+		results := tx.SendBatch(ctx, &f.batch)
+		err := f.read(results)
+		if err = firstOf(err, results.Close()); err != nil {
+			return Record{}, false, failed("complete", ofCharges(end.Charges, err))
+		}
+		if err := tell(ctx, tx, end.Steps); err != nil {
+			return Record{}, false, foreign("complete", err)
+		}
+		if err := guardtx.Intact(ctx, pg); err != nil {
+			return Record{}, false, err
+		}
+		f = &flush{}
+		f.exec(e.sql.finish, marker)
+	}
+	t.end(&f.batch)
+	results := tx.SendBatch(ctx, &f.batch)
+	err, others := f.read(results), false
+	if err == nil {
+		others, err = t.ended(results)
+	}
+	unknown, err := t.outcome(&rec, err, results.Close())
+	switch {
+	case err == nil:
+		return rec, false, nil
+	case others:
+		return Record{}, unknown, foreign("commit", err)
+	}
+	return Record{}, unknown, failed("commit", ofCharges(end.Charges, err))
+}
+
+// tell tells the subscribers of steps, in a transaction that they cannot end.
+func tell(ctx context.Context, tx pgx.Tx, steps []Step) error {
+	over := new(atomic.Bool)
+	defer over.Store(true)
+	lent := guardtx.New(tx, over)
+	for _, s := range steps {
+		if s.tell != nil {
+			if err := s.tell(ctx, lent); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// newMarker names one attempt's transaction.
+func newMarker() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, as of Go 1.24
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,212 @@
+// Package command is the engine of metered.Do and metered.DoTx: it claims an operation id, runs the
+// command's function, does the command's steps, records the operation, and ends the transaction. It
+// knows steps, and neither budgets nor holds.
+package command
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/replica"
+)
+
+// Config is the part of metered.Config that the engine needs.
+type Config struct {
+	Schema                                 schema.Name
+	LockTimeout, MaxFuture, ResolveTimeout time.Duration
+	MaxAttempts                            int
+}
+
+// Engine runs commands on a pool.
+type Engine struct {
+	pool   *pgxpool.Pool
+	cfg    Config
+	sql    statements
+	places chan struct{} // one for each attempt of an operation with a First
+}
+
+type statements struct{ begin, complete, finish, lockAll string }
+
+// New returns an Engine.
+func New(pool *pgxpool.Pool, cfg Config) *Engine {
+	n := cfg.Schema
+	return &Engine{pool: pool, cfg: cfg, places: places(pool), sql: statements{
+		begin: n.SQL(beginSQL), complete: n.SQL(completeSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(lockAllSQL),
+	}}
+}
+
+// TakesFirst reports whether an operation may have a First, which needs a second connection.
+func (e *Engine) TakesFirst() bool { return cap(e.places) > 0 }
+
+// inside is the key of a context in which an operation of the engine runs.
+type inside struct{ engine *Engine }
+
+// Inside reports whether ctx is that of the function, or of a subscriber, of an operation.
+func (e *Engine) Inside(ctx context.Context) bool { return ctx.Value(inside{e}) != nil }
+
+// Operation is a validated command.
+type Operation struct {
+	Namespace, ID string
+	Key           int64 // of the claim's advisory lock
+	IssuedAt      *time.Time
+	Fingerprint   []byte
+
+	Token   ledger.PresentedToken           // without a digest there is none
+	Granted func(row ledger.TokenRow) error // judges what became of the token
+	Charges *ledger.Charging                // for a first look; nil for none
+
+	// First is called once, when the id is claimed and is no replay, before the token and the
+	// charges are looked at. It uses a connection of its own. nil for none.
+	First func(context.Context) error
+
+	// Function is called in each attempt.
+	Function func(context.Context, pgx.Tx) (Ending, error)
+
+	// Of Do alone.
+	Isolation         pgx.TxIsoLevel
+	EarlyRelease, LSN bool
+}
+
+// Ending is what a function leaves to be done.
+type Ending struct {
+	Result  []byte           // JSON
+	Steps   []Step           // in this order, before the charges
+	Charges *ledger.Charging // nil for none
+}
+
+// Record is what is remembered of an operation.
+type Record struct {
+	Result   []byte
+	Replayed bool
+	At       time.Time
+	LSN      replica.LSN
+
+	// What was charged: of a replay without Used and Held, but with Scopes and Amounts.
+	ledger.Answer
+	Scopes  []string
+	Amounts []int64
+	Holds   []string // of a replay, as JSON
+}
+
+// Indefinite is the error of an operation whose COMMIT may or may not have taken effect.
+type Indefinite struct{ Cause error }
+
+func (e *Indefinite) Error() string { return e.Cause.Error() }
+
+// Unwrap returns what went wrong.
+func (e *Indefinite) Unwrap() error { return e.Cause }
+
+// Do attempts op until there is an answer.
+func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
+	var lost error // a COMMIT whose outcome is open
+	resolve, taken := ctx, false
+	for n := 1; ; n++ {
+		a := e.own(resolve, op, &taken)
+		if a.err == nil {
+			if op.LSN && a.rec.LSN == 0 {
+				a.rec.LSN = e.lsn(ctx)
+			}
+			return a.rec, nil
+		}
+		if a.claimed {
+			lost = nil // the claim was granted, so the lost transaction is over, without a record
+		}
+		switch {
+		case a.unknown:
+			lost = a.err
+			if _, ok := resolve.Deadline(); !ok {
+				var cancel context.CancelFunc
+				resolve, cancel = context.WithTimeout(ctx, e.cfg.ResolveTimeout)
+				defer cancel()
+			}
+		case lost != nil: // not through to the answer yet: try on
+		case sqlstate.Collided(a.err) && n < e.cfg.MaxAttempts:
+		case sqlstate.Collided(a.err):
+			return Record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
+		default:
+			return Record{}, timedOut(resolve, a.err)
+		}
+		if err := pause.Before(resolve, n); err != nil {
+			if lost != nil {
+				return Record{}, &Indefinite{lost}
+			}
+			return Record{}, timedOut(resolve, fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
+		}
+	}
+}
+
+// own makes an attempt in a transaction of the engine's own.
+func (e *Engine) own(ctx context.Context, op *Operation, taken *bool) attempt {
+	if op.First != nil { // also once it is over: it may wait for an attempt whose First is to come
+		select {
+		case e.places <- struct{}{}:
+			defer func() { <-e.places }()
+		case <-ctx.Done():
+			return attempt{err: fmt.Errorf("metered: %w", pause.Ended(ctx))}
+		}
+	}
+	conn, err := e.pool.Acquire(ctx)
+	if err != nil {
+		return attempt{err: fmt.Errorf("metered: connect: %w", err)}
+	}
+	defer conn.Release()
+	a := e.attempt(ctx, op, &owned{conn: conn, op: op}, taken)
+	if a.ending && a.err != nil && !a.unknown && conn.Conn().IsClosed() {
+		a.err = &fault.Lost{Err: a.err} // without an error of the function
+	}
+	return a
+}
+
+// DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and its
+// release.
+func (e *Engine) DoTx(ctx context.Context, tx pgx.Tx, op *Operation) (Record, error) {
+	a := e.attempt(ctx, op, &lent{bare: tx}, new(bool))
+	return a.rec, a.err
+}
+
+// lsnTimeout bounds asking for the LSN after the commit.
+const lsnTimeout = time.Second
+
+// lsn is asked for on another connection, or 0: the command has committed, whatever
+// becomes of this, and has waited long enough.
+func (e *Engine) lsn(ctx context.Context) replica.LSN {
+	ctx, cancel := context.WithTimeout(ctx, lsnTimeout)
+	defer cancel()
+	lsn, _ := replica.CommitLSN(ctx, e.pool)
+	return lsn
+}
+
+// maxMargin is how much earlier than the client the server gives up, at most.
+const maxMargin = 250 * time.Millisecond
+
+// timeouts are, in ms, how long a wait for a lock may last, and how long the
+// server may work on a statement, 0 without a deadline: a little less than ctx has
+// left, so that the server gives up first. A client that has given up while its
+// COMMIT waits on the server could not take it back.
+func (e *Engine) timeouts(ctx context.Context) (wait, statement int32) {
+	wait = int32(e.cfg.LockTimeout / time.Millisecond)
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return wait, 0
+	}
+	left := time.Until(deadline)
+	left -= min(left/10, maxMargin)
+	statement = int32(min(max(left/time.Millisecond, 1), 1<<30))
+	return min(wait, statement), statement
+}
+
+// sent is op as its first and its last statement name it.
+func (e *Engine) sent(op *Operation, marker string) ledger.Command {
+	return ledger.Command{
+		Namespace: op.Namespace, ID: op.ID, Key: op.Key, IssuedAt: op.IssuedAt, MaxFuture: e.cfg.MaxFuture, Marker: marker,
+	}
+}

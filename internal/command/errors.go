@@ -1,0 +1,89 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Package metered has these under the same names, but ErrAborted, which is its ErrTxFailed.
+var (
+	ErrConflict = fault.New("operation_conflict", "metered: the operation id belongs to another command")
+	ErrRetired  = fault.New("operation_retired", "metered: the operation is older than what is remembered")
+	ErrFuture   = fault.New("operation_future", "metered: the operation was issued in the future")
+	ErrTimeout  = fault.New("timeout", "metered: timeout")
+	ErrNested   = fault.New("nested_command", "metered: a command cannot run inside another one's function")
+	ErrAborted  = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
+)
+
+// failed turns an error of the engine's own statements into those of package metered. The
+// Postgres error stays underneath. A refusal is no failure, and says itself of what.
+func failed(doing string, err error) error {
+	if fault.Refused(err) {
+		return err
+	}
+	var kind error
+	switch sqlstate.Of(err) {
+	case sqlstate.Nested:
+		kind = ErrNested
+	case sqlstate.NotBegun, sqlstate.NotFinished, sqlstate.InvalidCursorName:
+		kind = guardtx.ErrControl
+	case sqlstate.InFailedTransaction:
+		kind = guardtx.ErrFailed
+	default:
+		return fault.Failed("metered", doing, err)
+	}
+	return fmt.Errorf("%w: %s: %w", kind, doing, err)
+}
+
+// foreign wraps an error of what is not the engine's own: of COMMIT, where the
+// triggers run that others deferred, or of a subscriber. Its SQLSTATE is not taken for
+// one of ours, but for that of the guard against a COMMIT.
+func foreign(doing string, err error) error {
+	if sqlstate.Of(err) == sqlstate.NotFinished {
+		return fmt.Errorf("%w: %s: %w", guardtx.ErrControl, doing, err)
+	}
+	return fmt.Errorf("metered: %s: %w", doing, err)
+}
+
+// ofCharges turns what charges raised into their errors.
+func ofCharges(c *ledger.Charging, err error) error {
+	if fault.Code(err) != "" {
+		return err // it has them
+	}
+	switch sqlstate.Of(err) {
+	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
+		if c != nil {
+			return c.Failed(err)
+		}
+	}
+	return err
+}
+
+// timedOut gives ErrTimeout to an error that comes of ctx's deadline: ctx's own, or
+// that of the timeouts which were set to end a little before it. A function may have
+// deadlines of its own, which are its own errors.
+func timedOut(ctx context.Context, err error) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return err
+	}
+	left := time.Until(deadline)
+	state := sqlstate.Of(err)
+	byServer := state == sqlstate.QueryCanceled || state == sqlstate.IdleInTransaction
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return err
+	case errors.Is(err, context.DeadlineExceeded) && left <= 0:
+	case byServer && left <= 2*maxMargin:
+	default:
+		return err
+	}
+	return fmt.Errorf("%w: %w: %w", ErrTimeout, context.DeadlineExceeded, err)
+}

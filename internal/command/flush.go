@@ -1,0 +1,44 @@
+package command
+
+import "github.com/jackc/pgx/v5"
+
+// flush is a batch with what reads its answers.
+type flush struct {
+	batch pgx.Batch
+	reads []func(pgx.BatchResults) error
+}
+
+// exec queues a statement without an answer.
+func (f *flush) exec(sql string, args ...any) {
+	f.batch.Queue(sql, args...)
+	f.reads = append(f.reads, func(r pgx.BatchResults) error { _, err := r.Exec(); return err })
+}
+
+// row queues a statement whose one row scan reads.
+func (f *flush) row(scan func(pgx.Row) error, sql string, args ...any) {
+	f.batch.Queue(sql, args...)
+	f.reads = append(f.reads, func(r pgx.BatchResults) error { return scan(r.QueryRow()) })
+}
+
+// read reads the answers, up to the first error.
+func (f *flush) read(results pgx.BatchResults) error {
+	for _, read := range f.reads {
+		if err := read(results); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// into scans a row into dest.
+func into(dest ...any) func(pgx.Row) error {
+	return func(row pgx.Row) error { return row.Scan(dest...) }
+}
+
+// firstOf is the error that came first: closing a batch repeats the error of reading it.
+func firstOf(err, closing error) error {
+	if err != nil {
+		return err
+	}
+	return closing
+}

@@ -1,0 +1,158 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/guardtx"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/replica"
+)
+
+// owned is a transaction of the engine's own.
+type owned struct {
+	conn *pgxpool.Conn
+	op   *Operation
+	bare pgx.Tx
+	tag  pgconn.CommandTag // of COMMIT
+	lsn  replica.LSN
+}
+
+var scanLSN = lend.ScanLSN.(func(pgx.Row) (replica.LSN, error))
+
+func (o *owned) first(f *flush) {
+	f.batch.BeginTx(pgx.TxOptions{IsoLevel: o.op.Isolation})
+	f.reads = append(f.reads, func(r pgx.BatchResults) error { _, err := r.Exec(); return err })
+}
+
+func (o *owned) send(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	results := o.conn.SendBatch(ctx, batch)
+	o.bare = results.Tx()
+	return results
+}
+
+func (o *owned) aborted(error) error { return nil }
+
+func (o *owned) tx() pgx.Tx { return o.bare }
+
+func (o *owned) settings(timeoutMS int32) *int32 { return &timeoutMS }
+
+// releaseSQL makes a transaction's COMMIT return, and let go of its locks, when its
+// record is in the log, written to disk or not.
+const releaseSQL = `select pg_catalog.set_config('synchronous_commit', 'off', true)`
+
+// writeSQL makes a transaction one that writes, so that its COMMIT waits for the log,
+// up to and including all that the transaction could see. The message is read by
+// nobody. An id alone (pg_current_xact_id) would not do: COMMIT skips the flush of a
+// transaction that logged nothing.
+const writeSQL = `pg_catalog.pg_logical_emit_message(true, 'metered', ''::pg_catalog.text)`
+
+// barrierSQL is a transaction of its own, which the flush commits. Its COMMIT waits for what
+// the session's synchronous_commit names: the disk, a standby's memory, its disk or its
+// replay (local, remote_write, on, remote_apply). Where the session does not wait (off), it
+// waits as with "on".
+const barrierSQL = `select ` + writeSQL + `, case pg_catalog.current_setting('synchronous_commit')
+	when 'off' then pg_catalog.set_config('synchronous_commit', 'on', true) end`
+
+func (o *owned) early(f *flush) {
+	if o.op.EarlyRelease {
+		f.exec(releaseSQL)
+	}
+}
+
+func (o *owned) end(batch *pgx.Batch) {
+	batch.Queue("commit")
+	if o.op.LSN {
+		batch.Queue(lend.CommitLSN)
+	}
+	if o.op.EarlyRelease {
+		batch.Queue(barrierSQL)
+	}
+}
+
+// ended reads COMMIT's tag, the LSN, if it was asked for, and the barrier's tag, if there is one. With
+// a nil error the tag says what happened. An error with COMMIT's tag means that it is committed and
+// seen by others, but not known to be in the log on disk: a crash may take it back. Without early
+// release what comes after COMMIT's tag does not matter.
+func (o *owned) ended(results pgx.BatchResults) (foreign bool, err error) {
+	o.tag, err = results.Exec()
+	if err != nil || o.tag.String() != "COMMIT" {
+		return true, err
+	}
+	if o.op.LSN {
+		o.lsn, err = scanLSN(results.QueryRow())
+	}
+	if !o.op.EarlyRelease {
+		return true, nil
+	}
+	if err == nil {
+		_, err = results.Exec()
+	}
+	if err == nil {
+		err = results.Close() // the barrier's own COMMIT is before ReadyForQuery
+	}
+	if err != nil {
+		err = fmt.Errorf("committed, but not known to be durable: %w", err)
+	}
+	return true, err
+}
+
+// outcome says what became of the last flush.
+//
+// Committed: COMMIT's own tag was seen. Not committed: nothing was sent; or an
+// ERROR came, on whatever statement, and the server was ready again after it; or
+// COMMIT was answered by ROLLBACK, which a batch reports without an error. All
+// else is unknown, and in particular: pgconn.SafeToRetry says true of a connection
+// lost while COMMIT waits, though the row may be there; and a pooler answers FATAL
+// 08P01 for a commit that went through and for one that did not. With EarlyRelease
+// COMMIT's tag is not enough: what comes after it must have come too, and until then
+// it is unknown whether it stays.
+func (o *owned) outcome(rec *Record, err, closing error) (unknown bool, _ error) {
+	switch {
+	case err == nil && o.tag.String() == "COMMIT":
+		rec.LSN = o.lsn
+		return false, nil
+	case err == nil && o.tag.String() == "ROLLBACK":
+		return false, fmt.Errorf("%w: COMMIT was answered by ROLLBACK", guardtx.ErrFailed)
+	}
+	if err = firstOf(err, closing); err == nil {
+		err = fmt.Errorf("COMMIT was answered by %q", o.tag)
+	}
+	pg := o.conn.Conn().PgConn()
+	var pgErr *pgconn.PgError // the server's error, also where err was made of it
+	definite := errors.As(closing, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" &&
+		!pg.IsClosed() && !pg.IsBusy() && o.tag.String() != "COMMIT"
+	return !definite, err
+}
+
+// replay gives up the claim first, so that repetitions wait together.
+func (o *owned) replay(ctx context.Context, rec *Record) (unknown bool, _ error) {
+	if _, err := o.conn.Exec(ctx, "rollback; "+barrierSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return true, fmt.Errorf("metered: the operation's record is not known to be durable: %w", err)
+	}
+	if o.op.LSN {
+		rec.LSN, _ = replica.CommitLSN(ctx, o.conn)
+	}
+	return false, nil
+}
+
+// undoTimeout bounds cleaning up, which must also work when ctx is done. A
+// connection that is not clean by then is closed, which rolls back as well.
+const undoTimeout = 5 * time.Second
+
+// undo comes before Release: the pool destroys a connection that comes back inside a transaction,
+// and a flood of denials would become one of connects.
+func (o *owned) undo(ctx context.Context) {
+	if o.conn.Conn().IsClosed() || o.conn.Conn().PgConn().TxStatus() == 'I' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	_, _ = o.conn.Exec(ctx, "rollback") // if it fails, Release closes the connection
+}
