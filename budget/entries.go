@@ -3,7 +3,6 @@ package budget
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"iter"
 	"math"
 	"time"
@@ -83,7 +82,8 @@ const entriesPage = 500
 // Times are in microseconds: as text they would be in the session's DateStyle.
 const entrySQL = `
 select scope, seq, kind::text, amount, (extract(epoch from at) * 1000000)::bigint, epoch, spent, refunded, credited, held,
-    (extract(epoch from next_due) * 1000000)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''), coalesce(note::text, '{}')
+    (extract(epoch from next_due) * 1000000)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''),
+    coalesce(note ->> 'actor', ''), coalesce(note ->> 'tenant', ''), coalesce(note ->> 'correlation', ''), coalesce(note ->> 'reason', '')
 from metered.ledger
 where scope = $1 and seq > $2 and seq < $3 `
 
@@ -153,11 +153,12 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 
 func scanEntry(row pgx.CollectableRow) (Entry, error) {
 	var e Entry
-	var kind, note string
+	var kind string
 	var at int64
 	var due *int64
 	err := row.Scan(&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
-		&due, &e.Ref, &e.Hold, &e.Namespace, &e.Operation, &note)
+		&due, &e.Ref, &e.Hold, &e.Namespace, &e.Operation,
+		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason)
 	if err != nil {
 		return Entry{}, err
 	}
@@ -165,5 +166,5 @@ func scanEntry(row pgx.CollectableRow) (Entry, error) {
 	if due != nil {
 		e.HoldDue = time.UnixMicro(*due).UTC()
 	}
-	return e, json.Unmarshal([]byte(note), &e.Note)
+	return e, nil
 }

@@ -66,7 +66,8 @@ type Event struct {
 }
 
 const historySQL = `
-select e.version, e.kind::text, e.at, e.deadline, coalesce(e.entity, ''), e.detail, coalesce(e.note::text, '{}'),
+select e.version, e.kind::text, e.at, e.deadline, coalesce(e.entity, ''), e.detail, coalesce(e.note ->> 'actor', ''), coalesce(e.note ->> 'tenant', ''),
+    coalesce(e.note ->> 'correlation', ''), coalesce(e.note ->> 'reason', ''),
     coalesce(e.namespace, ''), coalesce(e.operation, ''),
     case when e.version = 1 then (select h.metadata::text from metered.holds h where h.no = e.hold) end
 from metered.hold_events e
@@ -108,11 +109,12 @@ func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder strin
 }
 
 func (e *Event) scan(row pgx.CollectableRow) error {
-	var kind, note string
+	var kind string
 	var deadline *time.Time
 	var detail []byte
 	var metadata *string
-	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &note, &e.Namespace, &e.Operation, &metadata)
+	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason,
+		&e.Namespace, &e.Operation, &metadata)
 	if err != nil {
 		return err
 	}
@@ -144,7 +146,7 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 			posted[i].At = posted[i].At.UTC()
 		}
 	}
-	return json.Unmarshal([]byte(note), &e.Note)
+	return nil
 }
 
 // Rebuild makes a hold from its whole history: what Get returned after the last
