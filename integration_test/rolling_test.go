@@ -168,7 +168,7 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 // The tests of the build before pass on the schema of this one: its schema.sql is replaced by that of its version, upgraded.
 func TestRollingDeploy_ThePreviousBuildPassesItsOwnTests(t *testing.T) {
 	if os.Getenv("METERED_TEST_PREVIOUS_BUILD") == "" {
-		t.Skip("it takes minutes: .ci/run runs it alone, with METERED_TEST_PREVIOUS_BUILD=1")
+		t.Skip("it takes ten minutes: set METERED_TEST_PREVIOUS_BUILD=1")
 	}
 	tree := previousTree(t)
 	upgrade, err := metered.SchemaSQL(metered.SchemaSQLOptions{From: metered.SchemaVersion - 1})
