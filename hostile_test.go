@@ -54,6 +54,9 @@ func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
 				if n%(calls/4+1) == calls/4 {
 					h.clock.Advance(20 * time.Minute) // what is held falls due
 				}
+				if n%50 == 0 {
+					h.refill(n)
+				}
 				f := functions[h.rand.IntN(len(functions))]
 				sql := h.call(f)
 				_, err := role.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
@@ -86,6 +89,7 @@ type hostile struct {
 	rand  *rand.Rand
 
 	entries map[string]string // the ledger as it was, by scope and seq
+	recent  []string          // ids of holds that were placed last, without a tenant
 	types   map[uint32]hostileType
 }
 
@@ -127,6 +131,20 @@ func newHostile(t *testing.T) *hostile {
 	require.NoError(t, err)
 	h.entries = h.ledger()
 	return h
+}
+
+// refill places holds for calls to end, since those that there were have ended.
+func (h *hostile) refill(n int) {
+	h.recent = nil
+	for i := range 4 {
+		id := fmt.Sprintf("n%d %d", n, i)
+		_, err := pgtest.InTx(h.Context(), h.owner, func(tx pgx.Tx) (holds.Hold, error) {
+			return h.c.Holds.Place(h.Context(), tx, holds.Request{ID: id, TTL: 10 * time.Minute,
+				Lines: []holds.Line{{Scope: "seats", Amount: 3}, {Scope: "a", Amount: 2}}})
+		})
+		require.NoError(h, err)
+		h.recent = append(h.recent, id)
+	}
 }
 
 // ledger is every entry, whole.

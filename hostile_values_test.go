@@ -114,6 +114,16 @@ func (h *hostile) value(oid uint32, name string) string {
 	typ := h.typeOf(oid)
 	pick := func(values []string) string { return "(" + values[h.rand.IntN(len(values))] + ")::" + typ.name }
 	evil := h.rand.IntN(14) == 0
+	if len(h.recent) > 0 && !evil && h.rand.IntN(3) > 0 {
+		switch id := h.recent[h.rand.IntN(len(h.recent))]; name {
+		case "ids":
+			return `'{"` + id + `"}'::` + typ.name
+		case "of_id":
+			return "'" + id + "'::" + typ.name
+		case "tenant", "of_tenant":
+			return "''::" + typ.name
+		}
+	}
 	if tame := tameValues[name]; tame != nil && !evil {
 		return pick(tame)
 	}
