@@ -53,7 +53,7 @@ func TestClient_SaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	dropFunctions(t, pool, "revoke_tokens")
-	execute(t, pool, "alter table metered.hold_events drop column note")
+	execute(t, pool, "alter table metered.hold_lines drop column refunded")
 	c := newClient(t, pool, metered.Config{})
 	in := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(t.Context(), pool, f) }
 	for what, call := range map[string]func() error{
@@ -72,10 +72,10 @@ func TestClient_SaysWhatIsMissing(t *testing.T) {
 	} {
 		err := call()
 		require.ErrorIs(t, err, metered.ErrNotMigrated, what)
-		require.ErrorContains(t, err, "column hold_events.note is missing; function revoke_tokens(", what)
+		require.ErrorContains(t, err, "column hold_lines.refunded is missing; function revoke_tokens(", what)
 		require.False(t, metered.Retryable(err))
 	}
-	execute(t, pool, "alter table metered.hold_events add column note jsonb")
+	execute(t, pool, "alter table metered.hold_lines add column refunded bigint not null default 0")
 	migrate(t, pool, metered.MigrateOptions{})
 	require.NoError(t, do(t, c, "op"), "what was bad is looked at again")
 }

@@ -1575,7 +1575,9 @@ begin
         perform metered.collided(); -- the caller saw some: not with this snapshot
     end if;
     before := metered.bound_lock_wait(wait_ms);
-    perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
+    select array_agg(y.no) into nos from (
+        select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y;
     before := metered.unbound_lock_wait(before);
     perform metered.expire_rows(nos, clk, (metered.by_system()).note);
     perform metered.release_lines(nos, scopes, 'x', clk, null, metered.by_system());
@@ -2277,18 +2279,6 @@ begin
     end if;
     if used is not null then
         foreach u in array used loop
-            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
-            if l.open is null then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
-                return;
-            elsif u.amount > l.open and terms.policy = 'refuse' then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
-                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
-                return;
-            elsif u.amount > l.open then
-                excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
-            end if;
             if (u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
                 perform metered.require(false, 'used');
             end if;
@@ -2305,6 +2295,20 @@ begin
                 'id', named.ids[1], 'scope', own));
             return;
         end if;
+        foreach u in array used loop
+            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
+            if l.open is null then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+                return;
+            elsif u.amount > l.open and terms.policy = 'refuse' then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
+                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
+                return;
+            elsif u.amount > l.open then
+                excess := excess || row(u.scope, null, u.amount - l.open, 0,
+                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
+            end if;
+        end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
     if excess is not null then
@@ -3211,7 +3215,7 @@ create view metered.holds_words as
 select h.tenant,                                -- keeps the ids of tenants apart
     h.id,                                       -- chosen by the caller, or made up
     h.holder,                                   -- who has it
-    case when h.state = 'h' and h.due <= metered.clock() then 'expired' when h.state = 'h' then 'held'
+    case when h.state = 'h' and h.due <= pg_catalog.clock_timestamp() then 'expired' when h.state = 'h' then 'held'
         when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
         when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
     h.placed_at,                                -- when it was placed

@@ -33,7 +33,7 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 		{"alter function metered.clock() set search_path = public", "", "function clock() differs: it is"},
 		{"alter function metered.clock() reset all; alter function metered.clock() immutable", "", "function clock() differs: it is"},
 		{"grant execute on function metered.clock() to public", "", "function clock() can be executed by everybody"},
-		{"alter table metered.ledger drop column note", "alter table metered.ledger add column note jsonb", "column ledger.note is missing"},
+		{"alter table metered.ledger drop column next_due", "alter table metered.ledger add column next_due timestamptz", "column ledger.next_due is missing"},
 		{"alter table metered.ledger alter column held drop not null", "alter table metered.ledger alter column held set not null",
 			`column ledger.held differs: it is "bigint" and should be "bigint not null"`},
 		{"alter table metered.tokens alter column used set default 1", "alter table metered.tokens alter column used set default 0",

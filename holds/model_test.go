@@ -228,6 +228,9 @@ func (h *mHold) view(now time.Time) holds.Hold {
 	}
 	for _, l := range h.lines {
 		line := holds.HeldLine{Scope: l.scope, Amount: l.amount, Captured: l.captured, Open: l.open}
+		if h.returned {
+			line.Refunded = l.captured
+		}
 		if v.State != holds.Held {
 			line.Open = 0
 		}

@@ -22,8 +22,8 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	tx, pool := untouchable{}, new(pgxpool.Pool)
 	request := holds.Request{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute}
 	claim := holds.Claim{Key: holds.Key{Type: "seat", Value: "a"}, Holder: "ann", TTL: time.Minute}
-	capture, release := holds.Capture{IDs: []string{"a"}}, holds.Release{IDs: []string{"a"}}
-	extend, refund := holds.Extend{IDs: []string{"a"}, By: time.Minute}, holds.Refund{IDs: []string{"a"}}
+	capture, release := holds.Capture{IDs: []string{"a"}, All: true}, holds.Release{IDs: []string{"a"}}
+	extend, refund := holds.Extend{IDs: []string{"a"}, By: time.Minute}, holds.Refund{IDs: []string{"a"}, All: true}
 	handle := func(context.Context, holds.Notice) error { return nil }
 	niltest.Methods(t, book, map[string][]any{
 		"Place": {tx, request}, "Claim": {tx, claim}, "Capture": {tx, capture}, "Release": {tx, release}, "Extend": {tx, extend}, "Refund": {tx, refund},

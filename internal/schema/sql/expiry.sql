@@ -129,7 +129,9 @@ begin
         perform metered.collided(); -- the caller saw some: not with this snapshot
     end if;
     before := metered.bound_lock_wait(wait_ms);
-    perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+    -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
+    select array_agg(y.no) into nos from (
+        select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y;
     before := metered.unbound_lock_wait(before);
     perform metered.expire_rows(nos, clk, (metered.by_system()).note);
     perform metered.release_lines(nos, scopes, 'x', clk, null, metered.by_system());

@@ -156,18 +156,6 @@ begin
     end if;
     if used is not null then
         foreach u in array used loop
-            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
-            if l.open is null then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
-                return;
-            elsif u.amount > l.open and terms.policy = 'refuse' then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
-                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
-                return;
-            elsif u.amount > l.open then
-                excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
-            end if;
             if (u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
                 perform metered.require(false, 'used');
             end if;
@@ -184,6 +172,20 @@ begin
                 'id', named.ids[1], 'scope', own));
             return;
         end if;
+        foreach u in array used loop
+            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
+            if l.open is null then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+                return;
+            elsif u.amount > l.open and terms.policy = 'refuse' then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
+                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
+                return;
+            elsif u.amount > l.open then
+                excess := excess || row(u.scope, null, u.amount - l.open, 0,
+                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
+            end if;
+        end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
     if excess is not null then

@@ -25,7 +25,7 @@ create view metered.holds_words as
 select h.tenant,                                -- keeps the ids of tenants apart
     h.id,                                       -- chosen by the caller, or made up
     h.holder,                                   -- who has it
-    case when h.state = 'h' and h.due <= metered.clock() then 'expired' when h.state = 'h' then 'held'
+    case when h.state = 'h' and h.due <= pg_catalog.clock_timestamp() then 'expired' when h.state = 'h' then 'held'
         when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
         when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
     h.placed_at,                                -- when it was placed
