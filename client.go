@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
@@ -97,7 +98,7 @@ type Client struct {
 	cfg    Config
 	schema schema.Name
 	sql    statements
-	check  check
+	check  *migrate.Check
 	engine *command.Engine
 }
 
@@ -114,9 +115,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if cfg.MaxAttempts == 0 {
 		cfg.MaxAttempts = 10
 	}
-	name, err := schema.Parse(cfg.Schema)
+	name, err := parseSchema("Config.Schema", cfg.Schema)
 	if err != nil {
-		return nil, invalid("Config.Schema", "%s", err)
+		return nil, err
 	}
 	switch {
 	case cfg.MaxFuture < 0 || cfg.MaxFuture > 24*time.Hour:
@@ -132,7 +133,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		}
 	}
 	cfg.SecretKey = bytes.Clone(cfg.SecretKey)
-	c := &Client{pool: pool, cfg: cfg, schema: name, sql: statements{
+	c := &Client{pool: pool, cfg: cfg, schema: name, check: migrate.NewCheck(pool, name), sql: statements{
 		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
 	}}
 	c.engine = command.New(pool, command.Config{

@@ -27,14 +27,14 @@ import (
 
 // Bounds of a command.
 const (
-	MaxIDBytes     = 255     // of Command.ID, Namespace and Name each
-	MaxInputBytes  = 1 << 20 // of Command.Input as JSON
-	MaxResultBytes = 1 << 20 // of the result as JSON
+	maxIDBytes     = 255     // of Command.ID, Namespace and Name each
+	maxInputBytes  = 1 << 20 // of Command.Input as JSON
+	maxResultBytes = 1 << 20 // of the result as JSON
 )
 
 // Command declares what a call is about. ID is the only field that is required.
 type Command struct {
-	// ID is the operation's id, chosen by the caller, 1 to MaxIDBytes bytes of
+	// ID is the operation's id, chosen by the caller, 1 to 255 bytes of
 	// UTF-8: the same ID in the same Namespace is carried out once, and the same
 	// command gets the first result again.
 	//
@@ -44,21 +44,21 @@ type Command struct {
 	// is purged, unless IssuedAt is set.
 	ID string
 
-	// Namespace keeps the ids of tenants apart, up to MaxIDBytes bytes. If IDs come from
+	// Namespace keeps the ids of tenants apart, up to 255 bytes. If IDs come from
 	// clients, it must say who the client was found to be: the user or the tenant that is
 	// signed in. In a common namespace, a client that sends the ID of another one, with the
 	// same command, is answered with the other's result. Defaults to "", for ids that the
 	// program makes itself.
 	Namespace string
 
-	// Name says what the command is, up to MaxIDBytes bytes. The same ID under
+	// Name says what the command is, up to 255 bytes. The same ID under
 	// another name is a conflict. Defaults to "".
 	Name string
 
 	// Input is what the command depends on. As JSON (a []byte or json.RawMessage is
 	// taken as it is) it becomes part of the fingerprint: the same ID with other
 	// input is a conflict. Its text must be UTF-8. Only the fingerprint is stored, a
-	// SHA-256, and not the input. Up to MaxInputBytes. Defaults to none.
+	// SHA-256, and not the input. Up to 1 MiB as JSON. Defaults to none.
 	Input any
 
 	// IssuedAt is when the client issued the command, to the microsecond, the same in
@@ -355,8 +355,8 @@ func encodeInput(input any) ([]byte, error) {
 			return nil, invalid("Command.Input", "%s", err)
 		}
 	}
-	if len(b) > MaxInputBytes {
-		return nil, invalid("Command.Input", "is %d bytes, want at most %d", len(b), MaxInputBytes)
+	if len(b) > maxInputBytes {
+		return nil, invalid("Command.Input", "is %d bytes, want at most %d", len(b), maxInputBytes)
 	}
 	return b, nil
 }
@@ -380,4 +380,4 @@ func checkID(namespace, id string) error {
 	return checkText("Command.Namespace", namespace)
 }
 
-func checkText(field, text string) error { return fault.Text(errArgument, field, text, MaxIDBytes) }
+func checkText(field, text string) error { return fault.Text(errArgument, field, text, maxIDBytes) }

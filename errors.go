@@ -6,6 +6,7 @@ import (
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
+	"github.com/pgmetered/metered/internal/migrate"
 )
 
 // Refused before any SQL, or by the set-up.
@@ -16,7 +17,7 @@ var (
 
 	// ErrSchemaVersion means that the database's schema is too new for this build: by more
 	// than one version, or it no longer has what this build calls.
-	ErrSchemaVersion error = fault.New("schema_version", "metered: the schema is too new for this build")
+	ErrSchemaVersion error = migrate.ErrVersion
 
 	// ErrNotMigrated: the schema, or some of its tables or functions, are missing or of an
 	// earlier version.
@@ -24,7 +25,7 @@ var (
 
 	// ErrSchemaDiffers: the schema is of this build's version, but not as this build makes it.
 	// The text names the differences; so does Validate.
-	ErrSchemaDiffers error = fault.New("schema_differs", "metered: the schema is not as it should be")
+	ErrSchemaDiffers error = migrate.ErrDiffers
 
 	// ErrNotGranted: the role has not been given what the call needs.
 	ErrNotGranted error = fault.ErrNotGranted
@@ -80,9 +81,9 @@ var (
 	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
 
 	// ErrResult: the function's result cannot be written as JSON, or cannot be read back
-	// into its type, or has text that is not UTF-8, or is too large. Or, in a replay: the result that the first call
-	// recorded cannot be read into the type that this one asks for; the first call has
-	// committed (Lookup has its result).
+	// into its type, or has text that is not UTF-8, or is larger than 1 MiB. Or, in a replay:
+	// the result that the first call recorded cannot be read into the type that this one asks
+	// for; the first call has committed (Lookup has its result).
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
 
 	// ErrSticky: taking the sticky charges failed, for another reason than a denial. They

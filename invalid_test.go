@@ -37,7 +37,7 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	c, err := metered.New(nowhere(t), metered.Config{})
 	require.NoError(t, err)
-	long := strings.Repeat("x", metered.MaxIDBytes+1)
+	long := strings.Repeat("x", 256)
 	good := unknownToken(t, c)
 	many := make([]budget.Charge, budget.MaxScopes+1)
 	for i := range many {
@@ -61,7 +61,7 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 		{metered.Command{ID: "a", Input: "a\xff"}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: map[string]any{"\xff": 1}}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: []any{json.RawMessage("\"\xff\"")}}, "Command.Input", metered.ErrArgument},
-		{metered.Command{ID: "a", Input: make([]byte, metered.MaxInputBytes+1)}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: make([]byte, 1<<20+1)}, "Command.Input", metered.ErrArgument},
 		{metered.Command{ID: "a", IssuedAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
 		{metered.Command{ID: "a", IssuedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
 		{metered.Command{ID: "ffffffff-ffff-7fff-bfff-ffffffffffff"}, "Command.IssuedAt", metered.ErrArgument},
@@ -91,13 +91,13 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})
-	longest := strings.Repeat("é", metered.MaxIDBytes/2) + "x"
+	longest := strings.Repeat("é", 127) + "x"
 	first, last := time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
 	for _, test := range []struct {
 		cmd metered.Command
 		err error
 	}{
-		{metered.Command{ID: longest, Namespace: longest, Name: longest, Input: make([]byte, metered.MaxInputBytes)}, nil},
+		{metered.Command{ID: longest, Namespace: longest, Name: longest, Input: make([]byte, 1<<20)}, nil},
 		{metered.Command{ID: "a", IssuedAt: first}, nil},
 		{metered.Command{ID: "b", IssuedAt: last}, metered.ErrFuture},
 		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id is what counts
@@ -124,7 +124,7 @@ func TestLookup_AWrongIDIsRefusedBeforeAnySQL(t *testing.T) {
 	pool := nowhere(t)
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
-	for _, id := range [][2]string{{"", ""}, {"\x00", "a"}, {"", "\xff"}, {"", strings.Repeat("x", metered.MaxIDBytes+1)}} {
+	for _, id := range [][2]string{{"", ""}, {"\x00", "a"}, {"", "\xff"}, {"", strings.Repeat("x", 256)}} {
 		_, err := c.Lookup(t.Context(), pool, id[0], id[1])
 		require.ErrorIs(t, err, metered.ErrArgument, "%q", id)
 	}

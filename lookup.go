@@ -45,7 +45,7 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	if err := checkID(namespace, id); err != nil {
 		return Operation{}, err
 	}
-	if err := c.checkSchema(ctx, true); err != nil {
+	if err := c.check.Usable(ctx, true); err != nil {
 		return Operation{}, err
 	}
 	var rec command.Record
@@ -116,7 +116,7 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	if err := c.checkSchema(ctx, true); err != nil {
+	if err := c.check.Usable(ctx, true); err != nil {
 		return 0, err
 	}
 	deleted, err := o.Run(ctx, pool, c.sql.purge, c.cfg.LockTimeout.Milliseconds())

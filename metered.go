@@ -216,11 +216,11 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 	var out Outcome[R]
 	op, err := c.prepare(cmd, encoded(fn, &out.Result))
 	if err == nil {
-		if err := c.checkSchema(ctx, tx != nil); err != nil {
+		if err := c.check.Usable(ctx, tx != nil); err != nil {
 			return Outcome[R]{}, err
 		}
 		err = op.run(ctx, tx)
-		c.doubtSchema(err)
+		c.check.Doubt(err)
 	}
 	if err == nil && op.rec.Replayed {
 		var first R
@@ -255,8 +255,8 @@ func encoded[R any](fn Func[R], result *R) work {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrResult, err)
 		}
-		if len(raw) > MaxResultBytes {
-			return nil, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), MaxResultBytes)
+		if len(raw) > maxResultBytes {
+			return nil, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), maxResultBytes)
 		}
 		if err := jsontext.Check(r, raw); err != nil {
 			return nil, fmt.Errorf("%w: it %w", ErrResult, err)

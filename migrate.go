@@ -1,15 +1,14 @@
 package metered
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 
+	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -84,141 +83,179 @@ type MigrateReport struct {
 // the schema is newer by more than one version, or lacks what this build calls; ErrSchemaDiffers if
 // tables are not as they should be, with nothing changed. More is in docs/operations.md.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
-	if err := notNil("pool", pool); err != nil {
+	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
+	if err := cmp.Or(notNil("pool", pool), err); err != nil {
 		return MigrateReport{}, err
 	}
-	name, err := parseSchema("MigrateOptions.Schema", opts.Schema)
-	if err != nil {
-		return MigrateReport{}, err
-	}
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return MigrateReport{}, fmt.Errorf("metered: migrate: %w", err)
-	}
-	defer conn.Release()
-	m := migration{conn, name, opts}
-	var report MigrateReport
-	err = m.locked(ctx, func(tx pgx.Tx) (err error) {
-		report, err = m.schema(ctx, tx)
-		return err
+	r, err := migrate.Run(ctx, pool, migrate.Options{
+		Schema: n, DropPrevious: opts.DropPrevious, River: opts.River, RiverSchema: opts.RiverSchema, OnWait: opts.OnWait,
 	})
-	if err != nil {
-		return MigrateReport{}, fmt.Errorf("metered: migrate schema %s: %w", name, err)
-	}
-	if opts.River {
-		if report.River, err = m.river(ctx); err != nil {
-			return report, fmt.Errorf("metered: migrate river: %w", err)
-		}
-	}
-	return report, nil
+	return MigrateReport{
+		From: r.From, To: r.To, Repaired: differences(r.Repaired), Dropped: r.Dropped, Previous: r.Previous, River: r.River,
+	}, err
 }
 
-// migration is one call of Migrate.
-type migration struct {
-	conn *pgxpool.Conn
-	name schema.Name
-	opts MigrateOptions
+// SchemaReport is what Validate found.
+type SchemaReport struct {
+	// Version is that of the schema, 0 if there is none.
+	Version int
+
+	// Differences are what is not as this build needs it. If Version is newer than
+	// SchemaVersion these are only such that make calls of this build fail.
+	Differences []SchemaDifference
+
+	// Previous are the functions and types that only the build before this one calls: see
+	// MigrateOptions.DropPrevious. They are no difference.
+	Previous []string
 }
 
-// schema makes the library's part, and says what it did.
-func (m migration) schema(ctx context.Context, tx pgx.Tx) (MigrateReport, error) {
-	before, err := schema.ReadCatalog(ctx, tx, m.name)
-	if err != nil {
-		return MigrateReport{}, err
+// SchemaDifference is one object of the schema that is not as it should be.
+type SchemaDifference struct {
+	// Object is what it is about: "function clock()", "column ledger.seq", "index holds_due".
+	Object string
+	// Problem says what is wrong.
+	Problem string
+	// Want is what it should be, and Have what it is, if it is there. They are empty where that
+	// is not the problem. Of a function's body they have a hash.
+	Want, Have string
+}
+
+func (d SchemaDifference) String() string { return migrate.Difference(d).String() }
+
+func differences(all []migrate.Difference) (wrong []SchemaDifference) {
+	for _, d := range all {
+		wrong = append(wrong, SchemaDifference(d))
 	}
-	report := MigrateReport{From: before.Version, To: SchemaVersion}
+	return wrong
+}
+
+// OK reports whether the schema is what this build needs.
+func (r SchemaReport) OK() bool { return r.Err() == nil }
+
+// Err is nil if the schema is what this build needs. Otherwise it is ErrNotMigrated: there is no
+// schema, or an older one; ErrSchemaVersion: it is newer, and lacks what this build calls; or
+// ErrSchemaDiffers: it is of this version, and has Differences. Its text names them.
+func (r SchemaReport) Err() error { return migrate.Err(r.Version, r.Differences) }
+
+// Validate compares what is installed in the schema ("" means "metered") with what this build
+// needs: tables, columns, indexes, constraints, types and functions, their owners, and that
+// nothing can be executed by everybody. It changes nothing and needs no more than to read
+// schema_version, which every role has that GrantSQL was run for. Objects of other names, and
+// columns, indexes and triggers that somebody added, are no difference. Comments are not looked at.
+//
+// Migrate repairs functions and rights; where tables differ it says the same. The report tells what
+// was found. An error means that it could not be found out. db is a pool, a connection or a
+// transaction.
+func Validate(ctx context.Context, db interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}, schemaName string) (SchemaReport, error) {
+	n, err := parseSchema("schema", schemaName)
+	if err := cmp.Or(notNil("db", db), err); err != nil {
+		return SchemaReport{}, err
+	}
+	s, err := migrate.Examine(ctx, db, n)
+	return SchemaReport{Version: s.Version, Differences: differences(s.Differences), Previous: s.Previous}, err
+}
+
+// MigrationTool is a program that keeps a database's migrations as files.
+type MigrationTool string
+
+// The tools that SchemaSQL knows.
+const (
+	// PlainSQL is a text of several statements, for psql or a simple query.
+	PlainSQL MigrationTool = ""
+	// Goose is github.com/pressly/goose.
+	Goose MigrationTool = "goose"
+	// GolangMigrate is github.com/golang-migrate/migrate, without x-multi-statement.
+	GolangMigrate MigrationTool = "golang-migrate"
+	// Tern is github.com/jackc/tern.
+	Tern MigrationTool = "tern"
+	// Atlas is versioned migrations of atlasgo.io.
+	Atlas MigrationTool = "atlas"
+)
+
+// SchemaSQLOptions says what SchemaSQL renders. The zero value is the whole schema.
+type SchemaSQLOptions struct {
+	// Schema is the schema's name: 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor
+	// "pg_". Defaults to "metered".
+	Schema string
+
+	// From is the version that is installed. Defaults to 0, none: the whole schema. With an earlier
+	// version it is the upgrade to SchemaVersion. With SchemaVersion all functions are created
+	// again, as a repair does.
+	From int
+
+	// DropPrevious is that of MigrateOptions. With From = SchemaVersion nothing else is rendered: it
+	// is the migration that follows when no process of the build before runs any more.
+	DropPrevious bool
+
+	// Tool is what the text is for. Defaults to PlainSQL.
+	Tool MigrationTool
+}
+
+// SchemaSQL renders what Migrate does as a file of a migration tool's: the whole schema, or the
+// upgrade from an earlier version, up. Each upgrade of this library that changes SchemaVersion
+// then is a file more, rendered by the new build from the version before. Run it in one
+// transaction, as the role that owns the data or is to own it. Migrate afterwards sees its version,
+// and Validate says whether all is as it should be.
+//
+// It renders up to SchemaVersion, and to no other version, since a build has the functions of its own
+// version alone. A file that was made by an earlier build stays good. The text is ASCII. Its locks are
+// waited for as long as lock_timeout says: set one, for the reason that Migrate has. Anything else
+// than the options allow is an *ArgumentError.
+func SchemaSQL(opts SchemaSQLOptions) (string, error) {
+	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
+	if err != nil {
+		return "", err
+	}
+	forTool, known := schema.Tools[string(opts.Tool)]
 	switch {
-	case before.Version == 0:
-		return report, m.run(ctx, tx, schema.Source())
-	case before.Version > SchemaVersion:
-		report.To = before.Version
-		return report, examine(before).Err()
-	case before.Version == SchemaVersion:
-		wrong := before.Differences()
-		if err := irreparable(wrong); err != nil {
-			return report, err
-		}
-		report.Repaired = differences(wrong)
+	case opts.From < 0 || opts.From > SchemaVersion:
+		return "", invalid("SchemaSQLOptions.From", "is %d, want 0 to %d", opts.From, SchemaVersion)
+	case !known:
+		return "", invalid("SchemaSQLOptions.Tool", "%q is not known", opts.Tool)
+	case opts.From == 0:
+		return forTool(n.SQL(schema.Source())), nil
+	case opts.From == SchemaVersion && opts.DropPrevious:
+		return forTool(n.SQL(schema.DropPreviousSQL())), nil
 	}
-	upgrade := schema.Upgrade{From: before.Version, DropPrevious: m.opts.DropPrevious, Missing: before.Missing()}
-	report.Dropped = present(before, upgrade.Drops())
-	sql := upgrade.SQL()
-	if before.Version == SchemaVersion && len(report.Repaired) == 0 {
-		if len(report.Dropped) == 0 {
-			report.Previous = previous(before)
-			return report, nil
-		}
-		sql = schema.DropPreviousSQL()
-	}
-	if err := m.becomeOwner(ctx, tx, report.Repaired); err != nil {
-		return report, err
-	}
-	if err := m.run(ctx, tx, sql); err != nil {
-		return report, err
-	}
-	after, err := schema.ReadCatalog(ctx, tx, m.name)
+	return forTool(n.SQL(schema.Upgrade{From: opts.From, DropPrevious: opts.DropPrevious}.SQL())), nil
+}
+
+// GrantSQL renders the grants under which an application can make every call of
+// this library but those of GrantMaintenanceSQL: EXECUTE on the functions that it
+// calls and SELECT on what it reads, but no INSERT, UPDATE or DELETE. The functions run
+// with their owner's rights, and none of them changes or deletes a ledger entry, or makes
+// one that takes spending back or breaks its scope's chain. The application is trusted with
+// what it passes: limits, notes and operation ids.
+//
+// Run it as the schema's owner, after Migrate or SchemaSQL. An upgrade gives the roles of the
+// version before what they need, so that it need not be run again. role must exist. The text also
+// takes the functions from everybody (PUBLIC), who has them after a restore of a dump without
+// privileges, and says so by NOTICE.
+//
+// What River's tables need is said in River's documentation: SELECT, INSERT and UPDATE on
+// river_job and USAGE on its sequence are enough to enqueue.
+func GrantSQL(schemaName, role string) (string, error) {
+	return grants(schemaName, role, schema.Application)
+}
+
+// GrantMaintenanceSQL renders the grants for what deletes or repairs: the five
+// Purge calls and budget.Ledger.RepairClock. They are for a role of its own, which a
+// scheduled job uses; a role may also be given both sets of grants.
+func GrantMaintenanceSQL(schemaName, role string) (string, error) {
+	return grants(schemaName, role, schema.Maintenance)
+}
+
+func grants(schemaName, role string, set schema.Role) (string, error) {
+	n, err := parseSchema("schema", schemaName)
 	if err != nil {
-		return report, err
+		return "", err
 	}
-	report.Previous = previous(after)
-	return report, irreparable(after.Differences())
-}
-
-// run runs a text of several statements. Without arguments Exec uses the simple protocol, which
-// takes the whole of it.
-func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
-	_, err := tx.Exec(ctx, m.name.SQL(sql), pgx.QueryExecModeSimpleProtocol)
-	return err
-}
-
-const ownerSQL = `
-select c.relowner::regrole::text, c.relowner <> r.oid
-from pg_class c, pg_roles r
-where c.oid = to_regclass('metered.schema_version') and r.rolname = current_user`
-
-// becomeOwner acts as the owner of the tables from here on, so that all that is created belongs to
-// them. Before that it gives the owner the functions that are somebody else's.
-func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []SchemaDifference) error {
-	var owner string // quoted
-	var other bool
-	if err := tx.QueryRow(ctx, m.name.SQL(ownerSQL)).Scan(&owner, &other); err != nil {
-		return err
+	if role == "" || len(role) > 63 || strings.IndexByte(role, 0) >= 0 {
+		return "", invalid("role", "want the name of a role, 1 to 63 bytes")
 	}
-	for _, d := range wrong {
-		if signature, ok := strings.CutPrefix(d.Object, "function "); ok && d.Problem == string(schema.Lost) {
-			if err := m.run(ctx, tx, "alter function metered."+signature+" owner to "+owner); err != nil {
-				return err
-			}
-		}
-	}
-	if !other {
-		return nil
-	}
-	if _, err := tx.Exec(ctx, "set local role "+owner); err != nil {
-		return fmt.Errorf("the schema belongs to the role %s: %w", owner, err)
-	}
-	return nil
-}
-
-// river makes one migration of River's per transaction, since some need that an earlier one
-// has committed. Each looks anew, under the lock, at what is left to do.
-func (m migration) river(ctx context.Context) (made []int, err error) {
-	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: m.opts.RiverSchema})
-	if err != nil {
-		return nil, err
-	}
-	for {
-		var result *rivermigrate.MigrateResult
-		err := m.locked(ctx, func(tx pgx.Tx) (err error) {
-			//lint:ignore SA1019 it is deprecated for several migrations in one transaction
-			result, err = migrator.MigrateTx(ctx, tx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
-			return err
-		})
-		if err != nil || len(result.Versions) == 0 {
-			return made, err
-		}
-		made = append(made, result.Versions[0].Version)
-	}
+	return n.GrantSQL(set, pgx.Identifier{role}.Sanitize()), nil
 }
 
 func parseSchema(field, name string) (schema.Name, error) {

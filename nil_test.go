@@ -26,6 +26,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	})
 	niltest.Func(t, "New", metered.New, pool, metered.Config{})
 	niltest.Func(t, "Migrate", metered.Migrate, pool, metered.MigrateOptions{})
+	niltest.Func(t, "Validate", metered.Validate, pool, "")
 	niltest.Func(t, "DoTx", metered.DoTx[uploaded], niltest.Given{Arg: c}, tx, cmd, niltest.Given{Arg: fn})
 
 	for what, c := range map[string]*metered.Client{"nil": nil, "zero": {}} {

@@ -36,7 +36,7 @@ func TestDo_AResultThatCannotBeReplayedCommitsNothing(t *testing.T) {
 		"not UTF-8":         resulting(c, uploaded{"\xff"}),
 		"not UTF-8, as key": resulting(c, map[string]int{"\xff": 1}),
 		"not UTF-8, raw":    resulting(c, json.RawMessage("\"\xff\"")),
-		"one byte too long": resulting(c, strings.Repeat("x", metered.MaxResultBytes-1)),
+		"one byte too long": resulting(c, strings.Repeat("x", 1<<20-1)),
 	} {
 		cmd := whole(t, pool, c, what)
 		err := do(cmd)
@@ -45,7 +45,7 @@ func TestDo_AResultThatCannotBeReplayedCommitsNothing(t *testing.T) {
 		require.Equal(t, nothing, footprintOf(t, pool, cmd), what)
 	}
 	cmd := whole(t, pool, c, "as long as it may be")
-	require.NoError(t, resulting(c, strings.Repeat("x", metered.MaxResultBytes-2))(cmd))
+	require.NoError(t, resulting(c, strings.Repeat("x", 1<<20-2))(cmd))
 	require.Equal(t, everything, footprintOf(t, pool, cmd))
 }
 

@@ -59,7 +59,7 @@ func openFresh(t *testing.T) *pgxpool.Pool {
 	return pool
 }
 
-func validate(t *testing.T, db metered.Beginner) metered.SchemaReport {
+func validate(t *testing.T, db schema.DB) metered.SchemaReport {
 	t.Helper()
 	report, err := metered.Validate(t.Context(), db, "")
 	require.NoError(t, err)

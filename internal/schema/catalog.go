@@ -3,7 +3,6 @@ package schema
 import (
 	"context"
 	_ "embed"
-	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -195,11 +194,4 @@ func (c Catalog) Unusable() []Difference {
 		}
 		return d.Problem != Other || d.Object.Kind != "function" || Object{Definition: d.Have}.use() == d.Object.use()
 	})
-}
-
-func (d Difference) String() string {
-	if d.Problem == Other {
-		return fmt.Sprintf("%s is %q, not %q", d.Object.Key(), d.Have, d.Object.Definition)
-	}
-	return d.Object.Key() + " " + string(d.Problem)
 }

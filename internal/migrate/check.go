@@ -1,4 +1,4 @@
-package metered
+package migrate
 
 import (
 	"context"
@@ -8,15 +8,23 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// check is a Client's look at the schema, before its first call.
-type check struct {
+// Check is a Client's look at the schema, before its first call.
+type Check struct {
+	pool   *pgxpool.Pool
+	name   schema.Name
 	passed atomic.Bool
 	mu     sync.Mutex
 	look   *look // the one that is being taken
 }
+
+// NewCheck returns the Check of a Client that has not made a call yet.
+func NewCheck(pool *pgxpool.Pool, n schema.Name) *Check { return &Check{pool: pool, name: n} }
 
 // look is one query, whose answer all get who came meanwhile.
 type look struct {
@@ -27,23 +35,23 @@ type look struct {
 // checkTimeout bounds a look where the caller has a connection already.
 const checkTimeout = time.Second
 
-// checkSchema refuses a call that cannot succeed because of what the schema is or lacks. Only
+// Usable refuses a call that cannot succeed because of what the schema is or lacks. Only
 // a good answer is remembered. If there is none, because the query fails, the call goes on, and
 // meets by itself what is wrong.
 //
 // A caller that holds a connection of the pool, as in DoTx, must not wait for another one
 // (spare): if none is free now, a later call looks.
-func (c *Client) checkSchema(ctx context.Context, spare bool) error {
-	if c.check.passed.Load() {
+func (c *Check) Usable(ctx context.Context, spare bool) error {
+	if c.passed.Load() {
 		return nil
 	}
-	c.check.mu.Lock()
-	l, first := c.check.look, c.check.look == nil
+	c.mu.Lock()
+	l, first := c.look, c.look == nil
 	if first {
 		l = &look{done: make(chan struct{})}
-		c.check.look = l
+		c.look = l
 	}
-	c.check.mu.Unlock()
+	c.mu.Unlock()
 	if !first {
 		select {
 		case <-l.done:
@@ -53,9 +61,9 @@ func (c *Client) checkSchema(ctx context.Context, spare bool) error {
 		}
 	}
 	defer func() {
-		c.check.mu.Lock()
-		c.check.look = nil
-		c.check.mu.Unlock()
+		c.mu.Lock()
+		c.look = nil
+		c.mu.Unlock()
 		close(l.done)
 	}()
 	if spare {
@@ -67,19 +75,19 @@ func (c *Client) checkSchema(ctx context.Context, spare bool) error {
 		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
 		defer cancel()
 	}
-	catalog, err := schema.ReadCatalog(ctx, c.pool, c.schema)
+	catalog, err := schema.ReadCatalog(ctx, c.pool, c.name)
 	if err == nil {
 		l.err = usable(catalog)
-		c.check.passed.Store(l.err == nil)
+		c.passed.Store(l.err == nil)
 	}
 	return l.err
 }
 
-// doubtSchema has the next call look again if err says that something is missing: a later
+// Doubt has the next call look again if err says that something is missing: a later
 // version dropped it.
-func (c *Client) doubtSchema(err error) {
-	if errors.Is(err, ErrNotMigrated) {
-		c.check.passed.Store(false)
+func (c *Check) Doubt(err error) {
+	if errors.Is(err, fault.ErrNotMigrated) {
+		c.passed.Store(false)
 	}
 }
 
@@ -87,11 +95,11 @@ func (c *Client) doubtSchema(err error) {
 // Validate: a function that somebody tuned, or a clock that a test has set, is no reason to
 // refuse every call.
 func usable(c schema.Catalog) error {
-	if c.Version != SchemaVersion {
-		return examine(c).Err()
+	if c.Version != schema.Version {
+		return stateOf(c).err()
 	}
 	if wrong := c.Unusable(); len(wrong) > 0 {
-		return fmt.Errorf("%w: %s", ErrNotMigrated, listed(differences(wrong)))
+		return fmt.Errorf("%w: %s", fault.ErrNotMigrated, listed(differences(wrong)))
 	}
 	return nil
 }

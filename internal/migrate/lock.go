@@ -1,4 +1,4 @@
-package metered
+package migrate
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -43,7 +44,7 @@ func (m migration) locked(ctx context.Context, f func(pgx.Tx) error) error {
 			}
 		}
 		if what != "" && ctx.Err() != nil {
-			return fmt.Errorf("%w: waiting for %s: %w", ErrBusy, what, errors.Join(pause.Ended(ctx), err))
+			return fmt.Errorf("%w: waiting for %s: %w", fault.ErrBusy, what, errors.Join(pause.Ended(ctx), err))
 		}
 		return err
 	}
@@ -74,7 +75,7 @@ order by a.xact_start limit 3`
 
 // holders says who has locks that a migration waits for: the oldest transactions.
 func (m migration) holders(ctx context.Context) string {
-	rows, _ := m.conn.Query(ctx, holdersSQL, schema.MigrationLock, m.name.String(), m.opts.RiverSchema)
+	rows, _ := m.conn.Query(ctx, holdersSQL, schema.MigrationLock, m.opts.Schema.String(), m.opts.RiverSchema)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(all) == 0 {
 		return "a lock"

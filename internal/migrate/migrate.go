@@ -1,0 +1,163 @@
+// Package migrate creates the schema, upgrades and repairs it, and says what is installed. It is the
+// machinery of metered.Migrate and metered.Validate, and of a Client's look at the schema.
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// Options are those of metered.MigrateOptions.
+type Options struct {
+	Schema              schema.Name
+	DropPrevious, River bool
+	RiverSchema         string
+	OnWait              func(ctx context.Context, what string)
+}
+
+// Report is metered.MigrateReport.
+type Report struct {
+	From, To          int
+	Repaired          []Difference
+	Dropped, Previous []string
+	River             []int
+}
+
+// Run is metered.Migrate. An error that comes with a report is of River's part alone.
+func Run(ctx context.Context, pool *pgxpool.Pool, opts Options) (Report, error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return Report{}, fmt.Errorf("metered: migrate: %w", err)
+	}
+	defer conn.Release()
+	m := migration{conn, opts}
+	var report Report
+	err = m.locked(ctx, func(tx pgx.Tx) (err error) {
+		report, err = m.schema(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return Report{}, fmt.Errorf("metered: migrate schema %s: %w", opts.Schema, err)
+	}
+	if opts.River {
+		if report.River, err = m.river(ctx); err != nil {
+			return report, fmt.Errorf("metered: migrate river: %w", err)
+		}
+	}
+	return report, nil
+}
+
+// migration is one call of Run.
+type migration struct {
+	conn *pgxpool.Conn
+	opts Options
+}
+
+// schema makes the library's part, and says what it did.
+func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
+	before, err := schema.ReadCatalog(ctx, tx, m.opts.Schema)
+	if err != nil {
+		return Report{}, err
+	}
+	report := Report{From: before.Version, To: schema.Version}
+	switch {
+	case before.Version == 0:
+		return report, m.run(ctx, tx, schema.Source())
+	case before.Version > schema.Version:
+		report.To = before.Version
+		return report, stateOf(before).err()
+	case before.Version == schema.Version:
+		wrong := before.Differences()
+		if err := irreparable(wrong); err != nil {
+			return report, err
+		}
+		report.Repaired = differences(wrong)
+	}
+	upgrade := schema.Upgrade{From: before.Version, DropPrevious: m.opts.DropPrevious, Missing: before.Missing()}
+	report.Dropped = present(before, upgrade.Drops())
+	sql := upgrade.SQL()
+	if before.Version == schema.Version && len(report.Repaired) == 0 {
+		if len(report.Dropped) == 0 {
+			report.Previous = previous(before)
+			return report, nil
+		}
+		sql = schema.DropPreviousSQL()
+	}
+	if err := m.becomeOwner(ctx, tx, report.Repaired); err != nil {
+		return report, err
+	}
+	if err := m.run(ctx, tx, sql); err != nil {
+		return report, err
+	}
+	after, err := schema.ReadCatalog(ctx, tx, m.opts.Schema)
+	if err != nil {
+		return report, err
+	}
+	report.Previous = previous(after)
+	return report, irreparable(after.Differences())
+}
+
+// run runs a text of several statements. Without arguments Exec uses the simple protocol, which
+// takes the whole of it.
+func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
+	_, err := tx.Exec(ctx, m.opts.Schema.SQL(sql), pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+const ownerSQL = `
+select c.relowner::regrole::text, c.relowner <> r.oid
+from pg_class c, pg_roles r
+where c.oid = to_regclass('metered.schema_version') and r.rolname = current_user`
+
+// becomeOwner acts as the owner of the tables from here on, so that all that is created belongs to
+// them. Before that it gives the owner the functions that are somebody else's.
+func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []Difference) error {
+	var owner string // quoted
+	var other bool
+	if err := tx.QueryRow(ctx, m.opts.Schema.SQL(ownerSQL)).Scan(&owner, &other); err != nil {
+		return err
+	}
+	for _, d := range wrong {
+		if signature, ok := strings.CutPrefix(d.Object, "function "); ok && d.Problem == string(schema.Lost) {
+			if err := m.run(ctx, tx, "alter function metered."+signature+" owner to "+owner); err != nil {
+				return err
+			}
+		}
+	}
+	if !other {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, "set local role "+owner); err != nil {
+		return fmt.Errorf("the schema belongs to the role %s: %w", owner, err)
+	}
+	return nil
+}
+
+// river makes one migration of River's per transaction, since some need that an earlier one
+// has committed. Each looks anew, under the lock, at what is left to do.
+func (m migration) river(ctx context.Context) (made []int, err error) {
+	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: m.opts.RiverSchema})
+	if err != nil {
+		return nil, err
+	}
+	for {
+		var result *rivermigrate.MigrateResult
+		err := m.locked(ctx, func(tx pgx.Tx) (err error) {
+			//lint:ignore SA1019 it is deprecated for several migrations in one transaction
+			result, err = migrator.MigrateTx(ctx, tx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
+			return err
+		})
+		if err != nil || len(result.Versions) == 0 {
+			return made, err
+		}
+		made = append(made, result.Versions[0].Version)
+	}
+}

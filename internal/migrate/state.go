@@ -1,0 +1,126 @@
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// Package metered has these as ErrSchemaVersion and ErrSchemaDiffers.
+var (
+	ErrVersion = fault.New("schema_version", "metered: the schema is too new for this build")
+	ErrDiffers = fault.New("schema_differs", "metered: the schema is not as it should be")
+)
+
+// State is metered.SchemaReport.
+type State struct {
+	Version     int
+	Differences []Difference
+	Previous    []string
+}
+
+// Difference is metered.SchemaDifference.
+type Difference struct{ Object, Problem, Want, Have string }
+
+func (d Difference) String() string {
+	if d.Have != "" {
+		return fmt.Sprintf("%s %s: it is %q and should be %q", d.Object, d.Problem, d.Have, d.Want)
+	}
+	return d.Object + " " + d.Problem
+}
+
+// Examine is metered.Validate.
+func Examine(ctx context.Context, db schema.DB, n schema.Name) (State, error) {
+	c, err := schema.ReadCatalog(ctx, db, n)
+	if err != nil {
+		return State{}, fault.Failed("metered", "validate", err)
+	}
+	return stateOf(c), nil
+}
+
+func stateOf(c schema.Catalog) State {
+	wrong := c.Differences()
+	if c.Version > schema.Version {
+		wrong = c.Unusable()
+	}
+	return State{Version: c.Version, Differences: differences(wrong), Previous: previous(c)}
+}
+
+func (s State) err() error { return Err(s.Version, s.Differences) }
+
+// Err is metered.SchemaReport.Err, for a schema of that version with those differences.
+func Err[D fmt.Stringer](version int, wrong []D) error {
+	switch {
+	case version < schema.Version:
+		return fmt.Errorf("%w: the database has version %d, this build needs %d", fault.ErrNotMigrated, version, schema.Version)
+	case version > schema.Version+1:
+		return fmt.Errorf("%w: the database has version %d, this build knows %d", ErrVersion, version, schema.Version)
+	case len(wrong) == 0:
+		return nil
+	case version > schema.Version:
+		return fmt.Errorf("%w: the database has version %d, without what this build of version %d needs: %s",
+			ErrVersion, version, schema.Version, listed(wrong))
+	default:
+		return fmt.Errorf("%w: %s", ErrDiffers, listed(wrong))
+	}
+}
+
+// previous are those of the build before that are still there.
+func previous(c schema.Catalog) (there []string) {
+	if c.Version == schema.Version {
+		there = present(c, schema.Previous())
+	}
+	return there
+}
+
+func present(c schema.Catalog, keys []string) (there []string) {
+	for _, key := range keys {
+		if c.Has(key) {
+			there = append(there, key)
+		}
+	}
+	return there
+}
+
+func differences(wrong []schema.Difference) (all []Difference) {
+	for _, d := range wrong {
+		diff := Difference{Object: d.Object.Key(), Problem: string(d.Problem)}
+		if d.Problem == schema.Other {
+			diff.Want, diff.Have = d.Object.Definition, d.Have
+		}
+		all = append(all, diff)
+	}
+	return all
+}
+
+// irreparable is ErrDiffers if some of the differences are more than Migrate can mend by
+// creating functions and types.
+func irreparable(wrong []schema.Difference) error {
+	left := slices.DeleteFunc(slices.Clone(wrong), func(d schema.Difference) bool {
+		return d.Object.Kind == "function" || d.Object.Kind == "type" && d.Problem == schema.Missing
+	})
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrDiffers, listed(differences(left)))
+}
+
+// listed names up to ten differences.
+func listed[D fmt.Stringer](all []D) string {
+	const limit = 10
+	var b strings.Builder
+	for i, d := range all[:min(limit, len(all))] {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(d.String())
+	}
+	if more := len(all) - limit; more > 0 {
+		fmt.Fprintf(&b, "; and %d more", more)
+	}
+	return b.String()
+}
