@@ -995,6 +995,7 @@ as $$
 declare
     l    record;
     mine boolean := pg_current_xact_id_if_assigned() is not null;
+    own  timestamptz;
 begin
     for skipped in 0..1000 loop     -- one by one: the planner would sort all that a loop over a query could want
         select y.due, y.hold, y.xmin into l from metered.hold_lines y
@@ -1004,8 +1005,9 @@ begin
         if (l.hold = any (of_nos)) is not true and not (mine and metered.written_here(l.xmin)) then
             return l.due;
         end if;
+        own := coalesce(own, l.due);
     end loop;
-    return greatest(clk, tip.next_due);     -- this transaction has extended it
+    return coalesce(own, greatest(clk, tip.next_due));     -- this transaction has extended it
 end
 $$;
 

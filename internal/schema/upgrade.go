@@ -41,7 +41,9 @@ func (u Upgrade) SQL() string {
 		case "create function", "create view":
 			b.WriteString("\n" + strings.Replace(s.text, s.verb, strings.Replace(s.verb, "create", "create or replace", 1), 1))
 		case "comment on":
-			b.WriteString("\n" + s.text)
+			if u.From < Version { // a repair leaves comments as they are
+				b.WriteString("\n" + s.text)
+			}
 		}
 	}
 	b.WriteString("\n" + revokeFromPublic(false) + "\n" + carryGrants(before))
