@@ -12,13 +12,8 @@ const (
 	checksumLen = 6  // the fewest that hold 32 bits
 )
 
-// Parse reads a token's text, exactly as Reveal returned it: no spaces around
-// it, no other case. Whatever is not a well-formed token of this store's prefix
-// is ErrInvalid with ReasonMalformed: another prefix or length, a wrong checksum,
-// which every mistyped character gives, or a secret so regular that it was not
-// drawn by Mint. No query is made, so a token that parses may still be unknown.
-//
-// Consume and Inspect parse for themselves. Parse is for Digest and Revoke.
+// Parse reads a token's text, exactly as Reveal returned it, without a query. Text that is no token of this prefix is
+// ErrInvalid with ReasonMalformed. Consume and Inspect parse for themselves; Parse is for Digest and Revoke.
 func (s *Store) Parse(text string) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err
