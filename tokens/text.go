@@ -30,9 +30,8 @@ func (s *Store) Parse(text string) (Token, error) {
 	return Token{reveal: func() string { return text }}, nil
 }
 
-// Token returns the token that a secret makes in this store, whether or not it
-// was minted: after ErrExists, or when a replayed command needs the text of what
-// it minted the first time. The zero Secret is ErrArgument.
+// Token returns the token that a secret makes in this store, minted or not: after ErrExists, or when a replay needs
+// the text. The zero Secret is ErrArgument.
 func (s *Store) Token(secret Secret) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err

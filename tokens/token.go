@@ -11,7 +11,8 @@ import (
 )
 
 // Token is a secret that grants something to whoever presents it. Printed, logged or encoded it is redacted:
-// "acme_upload_REDACTED". Reveal returns the text. Compare Tokens with Equal, not ==. The zero Token is no token.
+// "acme_upload_REDACTED". Reveal returns the text. Compare Tokens with Equal, not ==. The zero Token is no token. The
+// text is behind a func, because fmt prints unexported fields without asking their methods.
 type Token struct{ reveal func() string }
 
 // Reveal returns the token's text. It is the only way to it.
