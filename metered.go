@@ -16,12 +16,11 @@
 // Most programs want [Do], which owns its transaction; [DoTx] runs the same command inside one of yours. Packages
 // budget, holds, tokens and jobs also work alone. docs/model.md shows a command on one page.
 //
-// Charges are made last, in the flush that carries COMMIT, so a command can be refused after its function has run. The
-// function may run more than once, and must have no effect outside the transaction.
+// Charges are made last, in the flush that carries COMMIT. So a command can be refused after its function has run: the
+// function must have no effect outside the transaction.
 //
-// A nil error means committed. An *IndefiniteError means unknown: call again with the same command. Any other error
-// means that nothing was written, except sticky charges. Retryable says which errors are worth another call, Code what
-// they are, package httplimit what HTTP says of them.
+// A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. Any other
+// error means that nothing was written, except sticky charges. Retryable says which errors are worth another call.
 package metered
 
 import (
@@ -63,8 +62,8 @@ type Outcome[R any] struct {
 	// Receipt is what was charged, without sticky charges. In a replay it has no standings.
 	Receipt budget.Receipt `json:"receipt"`
 
-	// Sticky is what this call charged for Command.Sticky, also on error. It is empty if the charges were refused or
-	// are not known to be taken (ErrSticky), and in most replays.
+	// Sticky is what this call charged for Command.Sticky, also on error. It is empty if the charges were refused, are
+	// not known to be taken (ErrSticky), or if this call found the record of another.
 	Sticky budget.Receipt `json:"sticky,omitzero"`
 
 	// Holds are the holds of the calls of Tx, in their order, each as it was after its call; the same in a replay.

@@ -78,8 +78,7 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes. What has neither a window nor a lifetime
-// becomes a Limit without a Window, which every call refuses.
+// UnmarshalJSON reads what MarshalJSON writes. Without window and lifetime, the Limit is refused by every call.
 func (l *Limit) UnmarshalJSON(text []byte) error {
 	var in limitJSON
 	if err := json.Unmarshal(text, &in); err != nil {

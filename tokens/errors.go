@@ -89,7 +89,7 @@ func (e *InvalidError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.
 // GoString returns the text of ErrInvalid.
 func (e *InvalidError) GoString() string { return e.Error() }
 
-// LogValue returns the text of ErrInvalid. Log Reason() beside it.
+// LogValue returns the text of ErrInvalid. Log Reason beside it.
 func (e *InvalidError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
 
 // MarshalJSON encodes the text of ErrInvalid.
