@@ -26,48 +26,36 @@ type Config struct {
 	// Schema is the schema that Migrate created. Defaults to "metered".
 	Schema string
 
-	// River is the client that Tx.Enqueue inserts with; jobs.Plugin() must be among
-	// its plugins if jobs have keys. Defaults to none: Enqueue is then ErrNoRiver.
+	// River is the client for Tx.Enqueue, with jobs.Plugin() if jobs have keys. Defaults to none (ErrNoRiver).
 	River *river.Client[pgx.Tx]
 
-	// TokenPrefix is what the text of this program's tokens begins with. Defaults
-	// to tokens.DefaultPrefix.
+	// TokenPrefix begins the text of tokens. Defaults to tokens.DefaultPrefix.
 	TokenPrefix string
 
-	// SecretKey is the key of Client.Secret, at least tokens.MinKeyLen bytes, kept
-	// with the program's other secrets. New copies it. Defaults to none: Secret then fails.
+	// SecretKey is the key of Client.Secret, at least tokens.MinKeyLen bytes. Defaults to none: Secret then fails.
 	SecretKey []byte
 
-	// LockTimeout bounds each of a command's waits for locks: for its operation id, for
-	// its token, for its scopes together, and for rows of holds; from 1ms to 1h. The
-	// context's deadline bounds them too. Defaults to 5s.
+	// LockTimeout bounds each wait for locks, as ctx's deadline does, 1ms to 1h. Defaults to 5s.
 	LockTimeout time.Duration
 
 	// ClockTolerance is budget.Config's. Defaults to 1m.
 	ClockTolerance time.Duration
 
-	// MaxFuture is how far ahead of the database's clock the time that an operation id
-	// carries may be, up to 24h (ErrFuture). Defaults to 5m.
+	// MaxFuture is how far ahead of the database's clock an id's time may be (ErrFuture), up to 24h. Defaults to 5m.
 	MaxFuture time.Duration
 
-	// MaxAttempts is how often Do runs a command that fails with a serialization
-	// failure or a deadlock, 1 to 100. Defaults to 10.
+	// MaxAttempts is how often Do runs a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10.
 	MaxAttempts int
 
-	// ResolveTimeout bounds how long Do tries to find out what became of a COMMIT
-	// whose answer was lost, if the context has no deadline; up to 1h. Defaults to
+	// ResolveTimeout bounds the look-up of a COMMIT whose answer was lost, without a deadline; up to 1h. Defaults to
 	// 30s.
 	ResolveTimeout time.Duration
 
-	// Holds configures Client.Holds. Subscribers cost a command that places, captures or
-	// releases a round trip, while its locks are held: they are called before its COMMIT.
+	// Holds configures Client.Holds. Subscribers cost a round trip while the locks are held.
 	Holds holds.Config
 
-	// OnDenial is called for every command that a budget, a token or a hold refused, in the
-	// goroutine of Do: after the command's transaction has ended and its connection was
-	// given back; in DoTx after the caller's transaction, which is still open, was taken
-	// back to where it was. It is the place for an audit record or a counter. Defaults to
-	// none.
+	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
+	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
 	OnDenial func(context.Context, Denial)
 }
 
@@ -75,17 +63,15 @@ type Config struct {
 type Denial struct {
 	// Command is the command, without its Token, which may still be unspent.
 	Command Command
-	// Err matches budget.ErrExceeded, and then is a *budget.ExceededError (errors.As);
-	// budget.ErrRefundExceeds; tokens.ErrInvalid; or holds.ErrTaken, ErrState, ErrUnknown,
-	// ErrExcess, ErrCeiling or ErrNotReturnable.
+	// Err matches budget.ErrExceeded (a *budget.ExceededError), budget.ErrRefundExceeds, tokens.ErrInvalid, or
+	// holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
 	Err error
-	// Sticky means that it was a sticky charge that was refused: Err is ErrTooManyAttempts.
+	// Sticky means that a sticky charge was refused: Err is ErrTooManyAttempts.
 	Sticky bool
 }
 
-// Client runs commands on a pool. It may be used by any number of goroutines. Its first command,
-// Lookup or purge looks at the schema, on a connection of the pool: ErrNotMigrated and
-// ErrSchemaVersion say what is missing. Later calls do not look again.
+// Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema once:
+// ErrNotMigrated, ErrSchemaVersion.
 type Client struct {
 	// Budget, Holds, Tokens and Jobs are the pieces, set up for the same schema. Jobs
 	// is nil without Config.River.
@@ -179,11 +165,8 @@ func orDefault(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Secret derives the secret of a token that the operation mints: always the same
-// for the same operation and label, so that a replay, which does not run the
-// command's function again, can show the same token without it being stored.
-// label tells several tokens of one operation apart. Without Config.SecretKey it
-// is an *ArgumentError.
+// Secret derives the secret of a token that the operation mints, the same for the same operation and label, so that a
+// replay can show the token without it being stored. Without Config.SecretKey it is an *ArgumentError.
 func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, error) {
 	if err := c.made(); err != nil {
 		return tokens.Secret{}, err

@@ -32,101 +32,60 @@ const (
 	maxResultBytes = 1 << 20 // of the result as JSON
 )
 
-// Command declares what a call is about. ID is the only field that is required.
+// Command declares what a call is about. Only ID is required.
 type Command struct {
-	// ID is the operation's id, chosen by the caller, 1 to 255 bytes of
-	// UTF-8: the same ID in the same Namespace is carried out once, and the same
-	// command gets the first result again.
-	//
-	// A UUID of version 7 carries its time (see IssuedAt), also in upper case, in braces,
-	// behind "urn:uuid:", or without hyphens if that time is from 2025 to a day from now.
-	// Two spellings of one UUID are two IDs. Any other ID looks new again when its record
-	// is purged, unless IssuedAt is set.
+	// ID is the operation's id, 1 to 255 bytes of UTF-8: the same ID in the same Namespace is carried out once.
+	// A UUIDv7 carries its time (see IssuedAt), in any common spelling; two spellings are two IDs. Another ID looks
+	// new again when its record is purged, unless IssuedAt is set.
 	ID string
 
-	// Namespace keeps the ids of tenants apart, up to 255 bytes. If IDs come from
-	// clients, it must say who the client was found to be: the user or the tenant that is
-	// signed in. In a common namespace, a client that sends the ID of another one, with the
-	// same command, is answered with the other's result. Defaults to "", for ids that the
-	// program makes itself.
+	// Namespace keeps the ids of tenants apart, up to 255 bytes. If clients choose IDs, it must be the user or
+	// tenant that is signed in: in a common namespace one client can get another's result. Defaults to "".
 	Namespace string
 
-	// Name says what the command is, up to 255 bytes. The same ID under
-	// another name is a conflict. Defaults to "".
+	// Name says what the command is, up to 255 bytes. The same ID with another name is a conflict.
 	Name string
 
-	// Input is what the command depends on. As JSON (a []byte or json.RawMessage is
-	// taken as it is) it becomes part of the fingerprint: the same ID with other
-	// input is a conflict. Its text must be UTF-8. Only the fingerprint is stored, a
-	// SHA-256, and not the input. Up to 1 MiB as JSON. Defaults to none.
+	// Input is what the command depends on, as JSON of up to 1 MiB. The same ID with other input is a
+	// conflict. Only its SHA-256 is stored. Defaults to none.
 	Input any
 
-	// IssuedAt is when the client issued the command, to the microsecond, the same in
-	// each repetition: it is part of the fingerprint. With it, or with a UUIDv7 as ID
-	// (NewID), an operation is refused (ErrRetired) when it is not newer than what has
-	// been purged, instead of being run a second time. If ID is a UUIDv7 its time counts,
-	// and not this one: all calls with the ID have the former in common, where an IssuedAt
-	// that was taken anew would let an old ID run again. Defaults to the time in ID, or to
-	// none.
+	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time
+	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than what
+	// was purged. Defaults to none.
 	IssuedAt time.Time
 
-	// Charges are made last, all or none of them. There is a first look at them too: the
-	// command is refused before the function runs if there is no room for them then. So a
-	// charge for which the function itself makes room, with a credit or the release of a
-	// hold, does not belong here: the function adds it with Tx.Charge. Scopes and amounts
-	// are part of the fingerprint; limits are not, since a limit may change between a call
-	// and its repetition.
+	// Charges are made last, all or none. A first look refuses the command before its function runs, so a charge that
+	// the function makes room for belongs in Tx.Charge. Scopes and amounts are part of the fingerprint; limits are
+	// not.
 	Charges []budget.Charge
 
-	// Sticky charges are taken before the command and stay when it fails: for
-	// limits on attempts. They are taken once per call of Do, shared by its retries,
-	// and never for a replay, in a transaction of their own on a second connection.
-	// Outcome.Sticky says what they came to, also beside an error; so does Tx.Sticky, for
-	// the function. If they are refused, the command is refused, with an error that is
-	// ErrTooManyAttempts as well. Their ledger entries do not name the operation. Not in
-	// DoTx. Defaults to none.
-	//
-	// To count failures alone, let the function refund its own attempt as its last
-	// step (Tx.RefundCharge, for each entry of Tx.Sticky): a failure rolls that back.
+	// Sticky charges are taken before the command, in a transaction of their own on a second connection, and stay when
+	// it fails: for limits on attempts. They are taken once per call of Do, and not for a replay. A refusal is
+	// ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky last (Tx.RefundCharge). Their
+	// entries do not name the operation. Not in DoTx. Defaults to none.
 	Sticky []budget.Charge
 
-	// Token is spent by the command, once it is certain that it is no replay.
-	// Defaults to none.
+	// Token is spent by the command, unless it is a replay. Defaults to none.
 	Token *Redeem
 
-	// Isolation is the level of the transaction. Defaults to READ COMMITTED, which is also
-	// the fastest: at the other levels most attempts on a hot scope fail and are retried.
-	// Not in DoTx.
+	// Isolation is the transaction's level. Defaults to READ COMMITTED, the fastest on a hot scope. Not in DoTx.
 	Isolation pgx.TxIsoLevel
 
-	// EarlyRelease lets go of the command's locks before its commit is on disk (and on
-	// the synchronous standby, if there is one). It is for a hot scope where a commit takes
-	// long, since the commands of a scope commit one after the other. Do still returns when
-	// the commit is on disk, and takes no further round trip. Defaults to false.
+	// EarlyRelease releases the locks before the commit is durable, for a hot scope where a commit takes long. Do
+	// still returns when it is durable. Defaults to false.
 	//
-	// The price: others see the command some milliseconds before it is durable, and a
-	// crash in between takes back what they saw. Whoever writes after having seen it is safe,
-	// because the log is written in order: their own commit is durable only if this one is.
-	// That is so of other commands, of charges, and of River's workers, which commit before
-	// they work; not of a session whose synchronous_commit is off. Whoever only reads, and
-	// tells somebody, can have told what then is not so. A refusal can rest on a charge, or
-	// on the use of a token, that a crash takes back: it did nothing, and may be tried again.
-	// Each command takes a second transaction id and about 100 bytes of log.
-	//
-	// The answer waits for what the session's synchronous_commit names, and for "on"
-	// where that is off; what the function sets for its transaction has no effect.
-	// Sticky charges are not released early. Not part of the fingerprint. Not in DoTx.
+	// The price: a reader, or a refused command, may see state that a crash undoes. Writers are safe, since the log is
+	// written in order, unless their synchronous_commit is off. See docs/model.md. Not for sticky charges, nor in
+	// DoTx.
 	EarlyRelease bool
 
-	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this
-	// command (replica.ReadAt). It takes no further round trip, but one in a replay. Not part of the
-	// fingerprint. Not in DoTx, where replica.CommitLSN after the caller's commit says it.
-	// Defaults to false.
+	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx:
+	// call replica.CommitLSN after the commit. Defaults to false.
 	LSN bool
 }
 
-// Redeem is a token as it was presented, for tokens.Store.Consume. It prints without the
-// token's text, since the token may be unspent.
+// Redeem is a token as it was presented, for tokens.Store.Consume. It prints without the token's text.
 type Redeem struct {
 	Purpose   string // that the token must have been minted for
 	Subject   string // that the token must have been minted for

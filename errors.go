@@ -11,20 +11,16 @@ import (
 
 // Refused before any SQL, or by the set-up.
 var (
-	// ErrArgument is the identity of every refused argument of this package. The
-	// error itself is an *ArgumentError that names the argument.
+	// ErrArgument is every refused argument. The error is an *ArgumentError.
 	ErrArgument error = errArgument
 
-	// ErrSchemaVersion means that the database's schema is too new for this build: by more
-	// than one version, or it no longer has what this build calls.
+	// ErrSchemaVersion: the schema is too new for this build, or lacks what it calls.
 	ErrSchemaVersion error = migrate.ErrVersion
 
-	// ErrNotMigrated: the schema, or some of its tables or functions, are missing or of an
-	// earlier version.
+	// ErrNotMigrated: the schema, or a part of it, is missing or older.
 	ErrNotMigrated error = fault.ErrNotMigrated
 
-	// ErrSchemaDiffers: the schema is of this build's version, but not as this build makes it.
-	// The text names the differences; so does Validate.
+	// ErrSchemaDiffers: the schema has this build's version, but differs. The text names the differences.
 	ErrSchemaDiffers error = migrate.ErrDiffers
 
 	// ErrNotGranted: the role has not been given what the call needs.
@@ -38,12 +34,10 @@ var (
 	// ErrConflict: the id was used before, for another command.
 	ErrConflict error = command.ErrConflict
 
-	// ErrRetired: the time that the id carries is at or before the horizon, the latest
-	// one of those whose records were purged, so it cannot be told whether it ran.
+	// ErrRetired: the id's time is at or before what was purged, so nobody can tell whether it ran.
 	ErrRetired error = command.ErrRetired
 
-	// ErrFuture: the time that the id carries is further ahead of the database's
-	// clock than Config.MaxFuture.
+	// ErrFuture: the id's time is ahead of the database's clock by more than Config.MaxFuture.
 	ErrFuture error = command.ErrFuture
 
 	// ErrUnknownOperation: there is no record of the id.
@@ -52,42 +46,34 @@ var (
 
 // Failures of a command. The call committed nothing.
 var (
-	// ErrBusy: another call with the same operation id was still running when the lock
-	// timeout ran out, or another transaction still had the lock of a scope, a token or a
-	// hold. Try again later (Retryable).
+	// ErrBusy: a lock was not free within the lock timeout. Try again later.
 	ErrBusy error = fault.ErrBusy
 
-	// ErrTimeout: the server gave up on a statement, or on a transaction that stood
-	// idle, at the context's deadline. It is context.DeadlineExceeded too.
+	// ErrTimeout: the server gave up at the context's deadline. It is context.DeadlineExceeded too.
 	ErrTimeout error = command.ErrTimeout
 
-	// ErrTxControl: the function, a subscriber of its holds, or Cost.Write tried to begin,
-	// commit or roll back a transaction. It should return nil or an error instead.
+	// ErrTxControl: the function, a subscriber or Cost.Write tried to begin, commit or roll back.
 	ErrTxControl error = guardtx.ErrControl
 
 	// ErrTxDone: the transaction was used after the function had returned.
 	ErrTxDone error = guardtx.ErrDone
 
-	// ErrTxFailed: a statement of the function, or of a subscriber, failed, and the function
-	// or subscriber returned nil all the same. A failed transaction can only be rolled back.
-	// Or, in DoTx: the caller's transaction had failed before the command began.
+	// ErrTxFailed: a statement of the function or a subscriber failed, and it returned nil all the same. In DoTx also:
+	// the caller's transaction had failed before.
 	ErrTxFailed error = guardtx.ErrFailed
 
-	// ErrNested: a command was begun inside the function or a subscriber of another one: by
-	// Do with its context and the same Client, or by DoTx in its transaction.
+	// ErrNested: a command was begun inside another's function or subscriber, with its context or transaction.
 	ErrNested error = command.ErrNested
 
 	// ErrNoRiver: Tx.Enqueue without Config.River.
 	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
 
-	// ErrResult: the function's result cannot be written as JSON, or cannot be read back
-	// into its type, or has text that is not UTF-8, or is larger than 1 MiB. Or, in a replay:
-	// the result that the first call recorded cannot be read into the type that this one asks
-	// for; the first call has committed (Lookup has its result).
+	// ErrResult: the result cannot be written as JSON or read back, is not UTF-8, or is larger than 1 MiB. In a replay: the
+	// recorded result does not fit the type; Lookup has it.
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
 
-	// ErrSticky: taking the sticky charges failed, for another reason than a denial. They
-	// may have been taken all the same; the command's function was not run.
+	// ErrSticky: taking the sticky charges failed, other than by a denial. They may have been taken. The function did
+	// not run.
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
 )
 
@@ -101,9 +87,8 @@ var ErrIndefinite error = errIndefinite
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError says that COMMIT may or may not have taken effect. Or it has taken
-// effect, but is not known to be durable: that of a command with EarlyRelease, or of the
-// record that a replay found. The way out is the same command again.
+// IndefiniteError says that COMMIT may or may not have taken effect, or is not known to be durable. Call again with
+// the same command.
 type IndefiniteError struct {
 	Namespace, ID string // of the operation
 
@@ -120,9 +105,7 @@ func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cau
 // Code returns the stable code "indefinite".
 func (e *IndefiniteError) Code() string { return errIndefinite.Code() }
 
-// ArgumentError says which argument was refused, before any SQL ran: Field names it as
-// the caller wrote it ("Command.ID"), Reason says what is wrong with it and what is
-// allowed. It is ErrArgument, and one type for all packages.
+// ArgumentError says which argument was refused, before any SQL ran, and why. It is one type for all packages.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -154,24 +137,13 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	replicas        stale_read position_unknown
 func Code(err error) string { return fault.Code(err) }
 
-// Retryable reports whether the same call may succeed later though nothing else is
-// changed: over HTTP a 503 with Retry-After (httplimit.Write), and for a worker a reason to try again. It
-// is for the errors of this package and of budget, holds, tokens and jobs, and for those
-// of pgx in a transaction of the caller's own.
+// Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP.
 //
-// True: ErrBusy; timeouts, of a context's deadline and of the server; serialization
-// failures and deadlocks, also once Do has given up on them; a connection that was
-// refused or lost; a server that is starting, shutting down or short of something (SQLSTATE
-// class 08, but 08P01 only if it is FATAL; class 53; and 57P, but for a database that was
-// dropped); replica.ErrStale; and ErrIndefinite, where the call has to be the same command with the
-// same ID, which is then carried out once. For ErrSticky the error below it decides; each
-// new call takes the sticky charges again.
+// True: ErrBusy; timeouts; serialization failures and deadlocks; lost or refused connections; a server that starts,
+// shuts down or is short of something (SQLSTATE classes 08, 53, 57P, with exceptions); replica.ErrStale;
+// ErrIndefinite, with the same command. For ErrSticky the error below it decides.
 //
-// False: nil; whatever was refused, where the error itself says if waiting helps
-// (budget.ExceededError, holds.TakenError); arguments, conflicts and the set-up; a call
-// that its caller cancelled; and the function's own errors, if they are none of those
-// above. A function that reads from another server should not return a *net.OpError or
-// io.ErrUnexpectedEOF as it is: it would be taken for one of the database's connection.
-//
-// pgconn.SafeToRetry answers another question: whether anything was sent.
+// False: nil; refusals, which say themselves if waiting helps; arguments, conflicts and the set-up; a cancelled call;
+// and the function's own errors. A function that reads another server should wrap its *net.OpError or
+// io.ErrUnexpectedEOF as text, or it counts as the database's.
 func Retryable(err error) bool { return fault.Retryable(err) }

@@ -34,10 +34,8 @@ select result, scopes, amounts, seqs, ats, holds, at, issued_at
 from metered.operations
 where namespace = $1 and id = $2`
 
-// Lookup returns the record of an operation, or ErrUnknownOperation: the operation has not
-// committed (yet), or its record was purged. It waits for nobody: the record of a command
-// with EarlyRelease may not be durable yet, where Do with the same command would wait until
-// it is. db is a pool, a connection or a transaction. Other errors: *ArgumentError.
+// Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It waits
+// for nobody, so a record with EarlyRelease may not be durable yet. db is a pool, a connection or a transaction.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
 		return Operation{}, err
@@ -85,29 +83,22 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, err
 
 // PurgeOptions says which records of operations to purge.
 type PurgeOptions struct {
-	// OlderThan is how long an operation is remembered at least, 1s to a century. It is
-	// how long a client may wait before it repeats a call, and should be much longer than
-	// the clients' clocks may be wrong by. Required.
+	// OlderThan is how long an operation is remembered, 1s to a century: longer than any client may wait before it
+	// repeats a call. Required.
 	OlderThan time.Duration
 	// Batch is how many records one transaction deletes, 1 to 10,000. Defaults to 1,000.
 	Batch int
-	// Progress is called after each batch that deleted anything, once it is committed,
-	// with the number deleted so far. Defaults to none.
+	// Progress is called after each batch with the number deleted so far. Defaults to none.
 	Progress func(deleted int64)
 }
 
 const purgeSQL = `select deleted, last from metered.purge_operations($1, metered.clock() - $2::interval, $3, $4)`
 
-// PurgeOperations deletes records of operations that were issued and completed longer ago
-// than OlderThan, in small transactions of its own, and moves the horizon to the latest
-// time that their ids carry: an id of that time or an older one is ErrRetired from then on.
-// An id that carries no time looks new again once its record is gone, and its command would
-// run again.
+// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An
+// id with a time at or before the latest deleted one is ErrRetired from then on; an id without a time looks new again.
 //
-// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any
-// number may run at once: they pass over each other's rows, and take turns at moving
-// the horizon, for at most Config.LockTimeout (ErrBusy). It returns the number of
-// records deleted, also with an error: what is deleted stays deleted.
+// It owns its transactions: what is deleted stays deleted if it fails. Any number may run at once; they wait for each
+// other for at most Config.LockTimeout (ErrBusy). It needs the schema's owner or GrantMaintenanceSQL's grants.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err

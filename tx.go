@@ -20,26 +20,17 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// Tx is the transaction of a command, as its function sees it: a pgx.Tx for the
-// function's own writes, the grant that was spent, and the calls that belong to
-// the command. It is dead once the function returns, and is not for use by several
-// goroutines at once, as a pgx.Tx is not.
+// Tx is a command's transaction, as its function sees it: a pgx.Tx for your own writes, the grant, and the calls that
+// belong to the command. It is not for use by several goroutines at once, and is dead once the function returns.
 //
-// It cannot be committed or rolled back: Commit, Rollback and statements to that
-// effect are ErrTxControl, and the server refuses a COMMIT that comes another way.
-// Begin and savepoints work, inside it. Conn is the bare connection, for its type
-// map and the like, and not for statements: a ROLLBACK sent there ends the
-// transaction, and CLOSE ALL closes the cursor that makes the server refuse a COMMIT. All
-// that Do can do then is to say so (ErrTxControl).
+// Commit, Rollback and such statements are ErrTxControl; savepoints (Begin) work. Send no statements over Conn.
 type Tx struct {
 	guarded
 
 	// Grant is what the command's token granted; nil without Command.Token.
 	Grant *tokens.Grant
 
-	// Sticky is what was charged for Command.Sticky, with the standings after it:
-	// how many attempts are left, also for a function that goes on to fail. It stays
-	// charged whatever the function returns, and is the same in each retry.
+	// Sticky is what Command.Sticky charged, with the standings after it. It stays whatever the function returns.
 	Sticky budget.Receipt
 
 	over    *atomic.Bool // the function has returned; nil for the zero value, which was never begun
@@ -83,12 +74,9 @@ func (t *Tx) dead() bool { return t.over == nil || t.over.Load() }
 // held takes note of what a step did to holds.
 func (t *Tx) held(holds []holds.Hold) { t.done = append(t.done, holds...) }
 
-// Charge adds charges to those of the command, once their amounts are known. They
-// are made last, with the others, all or none; charges of one scope are added up.
-// Nothing is sent now: a denial is the error of Do, after the function has returned. The
-// error is a *budget.ArgumentError, or ErrTxDone.
-//
-// Charges made here are not part of the fingerprint.
+// Charge adds charges to the command's, once their amounts are known. They are made last, all or none, and are not
+// part of the fingerprint. Nothing is sent now: a denial is the error of Do. Its own error is a *budget.ArgumentError
+// or ErrTxDone.
 func (t *Tx) Charge(charges ...budget.Charge) error {
 	if t.dead() {
 		return ErrTxDone
@@ -102,22 +90,14 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// Credit is budget.Ledger.Credit as part of the command, whose id keeps it from being
-// done twice. It is made in the last flush, all or none, before the command's holds and
-// charges, which can spend what it gives. Nothing is sent now. With a charge of another
-// scope it is a transfer: all locks are taken in one order, so that two transfers in
-// opposite directions do not deadlock. The error is a *budget.ArgumentError, or ErrTxDone.
-//
-// Credits made here are not part of the fingerprint, and not in Outcome.Receipt; their
-// ledger entries name the command. budget.Ledger.Credit with tx would lock its scope at
-// once, before those of the charges.
+// Credit is budget.Ledger.Credit as part of the command, before its holds and charges, which can spend it. With a
+// charge of another scope it is a transfer that cannot deadlock with others. Nothing is sent now. It is neither part
+// of the fingerprint nor in Outcome.Receipt. The error is a *budget.ArgumentError or ErrTxDone.
 func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, prepareCredit, credits)
 }
 
-// RefundCharge is budget.Ledger.Refund as part of the command, as Credit is. A refusal
-// (budget.ErrRefundExceeds, …) is the error of Do, after the function has returned. To give
-// back captured holds, see Refund.
+// RefundCharge is budget.Ledger.Refund as part of the command, as Credit is. A refusal is the error of Do.
 func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
 	return prepareEntries(t, prepareRefund, refunds)
 }
@@ -150,8 +130,7 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 	return t.client.Jobs.Enqueue(ctx, t, args, opts)
 }
 
-// Secret derives the secret of a token that the command mints, for tokens.Mint.
-// See Client.Secret, which gives the same for a replay.
+// Secret is Client.Secret for this command.
 func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	if t.client == nil {
 		return tokens.Secret{}, ErrTxDone
@@ -159,23 +138,17 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.Namespace, t.op.ID, label)
 }
 
-// Place is holds.Book.Place as part of the command: made last, with the charges, all
-// or none. Nothing is reserved now; a refusal is the error of Do, after the function
-// has returned. The hold is in Outcome.Holds, where the holds of Place, Claim, Capture,
-// Extend, Release and Refund stand in the order of the calls. It returns the id that the
-// hold will have.
+// Place is holds.Book.Place as part of the command: made last, all or none, and not part of the fingerprint. It
+// returns the hold's id; the hold is in Outcome.Holds, and a refusal is the error of Do.
 //
-// cleanup, if not nil, enqueues the hold's cleanup job now (see holdjobs.Cleanup); its errors are those of Enqueue. The other errors are an *ArgumentError,
-// a *holds.TTLError, and ErrTxDone.
-//
-// What is placed is not part of the command's fingerprint.
+// cleanup, if not nil, enqueues the hold's cleanup job now (holdjobs.Cleanup). Errors: those of Enqueue,
+// *ArgumentError, *holds.TTLError, ErrTxDone.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
 }
 
-// Claim is holds.Book.Claim as part of the command. Otherwise as Place. The id is the one
-// that a new claim will have: if the holder has the key already, Outcome.Holds has that
-// claim, with another id.
+// Claim is holds.Book.Claim as part of the command, as Place is. If the holder has the key already, Outcome.Holds has
+// that claim, with another id than the one returned.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return claimHold(t.client.Holds, c) })
 }
@@ -201,8 +174,7 @@ func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string
 	return p.ID, nil
 }
 
-// Capture is holds.Book.Capture as part of the command, as Place is: made last, all or
-// none, with a refusal as the error of Do.
+// Capture is holds.Book.Capture as part of the command, as Place is.
 func (t *Tx) Capture(c holds.Capture) error {
 	return end(t, captureHolds, c)
 }

@@ -27,11 +27,9 @@ const (
 type Charge struct {
 	// Scope is what is charged, 1 to MaxScopeBytes bytes of UTF-8.
 	Scope string
-	// Amount is in units of yours, from 1 to MaxAmount. What costs nothing is not
-	// charged: leave it out.
+	// Amount is in units of yours, from 1 to MaxAmount.
 	Amount int64
-	// Limits must all be kept, up to MaxLimits of them. Without any the charge is only
-	// recorded.
+	// Limits must all be kept, up to MaxLimits. Without any the charge is only recorded.
 	Limits []Limit
 	// Note is stored with the entry. Defaults to none.
 	Note Note
@@ -68,20 +66,14 @@ const chargeSQL = `
 select seqs, ats, used, held, denied
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
 
-// Charge charges every scope named, or none: it is denied, with *ExceededError,
-// if any limit of any charge refuses, and has then written nothing. Charges of
-// one scope in one call are added up, judged as one against all their limits and
-// recorded as one entry; their notes must agree. One round trip, however many.
+// Charge charges every scope named, or none. If a limit refuses, it is denied with *ExceededError and writes nothing.
+// Charges of one scope are added up and recorded as one entry; their notes must agree. One round trip, however many.
 //
-// Rolling tx back, or back to an earlier savepoint, takes the charge back. There
-// is no idempotency here: a second call charges again (metered.Do remembers).
+// Rolling tx back takes the charge back. There is no idempotency: a second call charges again (metered.Do remembers).
 //
-// Locks: an advisory lock on each scope, all taken before anything is read, in
-// the order of their keys, held until tx ends. Call it as the last thing in tx.
+// Locks: an advisory lock on each scope, in the order of their keys, until tx ends. Call it last in tx.
 //
-// Errors: *ArgumentError before any SQL; *ExceededError; ErrBusy; ErrClock;
-// ErrWindowPurged; ErrOverflow; SQLSTATE 40001 and 40P01, after which the whole
-// transaction may be tried again. All but the first two abort tx.
+// Errors: *ArgumentError before any SQL; *ExceededError; and those of every write (see the package comment).
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
@@ -98,13 +90,9 @@ const checkSQL = `
 select used, held, denied
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
-// Check tells what Charge would say now, without writing and without a lock. The
-// answer may be out of date when it arrives: only a charge is authoritative. It
-// runs on a read-only replica too, and is then as old as the replica.
-//
-// It returns the entries that would be made (without Seq and At), or the errors
-// that Charge would return, except ErrBusy, ErrOverflow and those of a
-// transaction's end.
+// Check tells what Charge would answer now, without a lock or a write. Only a charge is authoritative. It also runs on
+// a replica. It returns the entries that would be made, without Seq and At, or the errors of Charge, except ErrBusy,
+// ErrOverflow and those of a transaction's end.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
 	if err := notNil("db", db); err != nil {
 		return Receipt{}, err

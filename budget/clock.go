@@ -10,9 +10,9 @@ import (
 
 // ClockRepair says what RepairClock did.
 type ClockRepair struct {
-	// Repaired is false if the scope was not ahead of the clock; nothing was done.
+	// Repaired is false if the scope was not ahead of the clock.
 	Repaired bool `json:"repaired"`
-	// Seq and At are those of the repair's entry.
+	// Seq and At are the new entry's.
 	Seq int64     `json:"seq"`
 	At  time.Time `json:"at"`
 	// Ahead is how far the scope's last entry was ahead of the clock.
@@ -23,15 +23,12 @@ const repairSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), (extract(epoch from ahead) * 1000000)::bigint
 from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
 
-// RepairClock lets a scope go on that fails with ErrClock, after making sure that
-// the database's clock is right now. It appends an entry with the clock's time, in
-// a new epoch. The entries before it count as made no later than that: those that
-// were dated into the future leave a window later than they should have, never
-// earlier. No entry is changed.
+// RepairClock lets a scope go on that fails with ErrClock. Make sure first that the database's clock is right. It
+// appends an entry with the clock's time, in a new epoch, and changes no entry. Earlier entries that were dated into
+// the future leave a window late, never early.
 //
-// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Rolling
-// tx back takes it back; a second call does nothing. Locks: the scope's advisory
-// lock, until tx ends. Errors: as Ledger.Credit.
+// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. A second call does nothing. Rollback, locks
+// and errors are those of Credit.
 func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockRepair, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return ClockRepair{}, err

@@ -21,18 +21,10 @@ type Credit struct {
 const creditSQL = `
 select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5::metered.origin)`
 
-// Credit adds credit to a scope. It counts for lifetime limits only: a window
-// never sees it, or spending would come back when the credit ages out of it.
+// Credit adds credit to a scope. It counts for lifetime limits only.
 //
-// Rolling tx back takes it back. There is no idempotency: a second call credits
-// again (metered.Tx.Credit remembers).
-//
-// Locks: the scope's advisory lock, until tx ends, so credit late. A credit of one scope
-// and a charge of another can deadlock with a transaction that takes the two the other way
-// round: call metered.Tx.Credit, or Lock first.
-//
-// Errors: *ArgumentError before any SQL; ErrBusy; ErrOverflow; SQLSTATE 40001 and 40P01;
-// all of which but the first abort tx.
+// Rolling tx back takes it back. There is no idempotency (metered.Tx.Credit remembers). Locks: the scope's advisory
+// lock, until tx ends. Errors: *ArgumentError before any SQL; and those of every write (see the package comment).
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
 	call, err := l.prepareCredit(c)
 	if err != nil {

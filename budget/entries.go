@@ -20,8 +20,7 @@ const (
 	KindRefund      Kind = "refund"
 	KindClockRepair Kind = "clock repair"
 
-	// Of holds: units are held; held units are spent; and are free again, because
-	// they were given up or their time was over.
+	// Of holds: units are held, spent, given up, or free because their time was over.
 	KindHold    Kind = "hold"
 	KindCapture Kind = "capture"
 	KindRelease Kind = "release"
@@ -48,16 +47,13 @@ type Entry struct {
 	Credited int64 `json:"credited"`
 	Held     int64 `json:"held"`
 
-	// HoldDue is a time before which no open hold of the scope falls due. Zero without
-	// one.
+	// HoldDue is a time before which no open hold of the scope falls due; zero without one.
 	HoldDue time.Time `json:"hold_due,omitzero"`
-	// Ref is the number of the charge that a refund refunds, otherwise 0.
+	// Ref is the number of the charge that a refund refunds, else 0.
 	Ref int64 `json:"ref,omitempty"`
-	// Hold is the id of the hold that the entry is about, "" if it is about none or
-	// several.
+	// Hold is the hold that the entry is about; "" for none or several.
 	Hold string `json:"hold,omitempty"`
-	// Namespace and Operation name the command that made the entry, if one did. Both are
-	// "" for sticky charges, which a command makes in a transaction of their own.
+	// Namespace and Operation name the command that made the entry; "" for sticky charges.
 	Namespace string `json:"namespace,omitempty"`
 	Operation string `json:"operation,omitempty"`
 	Note      Note   `json:"note,omitzero"`
@@ -65,13 +61,11 @@ type Entry struct {
 
 // EntriesOptions selects entries. The zero value selects all, oldest first.
 type EntriesOptions struct {
-	// NewestFirst reads from the end: with Max, the last entries, as a page of a
-	// statement shows them. Defaults to false.
+	// NewestFirst reads from the end. Defaults to false.
 	NewestFirst bool
-	// After skips the entries up to this number. Pass the last Seq seen to go on.
+	// After skips entries up to this number: pass the last Seq seen to go on.
 	After int64
-	// Before skips the entries from this number on. Pass the last Seq seen to go on with
-	// NewestFirst. Defaults to 0, which skips none.
+	// Before does the same for NewestFirst: it skips entries from this number on. Defaults to 0, none.
 	Before int64
 	// Max ends the iteration after so many entries. Defaults to 0, all.
 	Max int
@@ -92,11 +86,8 @@ const (
 	newestSQL  = entrySQL + `order by seq desc limit $4`
 )
 
-// Entries iterates over those of a scope's entries that no purge has deleted, in the order
-// of Seq or against it. After a purge there is a gap behind entry 1. Entries are read in
-// pages of 500, and no statement is left open in between: the loop's body may use db, and
-// with the oldest first it comes to entries that were made meanwhile. An error is the last
-// element of the iteration.
+// Entries iterates over a scope's entries. After a purge there is a gap behind entry 1. It reads pages of 500, with no
+// statement open in between, so the loop may use db. An error is the iteration's last element.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		if err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope)); err != nil {

@@ -16,8 +16,7 @@ import (
 
 // Refused before any SQL.
 var (
-	// ErrArgument is the identity of every refused argument. The error itself is
-	// an *ArgumentError.
+	// ErrArgument is every refused argument. The error is an *ArgumentError.
 	ErrArgument error = errArgument
 
 	errArgument = fault.New("invalid_argument", "budget: invalid argument")
@@ -25,21 +24,17 @@ var (
 
 // Answers of the ledger.
 var (
-	// ErrExceeded: at least one limit refuses. The error is an *ExceededError.
+	// ErrExceeded: a limit refuses. The error is an *ExceededError.
 	ErrExceeded error = errExceeded
 
-	// ErrBusy: a scope's lock was not to be had within the lock timeout. Nothing
-	// was written. Try again later.
+	// ErrBusy: a scope's lock was not free within the lock timeout. Try again later.
 	ErrBusy error = fault.ErrBusy
 
 	// ErrWindowPurged: a limit's window reaches behind what a purge has kept.
-	// An answer would be an undercount.
 	ErrWindowPurged error = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
 
-	// ErrClock: the scope's last entry lies further in the future than
-	// Config.ClockTolerance, because the database's clock was set back or a
-	// failover went to a machine whose clock is behind. The error is a
-	// *ClockError. Ledger.RepairClock is the way out.
+	// ErrClock: the scope's last entry is ahead of the database's clock by more than Config.ClockTolerance. The error
+	// is a *ClockError. See Ledger.RepairClock.
 	ErrClock error = errClock
 
 	// ErrOverflow: a running sum would leave the range of 64 bits.
@@ -72,9 +67,8 @@ var (
 	errClock    = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
 )
 
-// ArgumentError says which argument was refused, before any SQL ran: Field names it as
-// the caller wrote it ("Credit.Amount"), Reason says what is wrong with it and what is
-// allowed. It is ErrArgument.
+// ArgumentError says which argument was refused before any SQL, and why. Field names it as the caller wrote it
+// ("Credit.Amount").
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -89,27 +83,19 @@ type Refusal struct {
 	Scope string `json:"scope"`
 	Limit Limit  `json:"limit"`
 
-	// Used is what counts against the limit, holds aside: charges in the window
-	// less their refunds; for a lifetime, less credits too, and so negative while
-	// there is credit.
+	// Used counts against the limit, without holds: charges less refunds, for a lifetime less credits too.
 	Used int64 `json:"used"`
-	// Held is what the open holds of others keep of the scope.
+	// Held is what other open holds keep of the scope.
 	Held int64 `json:"held"`
-	// OwnHeld is what this very transaction holds of it, by a hold that it has placed, or is
-	// about to capture. It goes if the transaction is rolled back, so RetryAfter does not wait
-	// for its end.
+	// OwnHeld is what this transaction's own holds keep of it. RetryAfter does not wait for their end.
 	OwnHeld int64 `json:"own_held,omitempty"`
-	// Requested is the amount of the charge: of all charges of the call on this
-	// scope together.
+	// Requested is the amount of all charges of the call on this scope.
 	Requested int64 `json:"requested"`
 	// Available is the largest amount that this limit would have admitted, >= 0.
 	Available int64 `json:"available"`
 
-	// RetryAfter is how long until Requested would fit under this limit if nothing
-	// else happens, counted from the refusal, to the microsecond. Never if Requested
-	// exceeds the limit, or if the limit is for a lifetime and no end of a hold can make
-	// room. If open holds stand in the way it is the earliest that this can be: when the first
-	// of them may fall due, and what else was spent has left the window.
+	// RetryAfter is how long until Requested would fit if nothing else happens; Never if waiting cannot help. If open
+	// holds stand in the way, it is the earliest possible time.
 	RetryAfter time.Duration `json:"-"`
 	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0.
 	HoldDue time.Duration `json:"-"`
@@ -134,9 +120,8 @@ func (r Refusal) String() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError is a denial: every limit that refused, in the order given. The
-// call wrote nothing and its transaction is usable. Its text names scopes, amounts
-// and limits: what of that a client may see is yours to decide.
+// ExceededError is a denial: every limit that refused. The call wrote nothing. Its text names scopes, amounts and
+// limits, which a client should perhaps not see.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`
 }
@@ -157,8 +142,7 @@ func (e *ExceededError) Unwrap() error { return errExceeded }
 // Code returns the stable code "budget_exceeded".
 func (e *ExceededError) Code() string { return errExceeded.Code() }
 
-// RetryAfter is how long until no limit would refuse any more, if nothing else
-// happens: the longest of the refusals' own, which may be Never.
+// RetryAfter is how long until no limit would refuse, if nothing else happens; it may be Never.
 func (e *ExceededError) RetryAfter() time.Duration {
 	var longest time.Duration
 	for _, r := range e.Refusals {
@@ -167,8 +151,7 @@ func (e *ExceededError) RetryAfter() time.Duration {
 	return longest
 }
 
-// RetryAfterSeconds is RetryAfter in whole seconds, rounded up, as the HTTP
-// header Retry-After wants it; ok is false for Never.
+// RetryAfterSeconds is RetryAfter in whole seconds, rounded up, as for HTTP; ok is false for Never.
 func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
 	after := e.RetryAfter()
 	if after == Never {

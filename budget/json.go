@@ -35,8 +35,7 @@ type refusalJSON struct {
 	HoldDueUS    *int64 `json:"hold_due_us,omitempty"`
 }
 
-// MarshalJSON writes durations in microseconds: "retry_after_us", which is null for Never,
-// and "hold_due_us" if anything is held.
+// MarshalJSON writes durations in microseconds: "retry_after_us" (null for Never) and "hold_due_us".
 func (r Refusal) MarshalJSON() ([]byte, error) {
 	out := refusalJSON{plainRefusal: (*plainRefusal)(&r), HoldDueUS: dueMicros(r.Held, r.HoldDue)}
 	if r.RetryAfter != Never {
@@ -68,8 +67,7 @@ type usageJSON struct {
 	HoldDueUS *int64 `json:"hold_due_us,omitempty"`
 }
 
-// MarshalJSON writes the window as that of a Limit, and "hold_due_us", in microseconds, if
-// anything is held.
+// MarshalJSON writes the window like that of a Limit, and "hold_due_us" if anything is held.
 func (u Usage) MarshalJSON() ([]byte, error) {
 	return json.Marshal(usageJSON{
 		Scope: u.Scope, WindowUS: max(u.Window, 0).Microseconds(), Lifetime: u.Window <= 0,

@@ -16,16 +16,12 @@ type Config struct {
 	// Schema is the schema that metered.Migrate created. Defaults to "metered".
 	Schema string
 
-	// LockTimeout bounds how long a write waits for the locks of all its scopes
-	// together, from 1ms to 1h. When it runs out the call fails with ErrBusy.
-	// Defaults to 5s. A shorter lock_timeout or statement_timeout of the session
-	// and the context's deadline bound the wait as well; the latter two end it with
-	// their own errors.
+	// LockTimeout bounds how long a write waits for all its locks, 1ms to 1h; then it is ErrBusy. A shorter
+	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
 	LockTimeout time.Duration
 
-	// ClockTolerance is how far a scope's last entry may be ahead of the
-	// database's clock, from 1µs to 24h, before charges with windowed limits fail with
-	// ErrClock. A charge within it gets the time of the last entry. Defaults to 1m.
+	// ClockTolerance is how far a last entry may be ahead of the database's clock, 1µs to 24h, before charges with
+	// windows are ErrClock. A charge within it gets the last entry's time. Defaults to 1m.
 	ClockTolerance time.Duration
 }
 
@@ -37,11 +33,7 @@ const (
 	maxClockTolerance     = 24 * time.Hour
 )
 
-// Ledger charges, credits and refunds scopes. It holds no connection and no
-// state, and may be used by any number of goroutines.
-//
-// Most programs want Charge, or package metered, which calls it as part of a
-// whole command.
+// Ledger charges, credits and refunds scopes. It is safe for concurrent use. Most programs want Charge.
 type Ledger struct {
 	schema    schema.Name
 	wait      time.Duration
@@ -83,8 +75,7 @@ func New(cfg Config) (*Ledger, error) {
 	}, nil
 }
 
-// LockKey is the key of the advisory lock that writes to a scope take, as it stands
-// in pg_locks: its upper half in classid, its lower half in objid.
+// LockKey is the key of a scope's advisory lock: in pg_locks, classid is its upper half and objid its lower half.
 func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
 
 // made refuses the zero Ledger, which has no schema.

@@ -7,23 +7,20 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Forever is a window without end: that of a limit over the scope's lifetime.
+// Forever is the window of a limit over the scope's lifetime.
 const Forever time.Duration = -1
 
-// OfCredit is the window of a limit on prepaid credit. It is without end, too, but what such a
-// limit lacks is money, where one with Forever lacks stock: a client can do something about it.
+// OfCredit is the window of a limit on prepaid credit: a lifetime, where a denial asks for more credit.
 const OfCredit time.Duration = -2
 
-// Limit is so many units per window, or for the scope's lifetime. PerWindow, Lifetime
-// and Prepaid make one. A Limit without a Window is refused, since a window that was
-// forgotten would turn "2 a minute" into "2 for life".
+// Limit is so many units per window, or for the scope's lifetime: PerWindow, Lifetime, Prepaid and CreditLine make
+// one. A Limit without a Window is refused.
 type Limit struct {
 	// Max is the number of units, from 0 to MaxLimit.
 	Max int64
 
-	// Window is how far back charges count, in whole microseconds up to MaxWindow.
-	// A charge counts while it is younger than this. Forever and OfCredit mean the scope's
-	// lifetime, where credits count too. For a month of the calendar see ScopeKey. Required.
+	// Window is how far back charges count, in whole microseconds up to MaxWindow. Forever and OfCredit mean the
+	// scope's lifetime. Required.
 	Window time.Duration
 
 	// Name is yours, to tell limits apart in a Refusal or a Standing. Defaults to "".
@@ -33,12 +30,10 @@ type Limit struct {
 // PerWindow is a limit of max units over a sliding window.
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
-// Lifetime is a limit of max units over the scope's lifetime: a stock, a number of
-// seats, a free quota. Credits raise it.
+// Lifetime limits the scope's lifetime to max units: a stock, seats, a free quota. Credits raise it.
 func Lifetime(max int64) Limit { return Limit{Max: max, Window: Forever} }
 
-// Prepaid is a limit of 0 over the scope's lifetime: nothing can be spent that was not
-// credited. A denial of it says so, and is a 402 over HTTP (package httplimit).
+// Prepaid lets only credited units be spent. Over HTTP its denial is a 402 (package httplimit).
 func Prepaid() Limit { return CreditLine(0) }
 
 // CreditLine is Prepaid that may go max units below what was credited.
@@ -83,8 +78,7 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes. What has neither a window nor a lifetime
-// becomes a Limit without a Window, which every call refuses.
+// UnmarshalJSON reads what MarshalJSON writes. Without window and lifetime, the Limit is refused by every call.
 func (l *Limit) UnmarshalJSON(text []byte) error {
 	var in limitJSON
 	if err := json.Unmarshal(text, &in); err != nil {

@@ -10,21 +10,13 @@ import (
 
 const lockSQL = `select metered.lock_scopes($1::text[], $2::int)`
 
-// Lock takes the locks of scopes, up to MaxScopes of them, as Charge would, until tx
-// ends.
+// Lock takes the locks of up to MaxScopes scopes, as Charge would, until tx ends.
 //
-// Call it before several calls in tx that lock scopes one after the other, a credit and
-// a charge for example, which could deadlock with another transaction that does it the
-// other way round. (Two placements of holds still can, over the rows of holds that are due
-// in their scopes, and over ids that the caller chose: see package holds.)
+// Call it before several calls in tx that lock scopes, such as a credit and a charge, which could deadlock otherwise.
+// (Placements of holds still can: see package holds.) At READ COMMITTED call it also before reading what a limit is
+// made of, such as a capacity in your own tables, if whoever changes that takes the same locks.
 //
-// And call it before reading, at READ COMMITTED, what a limit is made of, such as a
-// capacity that the application keeps in tables of its own: another transaction that
-// takes the same locks first cannot change it in between. Where the other side cannot
-// take the locks, lock the row that it is in instead (FOR SHARE).
-//
-// Errors: *ArgumentError before any SQL; ErrBusy, and SQLSTATE 40P01 if tx had locked
-// other scopes before: both abort tx.
+// Errors: *ArgumentError before any SQL; ErrBusy and SQLSTATE 40P01 abort tx.
 func (l *Ledger) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return err

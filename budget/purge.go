@@ -14,24 +14,16 @@ import (
 
 // PurgeOptions says what to purge.
 type PurgeOptions struct {
-	// OlderThan is the age from which entries may go, at least the longest window
-	// in use: a longer one becomes ErrWindowPurged. From 1µs to MaxWindow.
+	// OlderThan is the age from which entries may go, 1µs to MaxWindow; at least the longest window in use.
 	OlderThan time.Duration
 	// Scope restricts the purge to one scope. Defaults to all.
 	Scope string
-	// Batch is how many entries one transaction deletes at most, from 16 to
-	// 100,000, and up to 17 more of a scope that it forgets. Defaults to 5,000.
+	// Batch is how many entries one transaction deletes, 16 to 100,000. Defaults to 5,000.
 	Batch int
-	// Forget reports whether a scope may be deleted whole once its last entry is older
-	// than OlderThan. It is for scopes that come and go, one for each address or each
-	// name: of any other, 1 to 17 rows stay for good. Defaults to none.
-	//
-	// A scope that was forgotten is as if nobody had ever charged it. So report true only
-	// for scopes all of whose limits have windows no longer than OlderThan (a longer one
-	// would count too little, without ErrWindowPurged), and whose charges are never refunded
-	// when they are older than that (its entries begin at 1 again, so an old Seq may name a
-	// later charge). A scope that has credit or an open hold, or is that of an active claim,
-	// stays, whatever Forget reports.
+	// Forget reports whether an idle scope may be deleted whole, as if nobody had ever charged it. Report true only if
+	// all its limits have windows up to OlderThan, and no older charge of it is refunded (numbers begin at 1 again).
+	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none: of each scope, up to 17 rows
+	// stay for good.
 	Forget func(scope string) bool
 	// Progress is called after each transaction, in the goroutine of the call.
 	Progress func(PurgeReport)
@@ -60,18 +52,13 @@ with recursive s as (
 )
 select scope from s where scope is not null limit $2`
 
-// Purge deletes entries older than OlderThan, in small transactions of its own.
-// For each scope it keeps entry 1, the last entry that is older (the baseline that
-// windows are measured from) and up to 15 entries before that, or nothing where
-// PurgeOptions.Forget lets it. Windows no longer than OlderThan stay exact; a longer
-// one is ErrWindowPurged from now on, and so is a refund of a charge that is gone
-// (ErrEntryPurged). Sums are not touched, but for those of what is forgotten.
+// Purge deletes entries older than OlderThan, in small transactions of its own. Of each scope it keeps entry 1 and up
+// to 16 others that are older, or nothing if PurgeOptions.Forget says so. Windows up to OlderThan stay exact; a longer
+// one is ErrWindowPurged from then on, and a refund of a deleted charge ErrEntryPurged. Sums stay as they are.
 //
-// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any
-// number may run at once, and beside all other calls. Each transaction holds one
-// scope's lock; a scope whose lock is not to be had within the lock timeout is
-// passed over and counted. What is deleted stays deleted if a later transaction
-// fails or ctx is cancelled: the report says how far it came.
+// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any number may run at once. Each
+// transaction holds one scope's lock; a scope that is busy is passed over and counted. What is deleted stays deleted
+// if it fails or ctx ends: the report says how far it came.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

@@ -38,19 +38,14 @@ const refundSQL = `
 select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch')
 from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::metered.origin, $7::bool)`
 
-// Refund gives back part or all of a charge, once or several times, but never
-// more than was charged. It counts at the time of the charge: spending in a
-// window falls by the refund while the charge is inside the window, and both
-// leave it together. Its cost does not grow with the number of refunds.
+// Refund gives back part or all of a charge, in one or several calls, never more than was charged. It counts at the
+// time of the charge, so both leave a window together.
 //
-// Rolling tx back takes it back. There is no idempotency: a second call refunds
-// again, as far as there is something left (metered.Tx.RefundCharge remembers).
+// Rolling tx back takes it back. There is no idempotency: a second call refunds again while something is left
+// (metered.Tx.RefundCharge remembers). Locks: the scope's advisory lock, until tx ends.
 //
-// Locks: the scope's advisory lock, until tx ends. It can deadlock as Credit can.
-//
-// Errors: *ArgumentError before any SQL. ErrUnknownEntry, ErrEntryPurged,
-// ErrNotCharge and *RefundExceedsError wrote nothing and leave tx usable.
-// ErrBusy, ErrOverflow, SQLSTATE 40001 and 40P01 abort it.
+// Errors: *ArgumentError before any SQL; ErrUnknownEntry, ErrEntryPurged, ErrNotCharge and *RefundExceedsError, which
+// leave tx usable; and those of every write (see the package comment).
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
 	call, err := l.prepareRefund(r)
 	if err != nil {

@@ -10,21 +10,12 @@ import (
 // MaxScopeBytes is the longest scope, in bytes of UTF-8.
 const MaxScopeBytes = 255
 
-// ScopeKey builds the scope of a typed key: a kind ("seat"), a key ("21A") and a
-// slot ("2026-11-21T20:00"), which may be empty where time is no part of what is
-// limited. Different parts give different scopes whatever they contain: "/" and
-// "%" inside a part are escaped, so that parts cannot run into each other.
+// ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. It
+// escapes "/" and "%", so different parts give different scopes. It cannot fail: calls refuse a scope of invalid
+// parts.
 //
-// It cannot fail, so that it fits where a scope is wanted. Parts that make no scope
-// are refused by every call that is given the result: an empty kind or key makes the
-// empty scope, and text that is too long, not UTF-8 or contains a zero byte stays so.
-//
-// A quota of a calendar's period, which begins anew on the 1st, has the period as the slot
-// and a limit for the lifetime: ScopeKey("requests", "acme", "2026-11"), with
-// Lifetime(1000). The caller's clock and time zone say which it is. A window slides instead.
-//
-// Put the tenant into the key, or in front of the kind with a scope of your own
-// making: the ledger knows no tenants.
+// For a quota of a calendar month, the slot is the month and the limit a lifetime: ScopeKey("requests", "acme",
+// "2026-11"), with Lifetime(1000). The ledger knows no tenants: put the tenant into the key.
 func ScopeKey(kind, key, slot string) string {
 	if kind == "" || key == "" {
 		return ""
@@ -36,8 +27,7 @@ func ScopeKey(kind, key, slot string) string {
 	return scope
 }
 
-// SplitScope is the inverse of ScopeKey. A scope that ScopeKey cannot have built, or
-// that no call would accept, is an *ArgumentError.
+// SplitScope is the inverse of ScopeKey. A scope that ScopeKey cannot have built is an *ArgumentError.
 func SplitScope(scope string) (kind, key, slot string, err error) {
 	if err := checkScope("scope", scope); err != nil {
 		return "", "", "", err

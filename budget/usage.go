@@ -16,8 +16,7 @@ const MaxQueries = 1024
 type Query struct {
 	// Scope is the scope to look at.
 	Scope string
-	// Window is how far back charges count, as Limit.Window. 0 and Forever both mean the
-	// lifetime: unlike a Limit, a question lets nothing in.
+	// Window is how far back charges count, as Limit.Window; 0 and Forever both mean the lifetime.
 	Window time.Duration
 }
 
@@ -25,9 +24,7 @@ type Query struct {
 type Usage struct {
 	Query `json:"-"`
 
-	// Used is what counts against a limit with this window, holds aside. For a
-	// lifetime it is Spent - Refunded - Credited, and negative while there is
-	// credit; what can be spent of that, with holds, is Available(0).
+	// Used counts against a limit with this window, without holds. For a lifetime it is Spent - Refunded - Credited.
 	Used int64 `json:"used"`
 	// Held is what open holds keep of the scope.
 	Held int64 `json:"held"`
@@ -38,25 +35,20 @@ type Usage struct {
 	Spent    int64 `json:"spent"`
 	Refunded int64 `json:"refunded"`
 	Credited int64 `json:"credited"`
-	// Seq is the number of the scope's last entry, 0 if it has none. It grows
-	// with each entry, and so tells whether anything happened in between.
+	// Seq is the number of the scope's last entry, 0 if it has none.
 	Seq int64 `json:"seq"`
 }
 
-// Available is the largest amount that a limit of max units, over the window of the Query,
-// still admits, >= 0: what is held is subtracted too. Available(0) of a Query without a
-// window is the prepaid credit that can be spent.
+// Available is the largest amount that a limit of max units over the Query's window still admits, >= 0. Without a
+// window, Available(0) is the prepaid credit left.
 func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held) }
 
 const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us
 from metered.usage($1::text[], $2::interval[])`
 
-// Usage tells what each scope stands at, in the order asked, in one round trip
-// and from one snapshot. It takes no lock, writes nothing and runs on a read-only
-// replica too. A scope nobody charged stands at 0.
-//
-// Errors: *ArgumentError before any SQL; ErrWindowPurged.
+// Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot. It takes no
+// lock, writes nothing, and runs on a replica too. Errors: *ArgumentError before any SQL; ErrWindowPurged.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
 	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 		return nil, err

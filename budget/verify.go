@@ -34,11 +34,11 @@ func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
 // Difference is one value of the ledger that does not follow from the entries.
 type Difference struct {
 	Scope string `json:"scope"`
-	// Seq is the entry that is wrong; of a refund sum, the first charge of its block.
+	// Seq is the entry that is wrong; for a sum of refunds, the first charge of its block.
 	Seq int64 `json:"seq"`
-	// Field is what is wrong about it: "seq", "spent", "refunds", "refund sum of level 0", …
+	// Field is what is wrong: "seq", "spent", "refunds", "refund sum of level 0", …
 	Field string `json:"field"`
-	// Got is what stands there, and Want what should.
+	// Got is what is there, and Want what should be.
 	Got  string `json:"got"`
 	Want string `json:"want"`
 }
@@ -87,17 +87,12 @@ const heldSQL = `
 select coalesce(sum(l.open), 0)::bigint, count(*) filter (where l.open < 0 or l.captured < 0 or l.amount < 1)
 from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)`
 
-// Verify recomputes what each entry should say from the entry before it (its
-// number, its time's order, its running sums, none of which is negative), the sums of refunds
-// from the refunds, which must not be more than was charged, and what is held from the open lines
-// of holds; and reports each difference. What a purge took cannot be recomputed: there the check
-// begins with the first entry kept.
+// Verify recomputes each entry from the entry before it, the sums of refunds from the refunds, and what is held from
+// the open lines of holds; it reports every difference. After a purge it begins with the first entry kept. It cannot
+// notice that a chain's last entries are missing.
 //
-// Each scope is read in one REPEATABLE READ, READ ONLY transaction of its own, so
-// that nothing that happens meanwhile looks like a difference. It takes no lock
-// and writes nothing, and runs on a replica too. If ctx ends, it returns what it found so
-// far with the error. Differences are no error. It cannot notice that a chain's last entries
-// are missing.
+// Each scope is read in one REPEATABLE READ, READ ONLY transaction. It takes no lock, and runs on a replica too. If
+// ctx ends, it returns what it found with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err

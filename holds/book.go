@@ -15,29 +15,20 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	// MinTTL and MaxTTL bound Request.TTL; at least 1ms, at most MaxLifetime.
-	// Default to 1s and 1h.
+	// MinTTL and MaxTTL bound Request.TTL; at least 1ms, at most MaxLifetime. Default to 1s and 1h.
 	MinTTL, MaxTTL time.Duration
 
-	// MaxLifetime bounds Extend: no deadline is later than this after the hold was placed.
-	// Up to MaxMaxLifetime, ten years. Defaults to 24h, or MaxTTL if that is longer.
+	// MaxLifetime bounds how long after its placement a hold's deadline can be, up to MaxMaxLifetime.
+	// Defaults to 24h, or MaxTTL if that is longer.
 	MaxLifetime time.Duration
 
-	// Subscribers are called, in order, with every transition that a call of this
-	// Book makes, inside the call's transaction and a savepoint. If one returns an error,
-	// that takes the transition back, and is the error of the call; a panic takes it back
-	// too, and so does the end of the call's context while a subscriber runs.
-	//
-	// A hold that ended by time is announced by the Sweep or Expire that comes first, to
-	// the subscribers of the Book that it is called on. So give that Book the same
-	// Subscribers and Notify, also in a program that does nothing but sweep. Defaults to
-	// none.
+	// Subscribers are called in order with every transition of this Book's calls, inside the call's
+	// transaction and a savepoint. An error, a panic or the end of ctx meanwhile takes the transition
+	// back, and fails the call. Who sweeps needs them too (see Sweep). Defaults to none.
 	Subscribers []Subscriber
 
-	// Notify sends every transition to the channel Book.Channel, for Listen, when
-	// it commits. In Postgres all commits of a server that send a notification take the
-	// same lock, and hold it until they are durable: they come one after the other.
-	// metered.Command.EarlyRelease makes that shorter. Defaults to false.
+	// Notify sends every committed transition to Listen. Postgres lets notifying commits of a server
+	// through one by one; metered.Command.EarlyRelease shortens that. Defaults to false.
 	Notify bool
 }
 
@@ -48,10 +39,8 @@ const (
 	DefaultMaxLifetime = 24 * time.Hour
 	MaxMaxLifetime     = 10 * 366 * 24 * time.Hour
 
-	// MaxHolds is the largest number of holds in one call. The call locks each of their
-	// scopes, for which the server's lock table must have room (max_locks_per_transaction),
-	// or it fails with SQLSTATE 53200. By default the table has room for some 6,400 locks
-	// of all sessions together, which 100 holds of 64 scopes each can use up.
+	// MaxHolds is the largest number of holds in one call. A call locks all their scopes: at most 6,400,
+	// about what the server has room for by default (max_locks_per_transaction; SQLSTATE 53200 if full).
 	MaxHolds = 100
 	// MaxIDBytes is the longest id, tenant, holder and entity, in bytes of UTF-8.
 	MaxIDBytes = 255
@@ -59,12 +48,10 @@ const (
 	MaxMetadataBytes = 64 << 10
 )
 
-// Subscriber is told of a transition. It may write through tx, which commits or rolls back
-// with the call's transaction, and must have no effect outside it. A statement of its own
-// that may fail belongs in a savepoint (tx.Begin): after one that failed outside of any, the
-// subscriber has failed even if it returns nil. It must not end tx, nor leave rows of it
-// open: the connection is closed then, since the transition could not be taken back
-// otherwise.
+// Subscriber is told of a transition. What it writes through tx commits or rolls back with the call; it
+// has no other effect. Run a statement that may fail in a savepoint (tx.Begin): after a failed one the
+// subscriber has failed, even if it returns nil. It closes its rows and does not end tx, else the
+// connection is closed.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is what happened to a hold.
@@ -74,8 +61,7 @@ type Transition struct {
 	Note budget.Note `json:"note,omitzero"`
 }
 
-// Book places holds in a ledger and ends them. It holds no connection and no
-// state, and may be used by any number of goroutines.
+// Book places holds in a ledger and ends them. It is safe for concurrent use.
 type Book struct {
 	ledger *budget.Ledger
 	cfg    Config

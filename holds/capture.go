@@ -21,12 +21,9 @@ type Over string
 const (
 	// OverRefused: the capture is refused, with *ExcessError.
 	OverRefused Over = ""
-	// OverIfFits charges the excess if the limits of its Line let it in, and else
-	// refuses the capture, with *budget.ExceededError. Each Line must have a limit then.
+	// OverIfFits charges the excess if the limits of its Line admit it, else *budget.ExceededError.
 	OverIfFits Over = "if fits"
-	// OverAllowed charges the excess whatever the limits: the one way in which
-	// spending and holds can come to more than a limit. For costs that have been
-	// incurred.
+	// OverAllowed charges the excess whatever the limits, for costs already incurred.
 	OverAllowed Over = "allowed"
 )
 
@@ -38,30 +35,25 @@ type Capture struct {
 	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
 	IDs    []string
-	// Holder must be that of each hold. Defaults to "", which is not checked.
+	// Holder must be the holder of each hold. Defaults to "", not checked.
 	Holder string
 
-	// All captures all that is held. Either All or Lines is required: what was not used at
-	// all is released.
+	// All captures all that is held. Either All or Lines is required.
 	All bool
 
-	// Lines are what was used of each scope, where IDs names a single hold; a scope that is
-	// left out was not used at all. Their Limits are used by OverIfFits alone.
-	//
-	// A claim has a scope of its own, with one unit: the one of Hold.Lines that is not in
-	// Claim.Lines. Lines must capture that unit, unless Keep is set.
+	// Lines are what was used of each scope of a single hold; a scope left out was not used. Only
+	// OverIfFits reads Limits. Lines of a claim include its own unit (the one of Hold.Lines that is not in
+	// Claim.Lines), unless Keep.
 	Lines []Line
 
-	// Keep keeps the rest held, for further captures, under the same deadline. A claim's own
-	// unit cannot be captured so: to capture it is to confirm the claim, which ends the
-	// hold. Defaults to false: the rest is freed and the hold is Captured.
+	// Keep keeps the rest held, under the same deadline. It cannot capture a claim's own unit: that
+	// confirms the claim and ends the hold. Defaults to false: the rest is freed.
 	Keep bool
 
-	// Over says what happens if a Line is of more than is held. Defaults to OverRefused.
+	// Over says what happens if a Line is more than is held. Defaults to OverRefused.
 	Over Over
 
-	// Entity is what came of the hold: the id of an order, a user. Up to MaxIDBytes
-	// bytes. Defaults to none.
+	// Entity is what came of the hold: the id of an order, up to MaxIDBytes bytes. Defaults to none.
 	Entity string
 
 	// Note is recorded in the history, and with the ledger's entries. Defaults to none.
@@ -73,23 +65,19 @@ select refused, holds
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture turns what holds keep into spending, all of them or none: each scope is
-// charged what was used, at the time of the capture, and the rest is free. It is possible
-// while the clock is before Hold.Due. Of a capture and a release, an expiry or another
-// capture of the same hold at the same time, one wins and the others are refused.
+// Capture turns holds into spending, all of them or none. Each scope is charged what was used, at the time
+// of the capture; the rest is free. It is possible until Hold.Due. If several calls end one hold at once,
+// one wins.
 //
-// Rolling tx back takes it back. There is no idempotency: a second capture is a
-// *StateError that says Captured (metered.Do remembers).
+// Rolling tx back takes it back. There is no idempotency: a second capture is a *StateError (metered.Do
+// remembers).
 //
-// Locks, until tx ends: the scopes of all holds, in the order of their keys; then the
-// holds' rows, in the order in which they were placed. If one of the holds does not exist or
-// is another holder's, nothing is locked or waited for: ErrUnknown comes first.
+// Locks, until tx ends: the scopes of all holds, in the order of their keys; then the holds' rows, in the
+// order of placement. ErrUnknown comes before any lock.
 //
-// Errors: *ArgumentError; ErrUnknown, ErrRetired, *StateError, *ExcessError,
-// *budget.ExceededError leave tx usable; ErrBusy, budget.ErrClock,
-// budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 and 40P01 abort it.
-// Three *ArgumentErrors come from the database, and leave tx usable too: a Line of a scope
-// that the hold does not keep; and, of a claim, Lines without its own unit, or Keep with it.
+// Errors: *ArgumentError, ErrUnknown, ErrRetired, *StateError, *ExcessError, *budget.ExceededError; and
+// those of every write. The database finds some of the *ArgumentErrors: a Line of a scope that the hold
+// does not keep; Lines of a claim without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	p, err := b.prepareCapture(c)
 	if err != nil {

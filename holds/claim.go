@@ -16,56 +16,44 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Key is what is claimed: a value of a type. The same value of another type is
-// another key. Bytes are compared: "Ann@example.com" and "ann@example.com" are two
-// e-mail addresses to this package, and so are two Unicode spellings of one name.
-// Normalise a value before it gets here, as your business has it (for example with
-// golang.org/x/text/secure/precis).
+// Key is what is claimed: a value of a type. Bytes are compared, so normalise a value before it gets here
+// (case, Unicode; for example with golang.org/x/text/secure/precis).
 type Key struct {
 	Type  string `json:"type"`
 	Value string `json:"value"`
 }
 
-// Claim is a hold of something that one holder can have at a time: a user name, a
-// seat, a machine.
+// Claim is a hold of something that one holder can have at a time: a user name, a seat, a machine.
 type Claim struct {
 	// Tenant keeps the keys of tenants apart. Defaults to "".
 	Tenant string
-	// Key is what is claimed. Its parts are not empty; written as a scope, with
-	// Tenant, they fit into budget.MaxScopeBytes.
+	// Key is what is claimed. Neither part is empty; with Tenant, as a scope, it fits into
+	// budget.MaxScopeBytes.
 	Key Key
-	// Holder is who claims, 1 to MaxIDBytes bytes: who gets the claim back when
-	// claiming again.
+	// Holder is who claims, 1 to MaxIDBytes bytes.
 	Holder string
 
 	// Lines and Charges are reserved and charged with the claim, or not at all.
 	Lines   []Line
 	Charges []budget.Charge
 
-	// TTL, Grace, Metadata and Note are as in Request. The Metadata of a claim that its
-	// holder gets back is that of its first call.
+	// TTL, Grace, Metadata and Note are as in Request. A claim that its holder gets back keeps its first
+	// Metadata.
 	TTL      time.Duration
 	Grace    time.Duration
 	Metadata json.RawMessage
 	Note     budget.Note
 }
 
-// Claim places a hold of capacity 1 on a key. A key has at most one active claim. A
-// claim is active while it is held and not due; and once it is confirmed, which is what
-// capturing it does, until Refund gives it back.
+// Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while
+// it is held and not due; a captured (confirmed) one stays active until Refund gives it back.
 //
-// If the key has an active claim, the answer depends on who asks:
+// A holder who claims again with the same lines and charges, before the claim is confirmed, gets the same
+// claim back (Created = false); with other lines or charges it is ErrConflict. Everybody else gets a
+// *TakenError, as does the holder of a confirmed claim. Each new claim has a new id, so an old id can do
+// nothing to a later claim.
 //
-//   - its holder, with the same lines and charges, before it is confirmed: gets that
-//     claim back, with the id and the deadline that it has, and nothing is charged
-//     (Created = false). With other lines or charges it is ErrConflict;
-//   - its holder, after it was confirmed, and everybody else: *TakenError, which tells
-//     until when, and not who.
-//
-// Each new claim of a key has a new id, derived from the key and a UUIDv7. The id of a
-// claim that ended never becomes that of a later one: whoever still has an old id can do
-// nothing to the new claim. Everything else is as with Place; so two calls in one
-// transaction can deadlock (see the package comment).
+// Rollback, locks and the other errors are those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	p, err := b.prepareClaim(c)
 	if err != nil {
@@ -145,9 +133,8 @@ const claimedSQL = `
 select metered.hold_json(h.no, metered.clock()) from metered.holds h
 where h.claim = $1 and (h.state = 'h' or h.state = 'c' and not h.returned)`
 
-// Claimed returns the active claim of a key: held and not past its time, or
-// confirmed. ErrUnknown if there is none. It takes no lock, and the answer may be
-// out of date when it arrives: only Claim is authoritative.
+// Claimed returns the active claim of a key, or ErrUnknown. It takes no lock, and its answer may be out of
+// date when it arrives: only Claim decides.
 func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) (Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Hold{}, err
@@ -185,8 +172,8 @@ select (select metered.hold_json(h.no, c.now) from metered.holds h
 from (select metered.clock() as now) c, unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
-// ClaimedMany is Claimed of up to MaxKeys keys of a tenant, in one round trip and from
-// one snapshot: for a map of seats. A key without an active claim is not in the result.
+// ClaimedMany is Claimed for up to MaxKeys keys of a tenant, in one round trip and from one snapshot. A
+// key without an active claim is not in the result.
 func (b *Book) ClaimedMany(ctx context.Context, db Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err

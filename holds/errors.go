@@ -16,12 +16,10 @@ import (
 
 // Refused before any SQL.
 var (
-	// ErrArgument is the identity of every refused argument. The error itself is
-	// an *ArgumentError, or a *TTLError.
+	// ErrArgument is every refused argument. The error is an *ArgumentError or a *TTLError.
 	ErrArgument error = errArgument
 
-	// ErrTTLTooShort and ErrTTLTooLong: a TTL is outside Config's bounds. The error
-	// is a *TTLError.
+	// ErrTTLTooShort and ErrTTLTooLong: a TTL is outside Config's bounds. The error is a *TTLError.
 	ErrTTLTooShort error = errTTLTooShort
 	ErrTTLTooLong  error = errTTLTooLong
 
@@ -32,8 +30,8 @@ var (
 
 // Answers. They wrote nothing and leave the transaction usable.
 var (
-	// ErrUnknown: there is no such hold, or it is another holder's: the two are not
-	// to be told apart. The error is an *UnknownError.
+	// ErrUnknown: no such hold, or another holder's; callers cannot tell which. The error is an
+	// *UnknownError.
 	ErrUnknown error = errUnknown
 
 	// ErrRetired: the id carries a time at or before what has been purged.
@@ -45,8 +43,8 @@ var (
 	// ErrTaken: somebody else has what was to be claimed. The error is a *TakenError.
 	ErrTaken error = errTaken
 
-	// ErrState: the hold is not in a state that allows it. The error is a
-	// *StateError, and matches one of the next ones as well.
+	// ErrState: the hold's state does not allow it. The error is a *StateError and matches one of the next
+	// ones.
 	ErrState error = errState
 
 	ErrHeld     error = fault.New("hold_held", "holds: the hold is not captured")
@@ -55,23 +53,19 @@ var (
 	ErrExpired  error = fault.New("hold_expired", "holds: the hold has expired")
 	ErrReturned error = fault.New("hold_returned", "holds: the hold was captured and given back")
 
-	// ErrExcess: a capture is of more than the hold keeps. The error is an
-	// *ExcessError.
+	// ErrExcess: a capture is of more than the hold keeps. The error is an *ExcessError.
 	ErrExcess error = errExcess
 
-	// ErrCeiling: an extension would lead past the hold's ceiling. The error is a
-	// *CeilingError.
+	// ErrCeiling: an extension would pass the hold's ceiling. The error is a *CeilingError.
 	ErrCeiling error = errCeiling
 
-	// ErrNotReturnable: a charge of the hold was purged, or refunded otherwise, so
-	// what it spent cannot be given back as a whole. Refund.SkipPurged gives back what
-	// was not purged.
+	// ErrNotReturnable: a charge of the hold was purged, or refunded otherwise. See Refund.SkipPurged.
 	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
 )
 
 // Failures of the moment or of the set-up. They abort the transaction.
 var (
-	// ErrBusy: a scope's lock was not to be had within the ledger's lock timeout.
+	// ErrBusy: a scope's lock could not be had within the ledger's lock timeout.
 	ErrBusy error = fault.ErrBusy
 
 	// ErrNotMigrated: the schema's tables or functions are missing.
@@ -89,9 +83,8 @@ var (
 	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
 )
 
-// ArgumentError says which argument was refused: Field names it as the caller wrote it
-// ("Request.Lines[0].Amount"), Reason says what is wrong with it and what is allowed. No
-// SQL ran, unless a call says otherwise. It is ErrArgument.
+// ArgumentError says which argument was refused, and why. Field names it as the caller wrote it
+// ("Request.Lines[0].Amount"). No SQL ran, unless a call says otherwise.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -100,8 +93,7 @@ func invalid(field, format string, args ...any) error {
 
 func index(list string, i int, field string) string { return fmt.Sprintf("%s[%d]%s", list, i, field) }
 
-// TTLError says within which bounds a TTL must be: those of Config (of a command:
-// metered.Config.Holds).
+// TTLError says within which bounds a TTL must be.
 type TTLError struct{ TTL, Min, Max time.Duration }
 
 func (e *TTLError) kind() *fault.Sentinel {
@@ -121,8 +113,7 @@ func (e *TTLError) Unwrap() []error { return []error{e.kind(), errArgument} }
 // Code returns the stable code "ttl_too_short" or "ttl_too_long".
 func (e *TTLError) Code() string { return e.kind().Code() }
 
-// Reason says why a hold was not found. It is for logs on the server: whoever asked
-// should learn nothing but that there is no such hold.
+// Reason says why a hold was not found. It is for your logs, not for whoever asked.
 type Reason string
 
 // The reasons.
@@ -131,8 +122,7 @@ const (
 	ReasonHolder  Reason = "holder"  // another holder's
 )
 
-// UnknownError is the error behind ErrUnknown: however it is printed or encoded, the
-// same text for every reason.
+// UnknownError is the error behind ErrUnknown. It prints and encodes the same for every reason.
 type UnknownError struct{ reason func() Reason } // a func, so that no printer gets at it
 
 // Reason says what was wrong.
@@ -155,13 +145,13 @@ func (e *UnknownError) Code() string { return errUnknown.Code() }
 // Format prints the text of ErrUnknown, whatever the verb.
 func (e *UnknownError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.Error()) }
 
-// LogValue returns the text of ErrUnknown. Log Reason() beside it.
+// LogValue returns the text of ErrUnknown. Log Reason beside it.
 func (e *UnknownError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
 
 // MarshalJSON encodes the text of ErrUnknown.
 func (e *UnknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
-// StateError says in which state a hold is that does not allow what was asked.
+// StateError says which state of a hold does not allow what was asked.
 type StateError struct {
 	ID    string
 	State State
@@ -187,16 +177,14 @@ func (e *StateError) Error() string { return fmt.Sprintf("%v: %q", e.kind(), e.I
 // Unwrap returns the sentinel of the state, and ErrState.
 func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
-// Code returns the stable code of the state: "hold_held", "hold_captured",
-// "hold_released", "hold_expired" or "hold_returned".
+// Code returns "hold_held", "hold_captured", "hold_released", "hold_expired" or "hold_returned".
 func (e *StateError) Code() string { return fault.Code(e.kind()) }
 
 // TakenError says until when a claim is taken, and not by whom.
 type TakenError struct {
 	Key Key
-	// RetryAfter is the time until it falls free, unless it is confirmed, released
-	// or extended before. 0 if it is confirmed, which does not mean at once: see
-	// RetryAfterSeconds.
+	// RetryAfter is the time until it falls free, unless its holder acts before. 0 if Confirmed: waiting
+	// does not help.
 	RetryAfter time.Duration
 	// Confirmed: it was captured, and stays taken until it is given back.
 	Confirmed bool
@@ -212,8 +200,7 @@ func (e *TakenError) Error() string {
 // Unwrap returns ErrTaken.
 func (e *TakenError) Unwrap() error { return errTaken }
 
-// RetryAfterSeconds is RetryAfter in whole seconds, rounded up, as the header of that
-// name wants it; ok is false if waiting does not help, since the claim is confirmed.
+// RetryAfterSeconds is RetryAfter in whole seconds, rounded up; ok is false if the claim is confirmed.
 func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 	if e.Confirmed {
 		return 0, false

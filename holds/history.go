@@ -34,8 +34,8 @@ var kinds = map[string]EventKind{
 	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
-// Event is one transition of a hold, recorded in the transaction that made it. As JSON it
-// is for reading: Rebuild needs what History returned.
+// Event is one transition of a hold, recorded in the transaction that made it. Its JSON is for reading:
+// Rebuild needs what History returned.
 type Event struct {
 	Tenant  string    `json:"tenant,omitempty"`
 	ID      string    `json:"id"`
@@ -45,17 +45,16 @@ type Event struct {
 
 	// Deadline is the new one, of a placement or an extension.
 	Deadline time.Time `json:"deadline,omitzero"`
-	// Metadata is Request.Metadata, of a placement. It is kept once, with the hold.
+	// Metadata is Request.Metadata, of a placement.
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 	// Entity is what a capture linked.
 	Entity string `json:"entity,omitempty"`
-	// Captures are the entries of the ledger that a capture made. Their At may be later than
-	// the event's, since a scope's entries are never out of order.
+	// Captures are the ledger's entries of a capture. Their At may be later: a scope's entries are in
+	// order.
 	Captures []budget.Posted `json:"captures,omitempty"`
-	// Refunds are the charges that a Refund of Lines gave back a part of, with the amount.
+	// Refunds are the charges that a Refund of Lines gave back in part, with the amount.
 	Refunds []budget.Posted `json:"refunds,omitempty"`
-	// Skipped are the charges that a Refund left spent, because they were purged: see
-	// Refund.SkipPurged.
+	// Skipped are purged charges that a Refund left spent (Refund.SkipPurged).
 	Skipped []budget.Posted `json:"skipped,omitempty"`
 	// Namespace and Operation name the command that did it, if one did.
 	Namespace string      `json:"namespace,omitempty"`
@@ -74,9 +73,8 @@ from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
 order by e.version`
 
-// History returns what happened to a hold, oldest first. holder and the errors are as with
-// Get. An expiry is recorded by whoever first acts upon it: until then it is missing, though
-// Get says Expired.
+// History returns what happened to a hold, oldest first; holder and errors as in Get. An expiry is missing
+// until a call has acted on it, though Get says Expired.
 func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder string) ([]Event, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
@@ -149,9 +147,8 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	return nil
 }
 
-// Rebuild makes a hold from its whole history: what Get returned after the last
-// event, with Now as the time of that event. A history that has gaps, or does not
-// follow from itself, is an error.
+// Rebuild makes a hold from its whole history: what Get returned after the last event, with that event's
+// time as Now. A history with gaps or contradictions is an error.
 func Rebuild(history []Event) (Hold, error) {
 	var h Hold
 	for i, e := range history {

@@ -22,27 +22,24 @@ const (
 // states are the states as the tables store them.
 var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired}
 
-// Hold is a reservation as it stood at Now. One whose time is over is Expired,
-// whether a sweeper has been there or not.
+// Hold is a reservation as it stood at Now. One whose time is over is Expired, whether a sweeper ran or
+// not.
 type Hold struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
 	Holder string `json:"holder,omitempty"`
 	State  State  `json:"state"`
-	// Version is the number of transitions recorded so far, 1 when placed. It grows
-	// with each.
+	// Version is the number of transitions so far, 1 when placed.
 	Version int `json:"version"`
 
 	PlacedAt time.Time `json:"placed_at"`
 	// Deadline is when the hold expires, unless it is extended.
 	Deadline time.Time `json:"deadline"`
-	// Due is Deadline plus Request.Grace: until then the hold can be captured, and its
-	// units are kept.
+	// Due is Deadline plus Request.Grace: until then its units are kept and can be captured.
 	Due time.Time `json:"due"`
 	// Ceiling is the latest Deadline that Extend can lead to.
 	Ceiling time.Time `json:"ceiling"`
-	// EndedAt is when it was captured or released; of one that expired it is Due. Zero while
-	// it is held.
+	// EndedAt is when it was captured or released, or Due if it expired. Zero while it is held.
 	EndedAt time.Time `json:"ended_at,omitzero"`
 	// Now is the database's clock when the hold was read.
 	Now time.Time `json:"now"`
@@ -53,16 +50,15 @@ type Hold struct {
 	Claim *Key `json:"claim,omitempty"`
 	// Entity is what a capture linked.
 	Entity string `json:"entity,omitempty"`
-	// Returned is true if it was captured, and then given back by Refund.
+	// Returned is true once Refund has given back what it captured.
 	Returned bool `json:"returned,omitempty"`
 	// Metadata is Request.Metadata.
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 
-	// Created is true in the answer of the Place, or of the command, that placed the hold.
-	// It is false if the hold had been placed before with the same id and content, and in
-	// all other answers.
+	// Created is true only in the answer of the Place or command that placed the hold, not in a
+	// repetition.
 	Created bool `json:"created,omitempty"`
-	// Charges are what Request.Charges came to, where Created is true.
+	// Charges are what came of Request.Charges, if Created.
 	Charges []budget.Posted `json:"charges,omitempty"`
 }
 
@@ -78,8 +74,7 @@ type HeldLine struct {
 // Live reports whether the hold was held, and not past its deadline, at Now.
 func (h Hold) Live() bool { return h.State == Held && h.Now.Before(h.Deadline) }
 
-// Remaining is the time from Now to the deadline, by the database's clock; 0 unless
-// the hold was live.
+// Remaining is the time from Now to the deadline; 0 unless the hold was live.
 func (h Hold) Remaining() time.Duration {
 	if !h.Live() {
 		return 0

@@ -13,11 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Notice is what Listen hears: that a transition has been committed, or that some
-// may have gone unheard.
+// Notice is what Listen hears: a committed transition, or that some may have been missed.
 type Notice struct {
-	// Missed is true if transitions before this notice may not have been heard. Those after
-	// it will be. The other fields are empty then.
+	// Missed says that earlier transitions may not have been heard. The other fields are then empty.
 	Missed bool `json:"missed,omitempty"`
 
 	Tenant  string    `json:"tenant,omitempty"`
@@ -26,15 +24,14 @@ type Notice struct {
 	Kind    EventKind `json:"kind,omitempty"`
 }
 
-// ListenOptions says how Listen keeps its connection. The zero value is for most.
+// ListenOptions says how Listen keeps its connection. The zero value suits most callers.
 type ListenOptions struct {
-	// Idle is how long nothing is heard before the server is asked whether it is still
-	// there, and how long it then has for its answer, 10ms to 1h. A connection that
-	// died without a word is noticed after twice that. Defaults to 15s.
+	// Idle is how long a silent connection is trusted, and then how long the server has to answer, 10ms to
+	// 1h. A dead connection is noticed after twice that. Defaults to 15s.
 	Idle time.Duration
 
-	// OnError is told why there is no connection, each time before the next attempt,
-	// in another goroutine than Listen's. Defaults to none.
+	// OnError is told, in another goroutine, why a connection was lost, before each new attempt. Defaults
+	// to none.
 	OnError func(error)
 }
 
@@ -49,30 +46,19 @@ const (
 	maxQueued          = 10_000
 )
 
-// Listen calls handle with every transition that Books of this schema commit with
-// Config.Notify (this Book need not have it), one after the other and in the order in
-// which they were committed, until ctx ends or handle returns an error, which is
-// Listen's own then. What was rolled back is not heard. What ended by time is heard when
-// a Sweep or an Expire says so.
+// Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at
+// a time, in the order of commit. It returns when ctx ends or handle returns an error. An expiry is heard
+// when Sweep or Expire announces it.
 //
-// A notice is a hint, not a record: Postgres keeps none for a listener that is not
-// connected. Whenever Listen has connected, the first time and after each loss of its
-// connection, handle first gets a notice with Missed, once it is certain that what follows
-// will be heard. A handle that then reads what it wants to know (List, Get, Usage) misses
-// nothing, but may hear again of what it has read: compare the Version. Missed also stands
-// for a notice that cannot be understood, and for all that are waiting once more than
-// 10,000 are.
+// A notice is a hint, not a record: Postgres keeps none for a listener that is away. After each connect
+// handle first gets a notice with Missed. If handle then reads what it needs (List, Get, Usage) it misses
+// nothing, but may hear of a transition again: compare the Version. Missed also stands for a notice that
+// cannot be understood, and for all that wait once more than 10,000 do. A slow handle delays this listener
+// only.
 //
-// A handle that blocks delays this listener and nobody else: its connection is read all
-// the same. Otherwise Postgres would have to keep the notifications, and would in the end
-// refuse the commits that send some.
-//
-// Listen makes a connection of its own, with pool's configuration but not out of pool, where
-// it would be missing. The connection must lead to the server that is written to, since a
-// standby cannot listen. It must not lead through a pooler in transaction mode, which gives
-// the listening session to somebody else: nothing would be heard, and nothing would say so.
-// If pool has another configuration, pass one that is made for Listen alone. After a lost
-// connection it tries again, at first within 0.1s and then less and less often, in the end
+// Listen makes a connection of its own with pool's configuration. It must lead to the primary, and not
+// through a pooler in transaction mode: such a listener hears nothing, without an error. Pass a pool made
+// for Listen if yours is behind one. After a lost connection it retries, first within 0.1s, in the end
 // every 5s to 10s.
 //
 // Errors: *ArgumentError; ctx.Err(); that of handle.

@@ -22,41 +22,37 @@ import (
 type Line struct {
 	// Scope is what is reserved, 1 to budget.MaxScopeBytes bytes of UTF-8.
 	Scope string
-	// Amount is in units of yours, from 1 to budget.MaxAmount; in a Capture from 0.
+	// Amount is in units of yours, 1 to budget.MaxAmount; from 0 in a Capture.
 	Amount int64
-	// Limits are all to be kept: spending in the window, open holds and the amount
-	// together stay within each. A capacity is a limit for the lifetime (budget.Lifetime): what is
-	// captured then stays spent.
+	// Limits must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity.
 	Limits []budget.Limit
 }
 
 // Request is what Place reserves.
 type Request struct {
-	// ID is the hold's id, chosen by the caller, 1 to MaxIDBytes bytes of UTF-8,
-	// unique within Tenant. With a UUIDv7 (the default is a new one) a request that
-	// is repeated after the hold was purged is refused instead of placed again.
+	// ID is the hold's id, 1 to MaxIDBytes bytes of UTF-8, unique within Tenant. With a UUIDv7 a
+	// repetition after a purge is refused instead of placed again. Defaults to a new UUIDv7.
 	ID string
 
-	// Tenant keeps the ids of tenants apart, up to MaxIDBytes bytes: a hold of
-	// another tenant does not exist. Scopes are common to all tenants. Defaults to "".
+	// Tenant separates the ids of tenants, up to MaxIDBytes bytes. Scopes are common to all. Defaults to
+	// "".
 	Tenant string
 
-	// Holder is who has the hold, up to MaxIDBytes bytes. Calls that name a holder
-	// find only that holder's holds. Defaults to "".
+	// Holder is who has the hold, up to MaxIDBytes bytes. Calls that name another do not find it. Defaults
+	// to "".
 	Holder string
 
-	// Lines are what is held, 1 to budget.MaxScopes scopes with those of Charges.
+	// Lines are what is held: with Charges, 1 to budget.MaxScopes scopes.
 	Lines []Line
 
-	// Charges are spent at once, with the hold or not at all, and are not given back
-	// when it ends.
+	// Charges are spent at once, with the hold, and are not given back when it ends.
 	Charges []budget.Charge
 
 	// TTL is how long it is held, within Config's bounds, in whole microseconds.
 	TTL time.Duration
 
-	// Grace is for how long after the deadline the hold can still be captured, and its
-	// units are kept; up to Config.MaxTTL, in whole microseconds. Defaults to 0.
+	// Grace prolongs capture and keeping past the deadline, up to Config.MaxTTL, in microseconds. Defaults
+	// to 0.
 	Grace time.Duration
 
 	// Metadata is JSON of yours, up to MaxMetadataBytes. Defaults to none.
@@ -74,28 +70,20 @@ const placeSQL = `
 select status, placed_at, deadline, seqs, ats, denied, stored
 from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Place reserves the amounts of all lines, and makes all charges, or nothing: it is
-// denied, with *budget.ExceededError, if any limit refuses. One round trip.
+// Place reserves the amounts of all lines and makes all charges, or does nothing. If a limit refuses, the
+// error is *budget.ExceededError. One round trip. Holds that are due count as free; Place ends those whose
+// room it needs.
 //
-// What holds that are due still keep counts as free, whether a sweeper has been there or
-// not. As many of them as this call needs the room of are ended by it.
+// Rolling tx back takes the hold back. Repeating a request (same ID, tenant, holder, scopes, amounts and
+// metadata) reserves nothing and returns the first hold with Created = false; if that hold has ended, with
+// a *StateError too. An ID with other content is ErrConflict.
 //
-// Rolling tx back takes the hold back. Idempotency: a request with the ID and the
-// content of one before (tenant, holder, scopes, amounts and metadata; not limits,
-// TTL and notes) reserves nothing, and returns that hold, Created = false; once it
-// has ended, with a *StateError beside it. With other content it is ErrConflict.
+// Locks, until tx ends: the scopes, in the order of their keys; the ID, if the caller chose it; the rows
+// of holds that are due. At REPEATABLE READ and above an ID with a time also delays Purge. Call Place last
+// in tx.
 //
-// Locks, all until tx ends: the advisory lock of each scope that is held or charged, in the
-// order of their keys, before anything is read; then that of Request.ID if it was given, so
-// that of two calls with one ID at once the second sees what the first has placed; at
-// REPEATABLE READ and SERIALIZABLE, if the ID carries its time and is new, a shared lock on
-// the row of Purge's horizon; then the rows of the holds that are due, in the order in
-// which they were placed. Call it as the last thing in tx.
-//
-// Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError,
-// ErrConflict, ErrRetired and *StateError leave tx usable; ErrBusy,
-// budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 and
-// 40P01 abort it.
+// Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError, ErrConflict, ErrRetired,
+// *StateError; and those of every write (see the package comment).
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	p, err := b.preparePlace(r)
 	if err != nil {

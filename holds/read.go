@@ -12,10 +12,9 @@ const getSQL = `
 select (select metered.hold_json(h.no, metered.clock()) from metered.holds h where h.tenant = $1 and h.id = $2),
     coalesce($3 <= (select z.at from metered.holds_horizon z where z.one), false)`
 
-// Get returns a hold. A holder that is not empty must be the hold's, or it is
-// ErrUnknown, as one that does not exist; ErrRetired if it may have been purged. It
-// takes no lock, writes nothing and runs on a read-only replica too, where the
-// replica's clock says what has expired.
+// Get returns a hold. If holder is not empty it must be the hold's, else the hold is ErrUnknown;
+// ErrRetired if it may have been purged. It takes no lock, writes nothing, and runs on a replica, whose
+// clock says what has expired.
 func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Hold{}, err
@@ -50,7 +49,7 @@ const (
 	MaxPage     = 1000
 )
 
-// Filter selects holds. Fields that are zero select all; the others must all match.
+// Filter selects holds. A zero field selects all; the others must all match.
 type Filter struct {
 	// Tenant is the tenant whose holds are listed; "" is a tenant, too.
 	Tenant string
@@ -58,11 +57,10 @@ type Filter struct {
 	Holder string
 	Entity string
 	State  State
-	// Scope selects holds that keep something of it, or kept.
+	// Scope selects holds with a line of this scope.
 	Scope string
 
-	// Before continues a list after the last hold of the page before: List's cursor.
-	// Defaults to the newest.
+	// Before continues a list: Listed.Next of the page before. Defaults to the newest.
 	Before int64
 	// Max is the size of a page, 1 to MaxPage. Defaults to DefaultPage.
 	Max int
@@ -83,10 +81,8 @@ where h.tenant = $1 and h.no < $6
     and ($5 = '' or (select l.hold from metered.hold_lines l where l.hold = h.no and l.scope = $5) is not null)
 order by h.no desc limit $7`
 
-// List returns holds, newest first, a page at a time. A page that follows begins
-// where the last one ended, whatever was placed or ended meanwhile: no hold is
-// listed twice, and none that was there at the beginning is missed. Best with a
-// Holder or an Entity: those are indexed; the other filters are applied on the way.
+// List returns a page of holds, newest first. Pages do not overlap or miss a hold that was there at the
+// beginning, whatever happens meanwhile. Filter by Holder or Entity where you can: these are indexed.
 func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Listed{}, err

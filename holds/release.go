@@ -16,8 +16,8 @@ type Release struct {
 	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
 	IDs    []string
-	// Holder must be that of each hold. Defaults to "", not checked: say in Note who
-	// released what was another's.
+	// Holder must be the holder of each hold. Defaults to "", not checked: if somebody else releases, say
+	// so in Note.
 	Holder string
 	// Note is recorded in the history, and with the ledger's entries.
 	Note budget.Note
@@ -27,9 +27,8 @@ const releaseSQL = `
 select refused, holds
 from metered.release_holds($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees what holds keep, all of them or none. What was captured of one
-// stays spent. Locks, rollback and errors are those of Capture, without a denial. A
-// hold that has ended is a *StateError that says how.
+// Release frees what holds keep, all of them or none. What was captured stays spent. A hold that has ended
+// is a *StateError. Locks, rollback and errors are those of Capture, without a denial.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	p, err := b.prepareRelease(r)
 	if err != nil {
@@ -51,17 +50,14 @@ type Refund struct {
 	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
 	IDs    []string
-	// Holder must be that of each hold. Defaults to "", not checked.
+	// Holder must be the holder of each hold. Defaults to "", not checked.
 	Holder string
-	// All gives back all that is left of what was captured. Either All or Lines is required.
+	// All gives back all that is left. Either All or Lines is required.
 	All bool
-	// Lines are how much to give back of what was captured of each scope, where IDs names a
-	// single hold. They have no Limits.
+	// Lines are how much to give back of each scope of a single hold. They have no Limits.
 	Lines []Line
-	// SkipPurged gives back what can be refunded, which may be nothing, and leaves spent
-	// the charges that were purged from the ledger; Event.Skipped in the History says which.
-	// A claim's own unit is never skipped, since nobody could claim its key then. Defaults
-	// to false: one charge that was purged is ErrNotReturnable.
+	// SkipPurged leaves purged charges spent and refunds the rest; Event.Skipped says which. A claim's own
+	// unit is never skipped. Defaults to false: a purged charge is ErrNotReturnable.
 	SkipPurged bool
 	// Note is recorded in the history, and with the refunds.
 	Note budget.Note
@@ -71,19 +67,14 @@ const refundSQL = `
 select refused, holds
 from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Refund gives back what captured holds spent, all of them or none, as refunds of their charges:
-// capacity that was captured is free again, and so is a confirmed claim. It gives back all that
-// is left of it, also of several captures, or Lines. Once all is given back the hold, which
-// stays Captured, is marked Returned.
+// Refund gives back what captured holds spent, all of them or none: all that is left, or the amounts in
+// Lines. It makes refunds of their charges, and frees a confirmed claim. When all is given back, the hold
+// stays Captured and is marked Returned.
 //
-// A charge that was purged from the ledger is ErrNotReturnable, unless SkipPurged is set: without
-// it, the key of an old claim that carries further lines would stay taken.
-//
-// Locks, rollback and the other errors are those of Capture. A hold that is not captured is
-// a *StateError, and so is one that was given back before (ErrReturned). Lines of more than is left
-// are an *ExcessError. A claim's own unit is given back with all the rest, or not at all. What
-// was captured in part (Capture.Keep) of a hold that is still held, or was then released, or has
-// expired, stays spent: give it back by budget.Ledger.Refund.
+// Locks, rollback and the other errors are those of Capture. A hold that is not captured, or was given
+// back, is a *StateError; more than is left is an *ExcessError; a purged charge is ErrNotReturnable,
+// unless SkipPurged is set. A claim's own unit goes back with all the rest or not at all. What
+// Capture.Keep spent of a hold that ended otherwise is refunded with budget.Ledger.Refund.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
 	p, err := b.prepareRefund(r)
 	if err != nil {
@@ -125,10 +116,9 @@ type Extend struct {
 	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
 	IDs    []string
-	// Holder must be that of each hold. Defaults to "", not checked.
+	// Holder must be the holder of each hold. Defaults to "", not checked.
 	Holder string
-	// By is how much later the deadline will be, from 1µs to MaxMaxLifetime, in whole
-	// microseconds. No deadline goes past Hold.Ceiling.
+	// By is added to the deadline, 1µs to MaxMaxLifetime, in whole microseconds.
 	By time.Duration
 	// Note is recorded in the history.
 	Note budget.Note
@@ -138,12 +128,10 @@ const extendSQL = `
 select refused, holds
 from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
-// Extend moves the deadlines of holds, all of them or none, and with each the end of
-// its grace. A hold past its deadline is a *StateError (ErrExpired), also during its
-// grace; one that would go past its ceiling a *CeilingError.
-//
-// Locks, rollback and the other errors are those of Release. There is no idempotency:
-// a second call extends again.
+// Extend moves the deadlines of holds, and the ends of their grace, all of them or none. A hold past its
+// deadline is a *StateError (ErrExpired), even in its grace; one that would go past its ceiling is a
+// *CeilingError. There is no idempotency: a second call extends again. Locks, rollback and the other
+// errors are those of Release.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
 	p, err := b.prepareExtend(e)
 	if err != nil {

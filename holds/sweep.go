@@ -29,25 +29,22 @@ const (
 type Expire struct {
 	Tenant string
 	ID     string
-	// Deadline is the deadline it was given: if it has another by now, it was extended.
+	// Deadline is the one it was placed with: a hold with another deadline was extended.
 	Deadline time.Time
-	// Note is what subscribers hear. It is recorded in the history, and with the ledger's
-	// entries, if this call is what ends the hold: one that a charge or placement saw
-	// through before was ended, and recorded, by System.
+	// Note is for subscribers. It is also recorded if this call ends the hold; a charge or placement that
+	// ended it before recorded System.
 	Note budget.Note
 }
 
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold whose time is over, and tells subscribers and listeners so,
-// for a job that was scheduled when the hold was placed. If it was captured, released,
-// extended or ended meanwhile, or is not due, nothing is done, and that is no error:
-// the call can be repeated at will. What a hold keeps is free when it is due, whether
-// Expire is called or not.
+// Expire ends one hold whose time is over, and announces it: for a job that was scheduled when the hold
+// was placed. A hold that ended, was extended or is not due is left as it is, without an error, so the
+// call can be repeated.
 //
-// Locks and rollback are those of Release. Errors: *ArgumentError; ErrUnknown and
-// ErrRetired leave tx usable; ErrBusy, SQLSTATE 40001 and 40P01 abort it.
+// Locks and rollback are those of Release. Errors: *ArgumentError, ErrUnknown, ErrRetired; and those of
+// every write.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireStatus, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, "", err
@@ -97,12 +94,10 @@ const (
 	MaxSweepBatch     = 10_000
 )
 
-// SweepOptions says how Sweep works. The zero value sweeps all that is due, 500
-// holds in a transaction.
+// SweepOptions says how Sweep works. The zero value sweeps all that is due, 500 holds in a transaction.
 type SweepOptions struct {
-	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch; fewer where
-	// these have more than 2,000 scopes, whose locks it takes. Defaults to
-	// DefaultSweepBatch.
+	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch; fewer if they have more than 2,000
+	// scopes. Defaults to DefaultSweepBatch.
 	Batch int
 	// Max ends the sweep after so many batches. Defaults to 0, all.
 	Max int
@@ -112,15 +107,14 @@ type SweepOptions struct {
 
 // SweepReport says what a sweep did.
 type SweepReport struct {
-	// Expired holds were ended, freed and announced; those among them that somebody
-	// had seen through before included.
+	// Expired holds were ended and announced, or had been ended by a charge or placement and were
+	// announced now.
 	Expired int `json:"expired"`
-	// Skipped holds were in use by somebody else, and are left for the next sweep.
+	// Skipped holds were in use, and are left for the next sweep.
 	Skipped int `json:"skipped"`
-	// Failed holds are those whose subscriber returned an error: they have ended, and
-	// will be announced again by the next sweep.
+	// Failed holds have ended, but a subscriber returned an error: the next sweep announces them again.
 	Failed int `json:"failed"`
-	// Batches is how many transactions it took.
+	// Batches is the number of transactions.
 	Batches int `json:"batches"`
 }
 
@@ -129,20 +123,17 @@ select nos, seen, last_due, last_no, more from metered.sweep_holds($1::timestamp
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends the holds whose time is over, writes so down, and tells subscribers and
-// listeners. It is cleanup: what they kept is free already. Run it now and then (a few
-// seconds to a minute apart): from a River periodic job, a ticker, or cron; see the
-// examples. Any number may run at the same time: they wait for nobody, and nobody
-// waits for them longer than for one batch.
+// Sweep ends the holds whose time is over, records it, and tells subscribers and listeners. Their units
+// are free already. Run it every few seconds to a minute (a River periodic job, a ticker, cron: see the
+// examples). Any number may run at once; nobody waits for one longer than for a batch.
 //
-// Use a Book with the application's Config, also in a program that does nothing else: a
-// hold is announced once, to the subscribers of the Book that sweeps, and to listeners if
-// that has Notify. One without them marks what it ends as announced for good, and nobody
-// ever hears of it. That holds for Expire as well.
+// A hold is announced once, to the Subscribers and the Notify of the Book that sweeps. So use a Book with
+// the application's Config: one without them marks holds as announced, and nobody hears of them. So does
+// Expire.
 //
-// It owns its transactions, at READ COMMITTED, one for each batch. An error, or the
-// end of ctx, leaves what was done until then, which is reported with it. The errors
-// of subscribers are joined and returned at the end, and stop nothing.
+// It owns its transactions, at READ COMMITTED, one for each batch. On error, or when ctx ends, the batches
+// before stay done and are reported. Errors of subscribers are joined and returned at the end, and stop
+// nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err

@@ -35,19 +35,14 @@ var errArgument = fault.New("invalid_argument", "httplimit: invalid argument")
 
 // Config says what clients get to see.
 type Config struct {
-	// Limits are those of a client's own budget, as they are given to budget.Charge.
-	// Their names are shown, so they must have one each: 1 to MaxNameBytes printable
-	// ASCII characters. A window that is no whole number of seconds is shown rounded
-	// up, and a lifetime without one. Prepaid credit is no policy: its quota would
-	// be shown as 0.
+	// Limits are those of a client's own budget, as given to budget.Charge. Each needs a name, which is shown: 1 to
+	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds. Prepaid credit is no policy.
 	Limits []budget.Limit
 
-	// Shared are limits that several clients use up together. Their names are shown
-	// when they refuse, and must be as those of Limits; their numbers never.
+	// Shared are limits of several clients together. Their names are shown when they refuse, their numbers never.
 	Shared []budget.Limit
 
-	// Units are the quota units of Limits, by name, as the draft's registry has them:
-	// ContentBytes, for example. Defaults to Requests for all.
+	// Units are the quota units of Limits, by name, such as ContentBytes. Defaults to Requests for all.
 	Units map[string]string
 }
 

@@ -19,14 +19,9 @@ const (
 //	RateLimit-Policy: "burst";q=10;w=1, "daily";q=1000;w=86400
 //	RateLimit: "burst";r=9;t=1, "daily";r=420;t=86400
 //
-// t is the whole window. That is the one time for which it is certain, in a sliding
-// window, that a client which uses no more than r is admitted by this limit, and
-// that all of q is back if it uses none.
-//
-// A policy that the receipt does not mention is left out of RateLimit, and RateLimit
-// is left out if nothing remains: after a replay, for example, which charged nothing.
-// Of a policy that it mentions more than once, for several scopes, the smallest
-// remainder is shown.
+// t is the whole window: only then is it certain, in a sliding window, that a client that keeps to r is admitted.
+// Policies that the receipt does not mention are left out of RateLimit; of several scopes the smallest remainder
+// counts.
 func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
@@ -37,12 +32,9 @@ func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	p.show(h, left)
 }
 
-// ShowRefusal sets RateLimit-Policy and RateLimit for a denial, as Policies.Write does.
-//
-// RateLimit has the limits that refused, since the denial knows no others: what
-// would still have fitted, and as t when the amount asked for fits again, in all scopes
-// of which a policy refused. There is no t if waiting does not help (budget.Never), and
-// none for prepaid credit. Retry-After, which Problem.Write sets, is never earlier than any t.
+// ShowRefusal sets RateLimit-Policy and RateLimit for a denial, as Policies.Write does. RateLimit has the limits that
+// refused: r is what would have fitted, and t when the requested amount fits. There is no t if waiting does not help
+// (budget.Never), nor for prepaid credit. Retry-After is never earlier than any t.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	e = orNothing(e)
 	left := map[string]service{}

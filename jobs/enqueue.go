@@ -12,37 +12,20 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Enqueue inserts a job in the caller's transaction: workers see it when tx
-// commits, and not before. With Options.Key it inserts it once per (queue, key),
-// where the queue is the one that River would choose.
+// Enqueue inserts a job in the caller's transaction, with Options.Key once per (queue, key). Workers see it when tx
+// commits. Most programs want this call, with a key.
 //
-// Rollback: the job and its key are gone, nobody was notified, and the key is free
-// for whoever waits for it. Rolling back to a savepoint set before the call does
-// the same.
-//
-// Idempotency: a key used before returns the first job's id and Created false. That
-// holds when the job has run, failed, was cancelled or deleted, until the key is
-// purged. The args are compared as they are encoded in JSON, before hooks change
-// them, so a field added to the args' type makes old keys conflict unless it is
+// Rollback, also to a savepoint: the job and its key are gone. Idempotency: a known key returns the first job's id and
+// Created false. The args are compared as JSON: a field added to their type makes old keys conflict, unless it is
 // omitted when empty.
 //
-// Locks: the key's row, until tx ends. An Enqueue of the same key elsewhere waits
-// for that, at most Config.LockTimeout: if tx rolls back it makes the job itself, if
-// tx commits it returns tx's job at READ COMMITTED, and fails with 40001 at
-// REPEATABLE READ and SERIALIZABLE, where a retry returns it. Two transactions that
-// enqueue the same two keys in different order can deadlock (40P01, retry);
-// EnqueueMany sorts them.
+// Locks: the key's row, until tx ends. Others with this key wait for at most Config.LockTimeout; after tx's commit
+// they return its job, above READ COMMITTED with one retry (SQLSTATE 40001). Keys enqueued in different orders can
+// deadlock (40P01); EnqueueMany sorts them.
 //
-// Errors: ErrArgument before any SQL (also for what jsonb cannot hold: text that is not
-// UTF-8, U+0000, half of a surrogate pair, a number beyond numeric), and ErrConflict, leave
-// tx usable and wrote nothing. After any other error tx is aborted as after a failed
-// statement, so that no key can be committed without its job: ErrBusy, ErrPlugin, what
-// River's insert or your hooks returned, and Postgres errors, 40001 and 40P01 among them,
-// which are found by errors.As.
-//
-// One round trip without a key, two with a new one, one with a known one; and one
-// more whenever River's NOTIFY for the queue is due. Most programs want this call,
-// with a key.
+// Errors: ErrArgument before any SQL (also for args that jsonb cannot hold) and ErrConflict leave tx usable. Every
+// other error aborts it, so that no key commits without its job: ErrBusy, ErrPlugin, errors of River, of hooks and of
+// Postgres. One round trip without a key, two with a new one, one with a known one.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return Result{}, err
@@ -58,14 +41,9 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 	return results[0], nil
 }
 
-// EnqueueMany is Enqueue for 1 to 10,000 jobs, with and without keys, in as many
-// round trips as one job takes. The results are in the order of items. A key that is
-// there twice makes one job, and the second item gets its id with Created false.
-//
-// Rollback, idempotency and locks are as with Enqueue; keys are claimed in the order
-// of queue and key, and Config.LockTimeout bounds the waits of all of them together.
-// ErrArgument leaves tx usable. After any other error, ErrConflict among them, tx is
-// aborted unless no key was new.
+// EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as one job takes. Results are in the order of
+// items; a key that is there twice makes one job. Rollback, idempotency and locks are those of Enqueue; one
+// Config.LockTimeout bounds all waits. After an error other than ErrArgument tx is aborted, unless no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return nil, err

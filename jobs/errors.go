@@ -8,38 +8,30 @@ import (
 
 // Errors of arguments and of set-up.
 var (
-	// ErrArgument is the identity of every refused argument. The error itself is an
-	// *ArgumentError that names the argument. Nothing was sent to the database.
+	// ErrArgument is every refused argument. The error is an *ArgumentError. No SQL ran.
 	ErrArgument error = errArgument
 
-	// ErrPlugin means that River inserted a keyed job under another id than the
-	// one claimed for it: Plugin is missing from river.Config.Plugins, or a hook
-	// of yours moved the job to another queue, changed its id or took its key out
-	// of its metadata. The transaction is aborted.
+	// ErrPlugin: River gave a keyed job another id than the one claimed. Plugin is missing from river.Config.Plugins,
+	// or a hook changed the job's queue, id or metadata. The transaction is aborted.
 	ErrPlugin error = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
 		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
 )
 
 // Errors of calls.
 var (
-	// ErrConflict means that the key was used before for something else. The error
-	// itself is a *ConflictError.
+	// ErrConflict: the key was used before for something else. The error is a *ConflictError.
 	ErrConflict error = errConflict
 
-	// ErrBusy means that another open transaction has claimed the key and did not
-	// end within Config.LockTimeout. The transaction is aborted; try it again.
+	// ErrBusy: another transaction has the key, and did not end within Config.LockTimeout. The transaction is aborted.
 	ErrBusy error = fault.ErrBusy
 
-	// ErrNotMigrated means that a table or function is not there: this library's or
-	// River's.
+	// ErrNotMigrated: a table or function of this library or of River is missing.
 	ErrNotMigrated error = fault.ErrNotMigrated
 
-	// ErrNotGranted means that the role has not been given what the call needs, on this
-	// library's tables or on River's.
+	// ErrNotGranted: the role lacks a right that the call needs, here or on River's tables.
 	ErrNotGranted error = fault.ErrNotGranted
 
-	// ErrNotFound means that the key is not there: never used, rolled back, not
-	// committed yet, or purged.
+	// ErrNotFound: the key was never used, not committed, or purged.
 	ErrNotFound error = fault.New("job_key_not_found", "jobs: key not found")
 )
 
@@ -48,9 +40,7 @@ var (
 	errConflict = fault.New("job_conflict", "jobs: conflict")
 )
 
-// ArgumentError says which argument was refused, before any SQL ran: Field names it as
-// the caller wrote it ("Options.Key"), Reason says what is wrong with it and what is
-// allowed. It is ErrArgument.
+// ArgumentError says which argument was refused, and why. Field names it as the caller wrote it ("Options.Key").
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -67,8 +57,7 @@ const (
 	DiffersArgs   = "args"
 )
 
-// ConflictError says that a key was used before, for another job than the one
-// now asked for.
+// ConflictError says that a key was used before, for another job.
 type ConflictError struct {
 	Queue, Key string
 	// JobID is the id of the job that the key was first used for.
@@ -77,8 +66,7 @@ type ConflictError struct {
 	Differs string
 }
 
-// Error leaves out the recorded kind, tenant and args: whoever chose the same key
-// may be somebody else.
+// Error leaves out the recorded kind, tenant and args: they may be somebody else's.
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("jobs: conflict: key %q of queue %q was used before with another %s", e.Key, e.Queue, e.Differs)
 }

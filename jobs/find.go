@@ -27,10 +27,8 @@ const findSQL = `
 select queue, key, job_id, kind, tenant, created_at
 from metered.find_job_key($1, $2)`
 
-// Find returns what is remembered of a key, as far as db sees it: from a pool, what
-// is committed. queue "" means "default". It writes nothing and takes no lock. Its
-// errors are ErrArgument, ErrNotFound and those of Postgres. To make sure that a job
-// exists call Enqueue instead, which needs no look before.
+// Find returns what is remembered of a key; queue "" means "default". It takes no lock. Errors: ErrArgument,
+// ErrNotFound. To make sure that a job exists, call Enqueue.
 func (e *Enqueuer) Find(ctx context.Context, db Querier, queue, key string) (Record, error) {
 	if err := cmp.Or(e.made(), notNil("db", db)); err != nil {
 		return Record{}, err

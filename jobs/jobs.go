@@ -22,21 +22,17 @@ const (
 	MaxLockTimeout     = time.Hour
 )
 
-// Config configures an Enqueuer. The zero value is what most programs want.
+// Config configures an Enqueuer. The zero value suits most programs.
 type Config struct {
-	// Schema is the schema that metered.Migrate made. Defaults to "metered".
-	// River's tables are found where the client's own Config.Schema says.
+	// Schema is the schema that metered.Migrate made; River's is the client's. Defaults to "metered".
 	Schema string
 
-	// LockTimeout is how long one call waits in all for other transactions that
-	// have claimed the same keys and are still open, 1ms to 1h. A shorter
-	// lock_timeout or statement_timeout of the session and the context's deadline
-	// bound the wait as well. Defaults to 5s.
+	// LockTimeout bounds how long a call waits for transactions that claimed the same keys, 1ms to 1h. A shorter
+	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
 	LockTimeout time.Duration
 }
 
-// Enqueuer enqueues jobs through a River client. It may be used by many
-// goroutines at once, and remembers nothing between calls.
+// Enqueuer enqueues jobs through a River client. It is safe for concurrent use.
 type Enqueuer struct {
 	client   *river.Client[pgx.Tx]
 	sequence string // River's, as text for regclass
@@ -45,10 +41,8 @@ type Enqueuer struct {
 	claimSQL, claimManySQL, findSQL, purgeSQL string
 }
 
-// New returns an Enqueuer on client, which may be insert-only. Keys need Plugin in
-// the client's Config.Plugins; River does not let New see whether it is there, so
-// the first keyed Enqueue fails with ErrPlugin if not. New sends no SQL. Its
-// errors are ErrArgument.
+// New returns an Enqueuer on client, which may be insert-only, or ErrArgument. It sends no SQL. Keys need Plugin in
+// the client's Config.Plugins, else the first keyed Enqueue is ErrPlugin.
 func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	if err := notNil("client", client); err != nil {
 		return nil, err
@@ -86,7 +80,7 @@ func (e *Enqueuer) made() error {
 	return fault.Made(errArgument, "enqueuer", e != nil && e.client != nil)
 }
 
-// Querier reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
+// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
 type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

@@ -15,13 +15,10 @@ const (
 	MetadataTenant = "metered:tenant"
 )
 
-// Key returns the key that job was enqueued with, or "". Workers may pass it on, as
-// the idempotency key of a call they make.
+// Key returns the key that job was enqueued with, or "".
 func Key(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Key }
 
-// Tenant returns the tenant that job was enqueued for, or "". In a worker:
-//
-//	tenant := jobs.Tenant(job.JobRow)
+// Tenant returns the tenant that job was enqueued for, or "".
 func Tenant(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Tenant }
 
 type ownMetadata struct {

@@ -5,28 +5,18 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Options are what a job may be given beside its args. Nil and the zero value both
-// mean: no key, no tenant, River's defaults.
+// Options are what a job may be given beside its args. Nil and the zero value mean River's defaults, without a key.
 type Options struct {
-	// Key makes the Enqueue idempotent within the job's queue: 1 to 255 bytes of
-	// UTF-8 without NUL. Keys are one space per queue, for all kinds and tenants
-	// together, so begin them with what they belong to: "asset/42". Defaults to
-	// none, and a job with every call.
+	// Key makes the Enqueue idempotent within the job's queue: 1 to 255 bytes of UTF-8 without NUL. All kinds and
+	// tenants share a queue's keys, so say what it belongs to: "asset/42". Defaults to none.
 	Key string
 
-	// Tenant is whom the job is for, at most 255 bytes of UTF-8 without NUL. It goes
-	// into the job's metadata as MetadataTenant, where Tenant and your dashboards
-	// read it. The same key for another tenant is a conflict. Defaults to none.
+	// Tenant is whom the job is for, at most 255 bytes of UTF-8 without NUL, stored in its metadata. The same key for
+	// another tenant is a conflict. Defaults to none.
 	Tenant string
 
-	// InsertOpts are River's: queue, priority, attempts, schedule time, tags,
-	// metadata, pending. As in River, a field set here wins over the args' own
-	// InsertOpts method, and that over the client's Config. They are not part of
-	// what a key stands for, except the queue: a repeated key with another priority
-	// returns the first job as it is.
-	//
-	// UniqueOpts, from here or from the args, cannot be combined with a Key, since
-	// River would answer with a job of another id.
+	// InsertOpts are River's, and win over the args' own and the client's. Of these only the queue is part of what a
+	// key stands for. UniqueOpts, also of the args, cannot be combined with a Key.
 	InsertOpts river.InsertOpts
 }
 
@@ -38,15 +28,12 @@ type Item struct {
 
 // Result says which job there is now.
 type Result struct {
-	// JobID is the job's id in River. If Created is false River may have deleted
-	// the job since.
+	// JobID is the job's id in River, which may have deleted the job unless Created.
 	JobID int64 `json:"job_id"`
 
-	// Created is true if this call inserted the job, and false if its key was used
-	// before or, without a key, if River's UniqueOpts found a job.
+	// Created is true if this call inserted the job; false for a known key, or a job found by River's UniqueOpts.
 	Created bool `json:"created"`
 
-	// Job is the job's row as River returned it from its insert; nil if the key was
-	// used before, since the job is not read then.
+	// Job is the row as River's insert returned it; nil for a known key.
 	Job *rivertype.JobRow `json:"job,omitempty"`
 }

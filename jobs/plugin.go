@@ -7,12 +7,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Plugin gives keyed jobs the id that was claimed with their key. Put it once into
-// the Config.Plugins of every client that an Enqueuer uses; the position does not
-// matter, and jobs inserted in any other way pass through untouched.
-//
-// It is one for the whole client, because River asks the args of a job for hooks of
-// their own only once per kind, with whatever value it sees first.
+// Plugin gives keyed jobs the id that was claimed with their key. Put it once into the Config.Plugins of every client
+// that an Enqueuer uses. Other jobs pass through untouched.
 func Plugin() rivertype.Plugin { return &plugin{} }
 
 type plugin struct{ river.HookDefaults }

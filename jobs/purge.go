@@ -13,33 +13,24 @@ import (
 
 // PurgeOptions says which keys to forget.
 type PurgeOptions struct {
-	// OlderThan is the age above which a key is forgotten, 1s to a century. It must be
-	// longer than any caller may still retry with the key, and than any job is scheduled
-	// ahead. Required.
+	// OlderThan is the age above which a key is forgotten, 1s to a century: longer than any caller may retry, and than
+	// any job is scheduled ahead. Required.
 	OlderThan time.Duration
 
 	// Batch is how many keys one transaction forgets, 1 to 10,000. Defaults to 1,000.
 	Batch int
 
-	// Progress is called after each batch that forgot anything, once it is committed,
-	// with the number forgotten so far. Defaults to none.
+	// Progress is called after each batch with the number forgotten so far. Defaults to none.
 	Progress func(deleted int64)
 }
 
 const purgeSQL = `select deleted, last from metered.purge_job_keys($1, metered.clock() - $2::interval, $3)`
 
-// Purge forgets the keys that are older than opts.OlderThan, oldest first, and returns
-// how many. A forgotten key looks new: the next Enqueue of it makes another job. Jobs are
-// left alone; deleting those is River's.
+// Purge forgets keys older than opts.OlderThan, oldest first, and returns how many. A forgotten key looks new: its
+// next Enqueue makes another job. Jobs are left alone.
 //
-// It owns its transactions, one per batch, so what is done stays done when ctx ends
-// or an error stops it, and the number says how far it came. Any number may run at
-// once: they pass over each other's keys, and wait for nobody. An Enqueue of a key
-// that is just being forgotten waits for the batch, and makes a new job.
-//
-// Run it from a maintenance program, as the owner of the schema or a role with the
-// maintenance grants: an application has no right to it. Its errors are ErrArgument
-// and those of Postgres.
+// It owns its transactions, one per batch: what is done stays done if it fails or ctx ends. Any number may run at
+// once. It needs the schema's owner or a role with the maintenance grants.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(e.made(), notNil("pool", pool)); err != nil {
 		return 0, err

@@ -158,11 +158,8 @@ const (
 	answerTimeout    = time.Second // of a replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica, once everything is visible there that
-// was committed before the position. So a read after a write always sees the write, which a
-// replica by itself does not promise. fn can use the connection for any reads, such as those
-// of this library (budget.Ledger.Usage and Check, holds.Book.Get and List, Client.Lookup),
-// until it returns; its error is returned as it is.
+// ReadAt calls fn with a connection of the replica, once everything is visible there that was committed before lsn: a
+// read after a write sees the write. fn may run any reads (Usage, Get, Lookup); its error is returned as it is.
 //
 //	lsn, err := replica.CommitLSN(ctx, primary) // after the write, or metered.Outcome.LSN
 //	err = replica.ReadAt(ctx, pool, lsn, replica.Options{}, func(ctx context.Context, conn *pgx.Conn) error {
@@ -170,21 +167,12 @@ const (
 //		return err
 //	})
 //
-// The wait and fn use one connection, since the servers behind a pool, or behind an address,
-// may have replayed different parts of the log. No transaction is open, so that fn's first
-// statement has a snapshot from after the wait. The replica must be one of physical
-// replication, and not behind a pooler that hands statements to several servers. It may
-// also be the primary, which is not waited for.
+// The wait and fn share one connection, with no transaction open. The replica must use physical replication, and not
+// be behind a pooler that spreads statements over servers. The primary works too, without a wait. LSN 0 is refused:
+// read from the primary then. If an idle primary has open transactions, the wait can take some 15 seconds.
 //
-// LSN 0 is refused, since it is behind no write: who has no position, or only the 0 of an
-// Outcome, reads from the primary.
-//
-// The log may hold records of open transactions before the position. An otherwise idle
-// primary sends those when the next transaction commits, or after some 15 seconds, and until
-// then the replica cannot reach the position.
-//
-// Errors: *ArgumentError before any SQL; *StaleError when the time is over, and
-// ErrAhead: fn was not called. After a *StaleError the primary can be asked.
+// Errors: *ArgumentError before any SQL; *StaleError when the time is over, and ErrAhead: fn was not called. After a
+// *StaleError ask the primary.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout

@@ -11,23 +11,15 @@ import (
 
 const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
 
-// Consume takes one use of the token that a client presented, if it was minted
-// for this purpose and subject and is good, in one round trip. Call it in the
-// transaction that does what the token grants.
+// Consume takes one use of a token, if it is good and was minted for this purpose and subject, in one round trip. Call
+// it in the transaction that does what the token grants.
 //
-// After a rollback the use is there again. Consuming is not idempotent: a client
-// that repeats a request presents a used token. For commands that must answer
-// again there is metered.Do, which remembers its results.
+// After a rollback the use is there again. There is no idempotency: a repeated request presents a used token
+// (metered.Do remembers).
 //
-// It locks the token's row until the transaction ends; other consumers of the
-// same token wait for it, at most Config.LockTimeout each. Several tokens in one
-// transaction can deadlock with another that takes them in another order.
-//
-// Errors: ErrInvalid for whatever is wrong with the token, and then the
-// transaction stays usable and the token is as it was; ErrArgument for a purpose
-// or subject that cannot be; ErrBusy; and Postgres's, of which 40001 means to
-// run the transaction again, so that a token which stays unspent is not called
-// invalid.
+// It locks the token's row until the transaction ends. Several tokens in one transaction can deadlock with another
+// that takes them in another order. Errors: ErrInvalid, which leaves the transaction usable and the token as it was;
+// ErrArgument; ErrBusy; SQLSTATE 40001, after which the transaction has to run again.
 func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (Grant, error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {
@@ -45,13 +37,8 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presen
 
 const inspectSQL = `select ` + ledger.TokenColumns + ` from metered.inspect_token($1, $2, $3)`
 
-// Inspect tells what Consume would find now, and consumes nothing: use it to
-// show a page for a link, since mail scanners follow links too, and Consume when
-// the form on it is sent. A good answer promises nothing: the token may be gone by
-// the time it is consumed.
-//
-// It writes nothing, takes no lock, and works in read-only transactions and on
-// standbys. Errors: ErrInvalid, ErrArgument, and Postgres's.
+// Inspect tells what Consume would find now, and consumes nothing: use it to show the page of a link. It writes
+// nothing, takes no lock, and runs on standbys. Errors: ErrInvalid, ErrArgument.
 func (s *Store) Inspect(ctx context.Context, db Querier, purpose, subject, presented string) (Info, error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {

@@ -11,38 +11,32 @@ import (
 
 // Refusals.
 var (
-	// ErrInvalid is the one outward answer for a token that does not do:
-	// malformed, unknown, used, expired, revoked, or minted for another purpose
-	// or subject. The error itself is an *InvalidError.
+	// ErrInvalid is the one answer for a bad token: malformed, unknown, used, expired, revoked, or of another purpose
+	// or subject. The error is an *InvalidError.
 	ErrInvalid error = fault.New("token_invalid", "tokens: the token is not valid")
 
-	// ErrExists means that a token with the given Secret has been minted before,
-	// and is not purged yet. Nothing was written.
+	// ErrExists: a token with the given Secret was minted before, and is not purged. Nothing was written.
 	ErrExists error = fault.New("token_exists", "tokens: a token with this secret was minted before")
 )
 
 // Failures of the moment or of the set-up.
 var (
-	// ErrBusy means that a lock was not free within Config.LockTimeout, or within
-	// the transaction's own lock_timeout. The transaction is aborted; try again.
+	// ErrBusy: a lock was not free within the lock timeout. The transaction is aborted; try again.
 	ErrBusy error = fault.ErrBusy
 
-	// ErrNotMigrated means that the schema is not there, or not whole.
+	// ErrNotMigrated: the schema is missing or incomplete.
 	ErrNotMigrated error = fault.ErrNotMigrated
 
-	// ErrNotGranted means that the role has not been given what the call needs.
+	// ErrNotGranted: the role lacks a right that the call needs.
 	ErrNotGranted error = fault.ErrNotGranted
 )
 
-// ErrArgument is the identity of every refused argument. The error itself is an
-// *ArgumentError that names the argument. No SQL ran.
+// ErrArgument is every refused argument. The error is an *ArgumentError. No SQL ran.
 var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "tokens: invalid argument")
 
-// ArgumentError says which argument was refused: Field names it as the caller wrote it
-// ("Mint.TTL"), Reason says what is wrong with it and what is allowed. It is
-// ErrArgument.
+// ArgumentError says which argument was refused, and why. Field names it as the caller wrote it ("Mint.TTL").
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -52,8 +46,7 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// Reason says why a token was refused. It is for logs and metrics on the server:
-// whoever presented the token should learn nothing but that it is not valid.
+// Reason says why a token was refused. It is for your logs and metrics, not for whoever presented the token.
 type Reason string
 
 // The reasons, in the order in which they are looked for.
@@ -67,8 +60,8 @@ const (
 	ReasonExpired   Reason = "expired"
 )
 
-// InvalidError is the error behind ErrInvalid. However it is printed or encoded,
-// it is the same text for every reason, so it can be sent to a client as it is.
+// InvalidError is the error behind ErrInvalid. It prints and encodes the same for every reason, so a client may see
+// it.
 type InvalidError struct{ reason func() Reason } // a func, so that no printer gets at it by reflection
 
 func refuse(r Reason) error { return &InvalidError{reason: func() Reason { return r }} }
@@ -96,7 +89,7 @@ func (e *InvalidError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.
 // GoString returns the text of ErrInvalid.
 func (e *InvalidError) GoString() string { return e.Error() }
 
-// LogValue returns the text of ErrInvalid. Log Reason() beside it.
+// LogValue returns the text of ErrInvalid. Log Reason beside it.
 func (e *InvalidError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
 
 // MarshalJSON encodes the text of ErrInvalid.

@@ -19,7 +19,7 @@ type Info struct {
 	// Payload is what Mint was given, as JSON; nil if it was given none.
 	Payload json.RawMessage `json:"payload,omitempty"`
 
-	// UsesLeft is how often it can still be consumed: after this use, in a Grant.
+	// UsesLeft is how often it can still be consumed; in a Grant, after this use.
 	UsesLeft int `json:"uses_left"`
 
 	MintedAt  time.Time `json:"minted_at"`
@@ -37,9 +37,7 @@ func (i Info) Decode(v any) error {
 	return nil
 }
 
-// Grant is a token that was consumed, provided that the transaction commits. It
-// is a type of its own so that a function which wants a Grant cannot be given
-// what Inspect returned.
+// Grant is a token that was consumed, provided that the transaction commits.
 type Grant struct {
 	Info
 

@@ -26,32 +26,26 @@ const (
 	MaxMints = 1000
 )
 
-// Mint says what a token is to grant, to whom, for how long.
+// Mint says what a token grants, to whom, for how long.
 type Mint struct {
-	// Purpose is the kind of grant, such as "upload". Required: 1 to 128 bytes of
-	// UTF-8.
+	// Purpose is the kind of grant, such as "upload": 1 to 128 bytes of UTF-8. Required.
 	Purpose string
 
-	// Subject is whom or what the grant is for: a user, a session, an address. It
-	// must be presented again with the token. Required: 1 to 512 bytes of UTF-8.
+	// Subject is whom or what the grant is for, and is presented with the token: 1 to 512 bytes of UTF-8. Required.
 	Subject string
 
-	// Payload comes back with the grant. It is encoded as JSON; a json.RawMessage
-	// is kept byte for byte. Its text must be UTF-8. At most 8 KiB as JSON: store an id rather than the
-	// thing. It is stored in the clear. Defaults to none.
+	// Payload comes back with the grant, as JSON of at most 8 KiB (a json.RawMessage byte for byte). It is stored in
+	// the clear. Defaults to none.
 	Payload any
 
-	// TTL is how long the token is good, 1 s to 400 days, cut to microseconds.
-	// Defaults to 1 h.
+	// TTL is how long the token is good, 1 s to 400 days, cut to microseconds. Defaults to 1 h.
 	TTL time.Duration
 
-	// Uses is how many times it can be consumed, 1 to 1,000,000. Uses of one token
-	// queue on its row: for many at the same time, mint many. Defaults to 1.
+	// Uses is how often it can be consumed, 1 to 1,000,000. Uses of one token queue on its row. Defaults to 1.
 	Uses int
 
-	// Secret is what is in the token, from NewSecret or Derive, for a command that
-	// must return the same token when it is run again. Minting it twice is
-	// ErrExists. Defaults to 32 bytes of crypto/rand.
+	// Secret is from NewSecret or Derive, for a command that must return the same token again. Defaults to 32 bytes of
+	// crypto/rand.
 	Secret Secret
 }
 
@@ -69,25 +63,18 @@ type Minted struct {
 	MintedAt  time.Time `json:"minted_at"`  // by the database's clock
 	ExpiresAt time.Time `json:"expires_at"` // MintedAt + TTL, to the microsecond; no longer good at that time
 
-	// Replaced is how many live tokens Replace revoked. 0 from Mint and MintMany.
+	// Replaced is how many live tokens Replace revoked.
 	Replaced int64 `json:"replaced,omitempty"`
 }
 
-// Mint stores a new token and returns it, in one round trip.
+// Mint stores a new token and returns it, in one round trip. Replace also revokes the subject's earlier ones.
 //
-// After a rollback the token is unknown: hand it out after the commit.
+// After a rollback the token is unknown: hand it out after the commit. With a random secret each call mints another
+// token. With a Secret a second call is ErrExists and writes nothing; the transaction stays usable, and Token has the
+// text. After a purge the secret can be minted again.
 //
-// With a random secret each call mints another token. With a Secret the second
-// call, in whatever transaction and with whatever else in it, is ErrExists and
-// writes nothing; the transaction stays usable, and Token has the text. Once the
-// first token is purged its secret can be minted again: keep the purge's
-// retention longer than you may replay the command.
-//
-// It takes no lock that others wait for, except those who mint the same secret.
-// Errors: ErrArgument, ErrExists, ErrBusy, and Postgres's, of which 40001 means
-// that a snapshot is too old to see a token with the same secret.
-//
-// Mint adds a token to those the subject may have; Replace keeps it to one.
+// It takes no lock, except against others who mint the same secret. Errors: ErrArgument, ErrExists, ErrBusy, SQLSTATE
+// 40001.
 func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	minted, err := s.prepare("Mint", m)
 	if err != nil {
@@ -100,10 +87,8 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	return batch[0].Minted, nil
 }
 
-// MintMany stores up to 1000 tokens in one round trip, all or none, and returns
-// them in the order of mints. Rollback, secrets, locks and errors are as with
-// Mint: ErrExists if any of the secrets was minted before; the same secret twice
-// in mints is ErrArgument. No mints are no tokens, without a query.
+// MintMany stores up to 1000 tokens in one round trip, all or none, and returns them in the order of mints. Rollback,
+// secrets, locks and errors are those of Mint. The same secret twice in mints is ErrArgument.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
 	if len(mints) > MaxMints {
 		return nil, invalid("Mints", "%d: want at most %d", len(mints), MaxMints)

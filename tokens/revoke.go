@@ -11,14 +11,9 @@ import (
 
 const revokeSQL = `select metered.revoke_token($1, $2)`
 
-// Revoke ends one token, whatever its purpose and subject. It reports whether
-// there was anything to end: false if the token is unknown, used up, expired or
-// revoked. For a token's text, Parse it and take its Digest.
-//
-// After a rollback the token is good again. Calling it again does no harm. It
-// locks the token's row, and waits for an open transaction that consumes it: if
-// that one commits first, the use is taken. Errors: ErrArgument, ErrBusy and
-// Postgres's.
+// Revoke ends one token, and reports whether there was a live one to end. For a token's text, Parse it and take its
+// Digest. After a rollback it is good again; calling it again does no harm. It locks the token's row, and waits for a
+// transaction that consumes it. Errors: ErrArgument, ErrBusy.
 func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, error) {
 	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
 		return false, err
@@ -32,14 +27,9 @@ func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, err
 
 const revokeSubjectSQL = `select metered.revoke_tokens($1, $2, $3)`
 
-// RevokeSubject ends every live token of a purpose and subject, and returns how
-// many there were. Tokens minted by transactions that are still open are not among
-// them.
-//
-// After a rollback they are good again. Calling it again does no harm. It locks
-// their rows, in the order of their digests, and waits for open transactions
-// that consume them, at most Config.LockTimeout for each. Errors: ErrArgument,
-// ErrBusy and Postgres's. To hand out a new token instead, call Replace.
+// RevokeSubject ends every live token of a purpose and subject, and returns how many; not those of transactions still
+// open. After a rollback they are good again; calling it again does no harm. It locks their rows, in the order of
+// their digests. Errors: ErrArgument, ErrBusy. Replace also mints a new one.
 func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject string) (int64, error) {
 	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
 		return 0, err

@@ -25,23 +25,16 @@ const (
 	MaxDeriveLen   = 4096
 )
 
-// Secret is the 32 bytes in a token, for Mint.Secret. It prints redacted, as a
-// Token does. The zero Secret means none.
+// Secret is the 32 bytes in a token, for Mint.Secret. It prints redacted. The zero Secret means none.
 type Secret struct{ reveal func() [SecretLen]byte } // a func for the reason given at Token
 
 func newSecret(b [SecretLen]byte) Secret {
 	return Secret{reveal: func() [SecretLen]byte { return b }}
 }
 
-// NewSecret returns a Secret of exactly 32 bytes that the caller has drawn from
-// a cryptographic source. To use a longer one, or a text, give it to Derive as
-// the key.
-//
-// What is plainly not random is refused with ErrArgument: fewer than 12 distinct
-// bytes, fewer than 12 distinct steps between neighbours (sequences and
-// repetitions), or printable ASCII only (a password, an id, hex or base64 that
-// was not decoded). 32 random bytes run into that once in 10^13. What passes is not thereby
-// known to be good.
+// NewSecret returns a Secret of exactly 32 bytes from a cryptographic source. A longer secret, or a text, is a key for
+// Derive. What is plainly not random is ErrArgument: fewer than 12 distinct bytes, or steps
+// between neighbours, or printable ASCII only.
 func NewSecret(b []byte) (Secret, error) {
 	switch {
 	case len(b) != SecretLen:
@@ -54,18 +47,12 @@ func NewSecret(b []byte) (Secret, error) {
 	return newSecret([SecretLen]byte(b)), nil
 }
 
-// Derive returns the Secret that belongs to key and parts, always the same: the
-// HMAC-SHA-256, under key, of the parts after a fixed label, each preceded by
-// its length in 8 bytes, big-endian, so that ("ab", "c") and ("a", "bc") differ.
+// Derive returns the Secret that belongs to key and parts, always the same: an HMAC-SHA-256 in which ("ab", "c") and
+// ("a", "bc") differ. It is for commands that must return the same token when they run again: make the parts from the
+// operation's namespace and id, and the token's place. Keep the key like the database's password.
 //
-// It is for commands that may be run again and must then return the token they
-// minted the first time: make the parts from the operation's namespace and id,
-// and from the token's place if the command mints several. Who knows the key can
-// compute every token of it: keep it as you keep the database's password.
-//
-// The key is 32 to 1024 bytes, with at least 12 distinct bytes and 12 distinct
-// steps between neighbours; the parts are 1 to 16, together at most 4096 bytes.
-// Anything else is ErrArgument.
+// The key is 32 to 1024 random bytes (see NewSecret); the parts are 1 to 16, together at most 4096 bytes. Anything
+// else is ErrArgument.
 func Derive(key []byte, parts ...string) (Secret, error) {
 	if len(key) < MinKeyLen || len(key) > MaxKeyLen {
 		return Secret{}, invalid("key", "%d bytes: want %d to %d", len(key), MinKeyLen, MaxKeyLen)

@@ -29,31 +29,22 @@ const (
 	DefaultLockTimeout = 5 * time.Second
 )
 
-// Config says where a Store keeps its tokens and what they look like. The zero
-// value works.
+// Config says where a Store keeps its tokens and what they look like. The zero value works.
 type Config struct {
-	// Schema is the database schema that metered.Migrate made. Defaults to
-	// "metered".
+	// Schema is the schema that metered.Migrate made. Defaults to "metered".
 	Schema string
 
-	// Prefix is what the tokens begin with, before an underscore: 1 to 32 of
-	// A-Z, a-z, 0-9 and _, starting with a letter and not ending with _. Choose one
-	// per product, such as "acme_upload", and register it with whoever scans for
-	// leaked secrets. Defaults to "metered".
-	//
-	// Tokens of another prefix are refused. To change it while old tokens are
-	// about, keep a second Store with the old prefix.
+	// Prefix begins the tokens: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _. Choose
+	// one per product, and register it with scanners of leaked secrets. Tokens of another prefix are refused: keep a
+	// second Store while old ones are in use. Defaults to "metered".
 	Prefix string
 
-	// LockTimeout bounds the wait for each lock, 1 ms to 1 hour: a call that runs into
-	// it fails with ErrBusy. A shorter lock_timeout that the session or the transaction
-	// has set bounds it too; a longer one does not extend it. Defaults to 5 s.
+	// LockTimeout bounds the wait for each lock, 1 ms to 1 hour; then it is ErrBusy. A shorter lock_timeout of the
+	// transaction counts too. Defaults to 5 s.
 	LockTimeout time.Duration
 }
 
-// Store mints and consumes tokens of one prefix in one schema. It has no state
-// and no connection: it may be shared by any number of goroutines, and any
-// number of stores may use the same schema.
+// Store mints and consumes tokens of one prefix in one schema. It is safe for concurrent use.
 type Store struct {
 	prefix        string
 	lockTimeoutMS int32
@@ -66,8 +57,7 @@ type statements struct {
 	mint, replace, consume, inspect, revoke, revokeSubject, purge string
 }
 
-// New returns a Store. It makes no query: a schema that is not there shows in
-// the first call. A field out of bounds is ErrArgument.
+// New returns a Store, or ErrArgument. It makes no query.
 func New(config Config) (*Store, error) {
 	name, err := schema.Parse(config.Schema)
 	if err != nil {
@@ -110,8 +100,7 @@ func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil 
 // Prefix returns what this store's tokens begin with.
 func (s *Store) Prefix() string { return s.prefix }
 
-// Querier is what reads need: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx. Writes
-// take a pgx.Tx: given a pool they would commit on their own, without a word.
+// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
 type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

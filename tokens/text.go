@@ -12,13 +12,8 @@ const (
 	checksumLen = 6  // the fewest that hold 32 bits
 )
 
-// Parse reads a token's text, exactly as Reveal returned it: no spaces around
-// it, no other case. Whatever is not a well-formed token of this store's prefix
-// is ErrInvalid with ReasonMalformed: another prefix or length, a wrong checksum,
-// which every mistyped character gives, or a secret so regular that it was not
-// drawn by Mint. No query is made, so a token that parses may still be unknown.
-//
-// Consume and Inspect parse for themselves. Parse is for Digest and Revoke.
+// Parse reads a token's text, exactly as Reveal returned it, without a query. Text that is no token of this prefix is
+// ErrInvalid with ReasonMalformed. Consume and Inspect parse for themselves; Parse is for Digest and Revoke.
 func (s *Store) Parse(text string) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err
@@ -35,9 +30,8 @@ func (s *Store) Parse(text string) (Token, error) {
 	return Token{reveal: func() string { return text }}, nil
 }
 
-// Token returns the token that a secret makes in this store, whether or not it
-// was minted: after ErrExists, or when a replayed command needs the text of what
-// it minted the first time. The zero Secret is ErrArgument.
+// Token returns the token that a secret makes in this store, minted or not: after ErrExists, or when a replay needs
+// the text. The zero Secret is ErrArgument.
 func (s *Store) Token(secret Secret) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err

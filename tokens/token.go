@@ -10,14 +10,9 @@ import (
 	"log/slog"
 )
 
-// Token is a secret that grants something to whoever presents it. Printed,
-// formatted, logged or encoded it is redacted: "acme_upload_REDACTED". Reveal
-// returns the text to hand out.
-//
-// The text is behind a func, because fmt reads the unexported fields of a caller's
-// struct without asking the values in them how they want to be printed, and so
-// do debuggers' printers. For the same reason Tokens cannot be compared with ==;
-// use Equal. The zero Token is no token.
+// Token is a secret that grants something to whoever presents it. Printed, logged or encoded it is redacted:
+// "acme_upload_REDACTED". Reveal returns the text. Compare Tokens with Equal, not ==. The zero Token is no token. The
+// text is behind a func, because fmt prints unexported fields without asking their methods.
 type Token struct{ reveal func() string }
 
 // Reveal returns the token's text. It is the only way to it.
@@ -65,10 +60,8 @@ func (t Token) MarshalJSON() ([]byte, error) { return json.Marshal(t.String()) }
 // MarshalText returns String.
 func (t Token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
-// Digest is the SHA-256 of a token's text, over its ASCII bytes from the first
-// of the prefix to the last of the checksum, and the primary key of its row. It
-// identifies a token without giving it away: good for logs and audit records,
-// and for Revoke. In psql it is sha256('…') of the text.
+// Digest is the SHA-256 of a token's text, the key of its row: in psql sha256('…'). It does not give the token away,
+// so use it in logs and for Revoke.
 type Digest [sha256.Size]byte
 
 // String returns 64 hexadecimal digits.

@@ -116,29 +116,20 @@ type Options struct {
 	Margin time.Duration
 }
 
-// NewWorker returns a River worker for the pattern "hold the estimate, run the job, capture
-// the actual cost":
+// NewWorker returns a River worker for the pattern "hold the estimate, run the job, capture the actual cost":
 //
-//   - A command places the hold and enqueues the job (metered.Tx.Place, metered.Tx.Enqueue): both or
-//     neither.
-//   - The worker extends the hold so that it covers the attempt, and calls work.
-//   - What work says it came to is captured, its writes are made and the job is
-//     completed in one transaction: never charged twice, nor for work that was not
-//     recorded. If that transaction fails by no fault of the job's (a deadlock, a busy
-//     scope, a lost connection), it is tried again for as long as the attempt lasts.
-//   - If work fails, and the job will be tried again, the hold is extended to cover
-//     that. If it fails for the last time, or is cancelled while it runs, the hold is
-//     released.
-//   - If the worker dies, or the job is cancelled or discarded where no worker sees it
-//     (by a river.ErrorHandler, too), nobody extends the hold, and it expires.
+//   - A command places the hold and enqueues the job (metered.Tx.Place, metered.Tx.Enqueue).
+//   - The worker extends the hold to cover the attempt, and calls work.
+//   - One transaction captures the cost, makes work's writes and completes the job. If it fails by no fault of the
+//     job's (a deadlock, a busy scope, a lost connection), it is retried while the attempt lasts.
+//   - If work fails and the job will be retried, the hold is extended. If it fails for good, or is cancelled while
+//     it runs, the hold is released.
+//   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
-// A job that finds its hold captured, released, expired or missing is cancelled (a
-// *river.JobCancelError over the error of package holds): its cost could not be charged. So
-// the hold's TTL must be longer than a job waits in its queue, and holds.Config.MaxLifetime
-// longer than all of its attempts take.
+// A job whose hold has ended or is missing is cancelled, since its cost could not be charged. So the hold's TTL must
+// be longer than a job waits in its queue, and holds.Config.MaxLifetime longer than all its attempts.
 //
-// Locks: the scopes of the hold, to extend, to release and to capture it, each time until
-// COMMIT, which is sent next; before them, what Write locks, and the job's row.
+// Locks: what Write locks and the job's row, then the hold's scopes, each time until COMMIT.
 func NewWorker[T Args](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
 	return &worker[T]{pool: pool, book: book, work: work, opts: Options{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
