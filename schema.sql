@@ -802,8 +802,11 @@ declare
 begin
     perform metered.require(metered.key_fits(key, of_scope), 'key');
     perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
-    -- A purge takes a prefix of the chain: what is before after_seq is gone.
-    perform metered.require(not exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1), 'after_seq');
+    -- A purge takes a prefix of the chain: what is before after_seq is gone, or the scope was
+    -- forgotten meanwhile, and has begun anew.
+    if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
+        after_seq := 0;
+    end if;
     cutoff := least(cutoff, metered.clock());
     perform metered.lock_keys(array[key], wait_ms);
     tip := metered.last_entry(of_scope);
@@ -975,11 +978,13 @@ begin
             exit when not found or not metered.written_here(e.xmin);
             if e.kind = 'h' then
                 units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
+                ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
             elsif e.kind in ('u', 'l', 'x') then
                 ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
             end if;
         end loop;
     end if;
+    units := greatest(0, units - coalesce((ended ->> '')::bigint, 0));     -- a call that ended several
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
             where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0);
@@ -1272,6 +1277,13 @@ begin
         if look and plain then
             return;
         end if;
+        -- A refusal, or an error of the clock, must rest on what is committed by now.
+        if metered.one_snapshot() then
+            if look then
+                perform metered.lock_charges(charges, wait_ms);
+            end if;
+            perform metered.refuse_stale(tips);
+        end if;
         if look then
             a := metered.check_now(charges, tips, at, ahead);
         elsif due then
@@ -1284,12 +1296,6 @@ begin
         end if;
         denied := a.denied;
         if denied is not null then
-            if metered.one_snapshot() then
-                if look then
-                    perform metered.lock_charges(charges, wait_ms);
-                end if;
-                perform metered.refuse_stale(tips);
-            end if;
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
             end if;
@@ -1714,7 +1720,9 @@ set plan_cache_mode = force_generic_plan
 as $$
 begin
     perform metered.require(cardinality(nos) <= 10000, 'nos');
-    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
+    -- Not one that still keeps units, which a purge would lose.
+    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x'
+        and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
     if channel is not null then
         perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
         from metered.holds h where h.no = any (nos) order by h.no;
@@ -2595,7 +2603,8 @@ begin
         return json_build_object('status', 'claim_part', 'id', of_id, 'scope', own);
     end if;
     update metered.hold_lines l set refunded = case
-        when whole then l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0)
+        when whole then greatest(l.refunded,
+            l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0))
         else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
     where l.hold = of_no;
     update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into v;

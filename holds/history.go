@@ -221,12 +221,13 @@ func (h *Hold) apply(e Event) error {
 	case EventReturned:
 		h.Returned = true
 		for i := range h.Lines {
-			h.Lines[i].Refunded = h.Lines[i].Captured
+			all := h.Lines[i].Captured
 			for _, kept := range e.Skipped {
 				if kept.Scope == h.Lines[i].Scope {
-					h.Lines[i].Refunded -= kept.Amount
+					all -= kept.Amount
 				}
 			}
+			h.Lines[i].Refunded = max(h.Lines[i].Refunded, all)
 		}
 	default:
 		return fmt.Errorf("holds: the history of %q has a kind which this build does not know", e.ID)

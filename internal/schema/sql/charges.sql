@@ -103,6 +103,13 @@ begin
         if look and plain then
             return;
         end if;
+        -- A refusal, or an error of the clock, must rest on what is committed by now.
+        if metered.one_snapshot() then
+            if look then
+                perform metered.lock_charges(charges, wait_ms);
+            end if;
+            perform metered.refuse_stale(tips);
+        end if;
         if look then
             a := metered.check_now(charges, tips, at, ahead);
         elsif due then
@@ -115,12 +122,6 @@ begin
         end if;
         denied := a.denied;
         if denied is not null then
-            if metered.one_snapshot() then
-                if look then
-                    perform metered.lock_charges(charges, wait_ms);
-                end if;
-                perform metered.refuse_stale(tips);
-            end if;
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
             end if;

@@ -254,7 +254,9 @@ language plpgsql volatile
 as $$
 begin
     perform metered.require(cardinality(nos) <= 10000, 'nos');
-    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x';
+    -- Not one that still keeps units, which a purge would lose.
+    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x'
+        and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
     if channel is not null then
         perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
         from metered.holds h where h.no = any (nos) order by h.no;

@@ -302,8 +302,11 @@ declare
 begin
     perform metered.require(metered.key_fits(key, of_scope), 'key');
     perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
-    -- A purge takes a prefix of the chain: what is before after_seq is gone.
-    perform metered.require(not exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1), 'after_seq');
+    -- A purge takes a prefix of the chain: what is before after_seq is gone, or the scope was
+    -- forgotten meanwhile, and has begun anew.
+    if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
+        after_seq := 0;
+    end if;
     cutoff := least(cutoff, metered.clock());
     perform metered.lock_keys(array[key], wait_ms);
     tip := metered.last_entry(of_scope);

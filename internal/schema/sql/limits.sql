@@ -98,11 +98,13 @@ begin
             exit when not found or not metered.written_here(e.xmin);
             if e.kind = 'h' then
                 units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
+                ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
             elsif e.kind in ('u', 'l', 'x') then
                 ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
             end if;
         end loop;
     end if;
+    units := greatest(0, units - coalesce((ended ->> '')::bigint, 0));     -- a call that ended several
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
             where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0);

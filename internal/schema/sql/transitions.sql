@@ -458,7 +458,8 @@ begin
         return json_build_object('status', 'claim_part', 'id', of_id, 'scope', own);
     end if;
     update metered.hold_lines l set refunded = case
-        when whole then l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0)
+        when whole then greatest(l.refunded,
+            l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0))
         else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
     where l.hold = of_no;
     update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into v;
