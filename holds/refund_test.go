@@ -190,7 +190,7 @@ func TestRefund_InPartsLeavesAClaimsOwnUnit(t *testing.T) {
 	key := holds.Key{Type: "desk", Value: "4"}
 	h, err := f.claim(holds.Claim{Key: key, Holder: "ann", Lines: []holds.Line{capacity("power", 4, 9)}})
 	require.NoError(t, err)
-	_, err = f.capture(holds.Capture{IDs: []string{h.ID}})
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	own := holds.Line{Scope: claimScope("", key), Amount: 1}
 	f.refused(holds.Refund{IDs: []string{h.ID}, Lines: []holds.Line{own}}, holds.ErrArgument)
