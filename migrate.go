@@ -165,9 +165,9 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (MigrateReport, error)
 }
 
 // run runs a text of several statements. Without arguments Exec uses the simple protocol, which
-// takes the whole of it.
+// takes the whole of it. Types, and operators of defaults and checks, are looked up as it runs.
 func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
-	_, err := tx.Exec(ctx, m.name.SQL(sql), pgx.QueryExecModeSimpleProtocol)
+	_, err := tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp;\n"+m.name.SQL(sql), pgx.QueryExecModeSimpleProtocol)
 	return err
 }
 
