@@ -731,6 +731,9 @@ declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
 begin
+    if not metered.key_fits(key, of_scope) then
+        perform metered.require(false, 'key');
+    end if;
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';
@@ -1135,7 +1138,14 @@ declare
     due       timestamptz[];
     verdict   record;
     max_lines int := 500;
+    c         metered.new_charge;
 begin
+    -- Under another lock than its scope's a charge could not rely on what it has read.
+    foreach c in array charges loop
+        if not metered.key_fits(c.key, c.scope) then
+            perform metered.require(false, 'key');
+        end if;
+    end loop;
     foreach tip in array tips loop
         scopes := scopes || tip.scope;
         due := due || tip.next_due;

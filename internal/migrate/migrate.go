@@ -108,7 +108,7 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
 // run runs a text of several statements. Without arguments Exec uses the simple protocol, which
 // takes the whole of it.
 func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
-	_, err := tx.Exec(ctx, m.opts.Schema.SQL(sql), pgx.QueryExecModeSimpleProtocol)
+	_, err := tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp;\n"+m.opts.Schema.SQL(sql), pgx.QueryExecModeSimpleProtocol)
 	return err
 }
 

@@ -61,8 +61,11 @@ func ReadCatalog(ctx context.Context, db DB, n Name) (c Catalog, err error) {
 		}
 	}()
 	c.objects = make(map[string]Object)
+	// By itself: a batch is prepared before any of it runs.
+	if _, err := tx.Exec(ctx, "set local search_path = pg_catalog"); err != nil {
+		return c, err
+	}
 	batch := &pgx.Batch{}
-	batch.Queue("set local search_path = pg_catalog")
 	batch.Queue(catalogSQL, n.plain).Query(func(rows pgx.Rows) error {
 		all, err := pgx.CollectRows(rows, pgx.RowToStructByName[Object])
 		for _, o := range all {

@@ -235,6 +235,9 @@ declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
 begin
+    if not metered.key_fits(key, of_scope) then
+        perform metered.require(false, 'key');
+    end if;
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';

@@ -255,7 +255,14 @@ declare
     due       timestamptz[];
     verdict   record;
     max_lines int := 500;
+    c         metered.new_charge;
 begin
+    -- Under another lock than its scope's a charge could not rely on what it has read.
+    foreach c in array charges loop
+        if not metered.key_fits(c.key, c.scope) then
+            perform metered.require(false, 'key');
+        end if;
+    end loop;
     foreach tip in array tips loop
         scopes := scopes || tip.scope;
         due := due || tip.next_due;
