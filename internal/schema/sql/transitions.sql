@@ -429,8 +429,12 @@ begin
              from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
                   lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
              where y.hold = of_no and y.kind in ('p', 'c') order by d.scope, d.seq loop
-        left_over := e.amount - coalesce((select r.amount from metered.refund_sum r
-            where r.scope = e.scope and r.level = 0 and r.block = e.seq), 0);
+        -- A purge takes the sum of refunds, and not the history.
+        left_over := e.amount - greatest(
+            coalesce((select r.amount from metered.refund_sum r where r.scope = e.scope and r.level = 0 and r.block = e.seq), 0),
+            coalesce((select sum(x.amount) from metered.hold_events y, lateral jsonb_to_recordset(y.detail) x(scope text, amount bigint, seq bigint)
+                where y.hold = of_no and y.kind = 'g' and x.scope = e.scope and x.seq = e.seq), 0));
+        continue when left_over <= 0;
         want := case when used is null then left_over else least(left_over, coalesce((wanted ->> e.scope)::bigint, 0)) end;
         answer := case when not e.there then 'purged' when want = 0 then 'ok' else
             (metered.refund(e.scope, e.key, e.seq, want, wait_ms, origin, false)).status end;
@@ -443,7 +447,7 @@ begin
             end if;
         elsif answer = 'purged' and (used is not null or skip_purged and e.scope is distinct from own) then
             whole := whole and used is null;
-            kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', e.amount, 'seq', e.seq, 'at', e.at);
+            kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', left_over, 'seq', e.seq, 'at', e.at);
         else
             return json_build_object('status', answer, 'id', of_id, 'scope', e.scope);
         end if;
