@@ -29,7 +29,7 @@ func readFiles(paths []string) ([]file, error) {
 		if _, err := os.Stat(filepath.Join(root, "go.mod")); err != nil {
 			return nil, fmt.Errorf("the repository that this program was built from is not at %s: name some files to upload", root)
 		}
-		for _, name := range []string{"LICENSE", "doc.go", "go.sum", "schema.sql"} {
+		for _, name := range []string{"LICENSE", "metered.go", "go.sum", "schema.sql"} {
 			paths = append(paths, filepath.Join(root, name))
 		}
 	}
