@@ -63,6 +63,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"not_migrated":   {metered.ErrNotMigrated, answered{500, ""}},
 		"not_granted":    {metered.ErrNotGranted, answered{500, ""}},
 		"schema_version": {metered.ErrSchemaVersion, answered{500, ""}},
+		"schema_differs": {metered.ErrSchemaDiffers, answered{500, ""}},
 		"no_river":       {metered.ErrNoRiver, answered{500, ""}},
 		"job_plugin":     {jobs.ErrPlugin, answered{500, ""}},
 
