@@ -38,14 +38,14 @@ func previousTree(t *testing.T) string {
 	dir := t.TempDir()
 	archive := exec.CommandContext(t.Context(), "git", "-C", "..", "archive", previousBuild)
 	unpack := exec.CommandContext(t.Context(), "tar", "-x", "-C", dir)
-	var errs bytes.Buffer
-	archive.Stderr, unpack.Stderr = &errs, &errs
+	var archiveErrs, unpackErrs bytes.Buffer
+	archive.Stderr, unpack.Stderr = &archiveErrs, &unpackErrs
 	pipe, err := archive.StdoutPipe()
 	require.NoError(t, err)
 	unpack.Stdin = pipe
 	require.NoError(t, unpack.Start())
-	require.NoError(t, archive.Run(), &errs)
-	require.NoError(t, unpack.Wait(), &errs)
+	require.NoError(t, archive.Run(), &archiveErrs)
+	require.NoError(t, unpack.Wait(), &unpackErrs)
 	return dir
 }
 
