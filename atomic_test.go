@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // requireUsable runs a command on the pool.
@@ -66,20 +66,20 @@ func TestDo_AnErrorOrPanicOfTheFunctionLeavesNothing(t *testing.T) {
 func TestDo_WhateverHappensAtAnyFlushItIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	owner, _ := setUp(t, metered.Config{})
-	pool, w := tap(t, owner, nil)
+	pool, w := pgtest.Tap(t, owner, nil)
 	c := newClient(t, pool, metered.Config{})
-	kill := func(f *flush) { terminate(t, owner, f) }
+	kill := func(f *pgtest.Flush) { f.Terminate(t, owner) }
 	for what, fault := range map[string]struct {
-		do      func(f *flush, cancel func())
+		do      func(f *pgtest.Flush, cancel func())
 		resolve bool // the last flush can be resolved
 	}{
-		"kill before":   {func(f *flush, _ func()) { kill(f) }, true},
-		"kill after":    {func(f *flush, _ func()) { f.deliver = func() { f.conn.answer = f.ask(); kill(f) } }, true},
-		"cut before":    {func(f *flush, _ func()) { f.lose() }, true},
-		"cut after":     {func(f *flush, _ func()) { f.loseAnswer() }, true},
-		"cancel before": {func(_ *flush, cancel func()) { cancel() }, false},
-		"cancel after": {func(f *flush, cancel func()) {
-			f.deliver = func() { f.conn.answer = f.ask(); cancel() }
+		"kill before":   {func(f *pgtest.Flush, _ func()) { kill(f) }, true},
+		"kill after":    {func(f *pgtest.Flush, _ func()) { f.Deliver = func() { f.Conn.Answer = f.Ask(); kill(f) } }, true},
+		"cut before":    {func(f *pgtest.Flush, _ func()) { f.Lose() }, true},
+		"cut after":     {func(f *pgtest.Flush, _ func()) { f.LoseAnswer() }, true},
+		"cancel before": {func(_ *pgtest.Flush, cancel func()) { cancel() }, false},
+		"cancel after": {func(f *pgtest.Flush, cancel func()) {
+			f.Deliver = func() { f.Conn.Answer = f.Ask(); cancel() }
 		}, false},
 	} {
 		for n := 0; ; n++ {
@@ -90,32 +90,32 @@ func TestDo_WhateverHappensAtAnyFlushItIsAllOrNothing(t *testing.T) {
 			cmd := whole(t, owner, c, id)
 			ctx, cancel := context.WithCancel(t.Context())
 			var seen atomic.Int64
-			var hit atomic.Pointer[flush]
-			w.each(func(f *flush) {
+			var hit atomic.Pointer[pgtest.Flush]
+			w.Each(func(f *pgtest.Flush) {
 				if seen.Add(1) == int64(n+1) {
 					hit.Store(f)
 					fault.do(f, cancel)
 				}
 			})
 			_, err := metered.Do(ctx, c, cmd, wholeFunc(id, nil))
-			w.each(nil)
+			w.Each(nil)
 			cancel()
 			if hit.Load() == nil {
 				require.NoError(t, err)
 				require.Greater(t, n, 5)
 				break
 			}
-			settled(t, owner)
+			pgtest.WaitSettled(t, owner)
 			is := footprintOf(t, owner, cmd)
 			switch {
 			case err == nil:
 				require.Equal(t, everything, is, id)
 			case errors.Is(err, metered.ErrIndefinite):
-				require.True(t, hit.Load().last() && !fault.resolve, id)
+				require.True(t, hit.Load().Last() && !fault.resolve, id)
 				require.Contains(t, []footprint{nothing, everything}, is, id)
 			default:
 				require.Equal(t, nothing, is, id)
-				require.False(t, hit.Load().last() && fault.resolve, "%s: %v", id, err)
+				require.False(t, hit.Load().Last() && fault.resolve, "%s: %v", id, err)
 			}
 			requireUsable(t, c, id)
 			_, err = metered.Do(t.Context(), c, cmd, wholeFunc(id, nil))
@@ -123,24 +123,6 @@ func TestDo_WhateverHappensAtAnyFlushItIsAllOrNothing(t *testing.T) {
 			require.Equal(t, everything, footprintOf(t, owner, cmd), id)
 		}
 	}
-}
-
-// terminate kills the backend of a flush and waits until it has gone.
-func terminate(t *testing.T, pool *pgxpool.Pool, f *flush) {
-	pid := f.conn.pid.Load()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	_, err := pool.Exec(ctx, "select pg_terminate_backend($1, 10000)", pid)
-	require.NoError(t, err)
-}
-
-// settled waits until no other backend of the database is in a transaction.
-func settled(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		return queryRow[int](t, pool, `select count(*) from pg_stat_activity where datname = current_database()
-			and pid <> pg_backend_pid() and xact_start is not null and backend_type = 'client backend'`) == 0
-	}, 10*time.Second, time.Millisecond)
 }
 
 // Each table that a command writes to, as each row is written and when it is
@@ -171,7 +153,7 @@ func TestDo_AFailureInsideTheServerLeavesNothing(t *testing.T) {
 						require.ErrorContains(t, err, "P0001", table)
 						require.NotErrorIs(t, err, metered.ErrIndefinite, table)
 					}
-					settled(t, pool)
+					pgtest.WaitSettled(t, pool)
 					require.Equal(t, nothing, footprintOf(t, pool, cmd), table)
 					_, err = pool.Exec(t.Context(), `drop trigger fault on `+table)
 					require.NoError(t, err)

@@ -15,9 +15,9 @@ import (
 )
 
 // looks counts how often the schema was looked at.
-func looks(w *wire) (n int) {
-	for _, f := range w.sent() {
-		if f.has("from pg_namespace n left join pg_class v") {
+func looks(w *pgtest.Wire) (n int) {
+	for _, f := range w.Sent() {
+		if f.Has("from pg_namespace n left join pg_class v") {
 			n++
 		}
 	}
@@ -35,18 +35,18 @@ func do(t *testing.T, c *metered.Client, id string) error {
 
 func TestClient_LooksAtTheSchemaOnce(t *testing.T) {
 	t.Parallel()
-	pool, w := tap(t, pgtest.Open(t), unprepared)
+	pool, w := pgtest.Tap(t, pgtest.Open(t), unprepared)
 	c := newClient(t, pool, metered.Config{})
-	w.each(nil)
+	w.Each(nil)
 	inParallel(8, func(i int) {
 		if err := do(t, c, string(rune('a'+i))); err != nil {
 			t.Error(err)
 		}
 	})
 	require.Equal(t, 1, looks(w), "those who come at the same time share it")
-	w.each(nil)
+	w.Each(nil)
 	require.NoError(t, do(t, c, "z"))
-	require.Len(t, w.sent(), 2, "and a later call is as it always was")
+	require.Len(t, w.Sent(), 2, "and a later call is as it always was")
 }
 
 func TestClient_SaysWhatIsMissing(t *testing.T) {
@@ -124,10 +124,10 @@ func TestClient_LooksAgainIfItCouldNot(t *testing.T) {
 	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
 	role := queryRow[string](t, app, "select current_user::text")
 	execute(t, owner, "revoke select on metered.schema_version from "+role)
-	pool, w := tap(t, app, unprepared)
+	pool, w := pgtest.Tap(t, app, unprepared)
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
-	w.each(nil)
+	w.Each(nil)
 	for _, id := range []string{"a", "b"} {
 		require.NoError(t, do(t, c, id))
 	}
@@ -142,12 +142,12 @@ func TestClient_LooksAgainIfItCouldNot(t *testing.T) {
 // The caller of DoTx has the only connection.
 func TestClient_DoesNotWaitForASecondConnection(t *testing.T) {
 	t.Parallel()
-	pool, w := tap(t, pgtest.Open(t), func(cfg *pgxpool.Config) { cfg.MaxConns = 1; unprepared(cfg) })
+	pool, w := pgtest.Tap(t, pgtest.Open(t), func(cfg *pgxpool.Config) { cfg.MaxConns = 1; unprepared(cfg) })
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	w.each(nil)
+	w.Each(nil)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := metered.DoTx[any](ctx, c, tx, metered.Command{ID: "op"}, nil)
 		require.NoError(t, err)

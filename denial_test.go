@@ -80,7 +80,7 @@ func TestOnDenial_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 	type key struct{}
 	// One connection: if the command's were not back, the hook would wait for ever.
 	owner, _ := setUp(t, metered.Config{})
-	pool, _ := tap(t, owner, nil)
+	pool, _ := pgtest.Tap(t, owner, nil)
 	hook := func(ctx context.Context, d metered.Denial) {
 		mu.Lock()
 		defer mu.Unlock()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -210,7 +211,7 @@ func TestDoTx_AFunctionThatUndoesTheBeginningFails(t *testing.T) {
 func TestDo_LeavesTheSessionsSettings(t *testing.T) {
 	t.Parallel()
 	owner, _ := setUp(t, metered.Config{})
-	pool := reopen(t, owner, func(config *pgxpool.Config) { config.MaxConns = 1 })
+	pool := pgtest.Reopen(t, owner, func(config *pgxpool.Config) { config.MaxConns = 1 })
 	c := newClient(t, pool, metered.Config{})
 	fill(t, owner, c, "full", 5)
 	_, err := pool.Exec(t.Context(), "set lock_timeout = '777ms'; set statement_timeout = '77s'")

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // slowly is a server of its own, with the schema, on which COMMIT waits for a
@@ -137,7 +138,7 @@ func TestDo_EarlyReleaseWaitsForWhatTheSessionWaitsFor(t *testing.T) {
 	pool, watch, goOn := slowly(t)
 	answers := make(chan error, 10)
 	for i, level := range []string{"on", "remote_write", "remote_apply", "off"} {
-		c := newClient(t, reopen(t, pool, func(config *pgxpool.Config) {
+		c := newClient(t, pgtest.Reopen(t, pool, func(config *pgxpool.Config) {
 			config.ConnConfig.RuntimeParams["synchronous_commit"] = level
 		}), metered.Config{})
 		go func() {
@@ -147,7 +148,7 @@ func TestDo_EarlyReleaseWaitsForWhatTheSessionWaitsFor(t *testing.T) {
 		waitingForStandby(t, watch, i+1)
 		require.Empty(t, answers)
 	}
-	local := reopen(t, pool, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })
+	local := pgtest.Reopen(t, pool, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })
 	_, err := metered.Do(t.Context(), newClient(t, local, metered.Config{}), early("local"), upload("local"))
 	require.NoError(t, err)
 	require.Equal(t, 5, count(t, watch, "uploads"))

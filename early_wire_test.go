@@ -25,12 +25,12 @@ const (
 
 // stopBehind lets the server deal with a flush, and the client see its answer up to
 // and including that, then more, and then the end of the connection or not.
-func stopBehind(f *flush, that, more string, keep bool) {
-	f.deliver = func() {
-		all := f.ask()
-		f.conn.answer = append(all[:bytes.Index(all, []byte(that))+len(that):len(all)], more...)
+func stopBehind(f *pgtest.Flush, that, more string, keep bool) {
+	f.Deliver = func() {
+		all := f.Ask()
+		f.Conn.Answer = append(all[:bytes.Index(all, []byte(that))+len(that):len(all)], more...)
 		if !keep {
-			f.close()
+			f.Close()
 		}
 	}
 }
@@ -39,26 +39,26 @@ func stopBehind(f *flush, that, more string, keep bool) {
 // nothing yet.
 func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
 	t.Parallel()
-	failed := string(errorResponse("ERROR", otherErrorCode, "no"))
+	failed := string(pgtest.ErrorResponse("ERROR", otherErrorCode, "no"))
 	for what, test := range map[string]struct {
-		fault    func(f *flush)
+		fault    func(f *pgtest.Flush)
 		runs     int64 // of the function
 		replayed bool
 	}{
-		"the answer is lost":                    {(*flush).loseAnswer, 1, true},
-		"the flush is lost":                     {(*flush).lose, 2, false},
-		"FATAL instead of an answer":            {func(f *flush) { f.answerWith(errorResponse("FATAL", "57P01", "terminating")) }, 1, true},
-		"the answer stops behind COMMIT's tag":  {func(f *flush) { stopBehind(f, commitTag, "", false) }, 1, true},
-		"an ERROR behind COMMIT's tag":          {func(f *flush) { stopBehind(f, commitTag, failed+readyAndIdle, true) }, 1, true},
-		"an ERROR behind COMMIT's, and no more": {func(f *flush) { stopBehind(f, commitTag, failed, false) }, 1, true},
-		"it stops just before it is ready": {func(f *flush) {
-			f.deliver = func() {
-				all := f.ask()
-				f.conn.answer = all[:bytes.LastIndex(all, []byte(readyForQuery))]
-				f.close()
+		"the answer is lost":                    {(*pgtest.Flush).LoseAnswer, 1, true},
+		"the flush is lost":                     {(*pgtest.Flush).Lose, 2, false},
+		"FATAL instead of an answer":            {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "57P01", "terminating")) }, 1, true},
+		"the answer stops behind COMMIT's tag":  {func(f *pgtest.Flush) { stopBehind(f, commitTag, "", false) }, 1, true},
+		"an ERROR behind COMMIT's tag":          {func(f *pgtest.Flush) { stopBehind(f, commitTag, failed+readyAndIdle, true) }, 1, true},
+		"an ERROR behind COMMIT's, and no more": {func(f *pgtest.Flush) { stopBehind(f, commitTag, failed, false) }, 1, true},
+		"it stops just before it is ready": {func(f *pgtest.Flush) {
+			f.Deliver = func() {
+				all := f.Ask()
+				f.Conn.Answer = all[:bytes.LastIndex(all, []byte(readyForQuery))]
+				f.Close()
 			}
 		}, 1, true},
-		"nothing is wrong": {func(*flush) {}, 1, false},
+		"nothing is wrong": {func(*pgtest.Flush) {}, 1, false},
 	} {
 		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
 			t.Run(what+", "+mode.String(), func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
 				})
 				cmd.EarlyRelease = true
 				last := false
-				w.once((*flush).last, func(f *flush) { last = true; test.fault(f) })
+				w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { last = true; test.fault(f) })
 				var runs atomic.Int64
 				out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
 				require.NoError(t, err)
@@ -88,10 +88,10 @@ func TestDo_EarlyReleaseTakenBackByACrashRunsAgain(t *testing.T) {
 	t.Parallel()
 	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
 	cmd.EarlyRelease, cmd.Token = true, nil
-	w.once((*flush).last, func(f *flush) {
+	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) {
 		stopBehind(f, commitTag, "", false)
-		deliver := f.deliver
-		f.deliver = func() {
+		deliver := f.Deliver
+		f.Deliver = func() {
 			deliver()
 			_, err := owner.Exec(t.Context(), `truncate metered.operations, metered.ledger, metered.job_keys,
 				metered.holds, metered.hold_lines, metered.hold_events, uploads, river_job`)
@@ -110,28 +110,28 @@ func TestDo_EarlyReleaseTakenBackByACrashRunsAgain(t *testing.T) {
 // The end of a replay meets something: it is answered by another replay.
 func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 	t.Parallel()
-	for what, fault := range map[string]func(f *flush){
-		"the flush is lost":  (*flush).lose,
-		"the answer is lost": (*flush).loseAnswer,
-		"an ERROR": func(f *flush) {
-			stopBehind(f, "ROLLBACK\x00", string(errorResponse("ERROR", otherErrorCode, "no"))+readyAndIdle, true)
+	for what, fault := range map[string]func(f *pgtest.Flush){
+		"the flush is lost":  (*pgtest.Flush).Lose,
+		"the answer is lost": (*pgtest.Flush).LoseAnswer,
+		"an ERROR": func(f *pgtest.Flush) {
+			stopBehind(f, "ROLLBACK\x00", string(pgtest.ErrorResponse("ERROR", otherErrorCode, "no"))+readyAndIdle, true)
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			owner, _ := setUp(t, metered.Config{})
-			pool, w := tap(t, owner, nil)
+			pool, w := pgtest.Tap(t, owner, nil)
 			c, hurried := newClient(t, pool, metered.Config{}), newClient(t, pool, metered.Config{ResolveTimeout: 100 * time.Millisecond})
 			cmd := whole(t, owner, c, "op")
 			_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 			require.NoError(t, err)
-			settling := func(f *flush) bool { return f.has("rollback") && f.has("pg_logical_emit_message") }
-			w.once(settling, fault)
+			settling := func(f *pgtest.Flush) bool { return f.Has("rollback") && f.Has("pg_logical_emit_message") }
+			w.Once(settling, fault)
 			out, err := metered.Do(t.Context(), c, cmd, mustNotRun(t))
 			require.NoError(t, err)
 			require.True(t, out.Replayed)
 
-			w.once(settling, func(f *flush) { w.refuse(true); f.loseAnswer() })
+			w.Once(settling, func(f *pgtest.Flush) { w.Refuse(true); f.LoseAnswer() })
 			_, err = metered.Do(t.Context(), hurried, cmd, mustNotRun(t))
 			require.ErrorIs(t, err, metered.ErrIndefinite)
 		})
@@ -146,8 +146,8 @@ func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 	for _, early := range []bool{false, true} {
 		owner, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: time.Second}, nil)
 		cmd.LSN, cmd.EarlyRelease = true, early
-		lose := func(f *flush) { stopBehind(f, commitTag, "", false) }
-		w.once((*flush).last, lose)
+		lose := func(f *pgtest.Flush) { stopBehind(f, commitTag, "", false) }
+		w.Once((*pgtest.Flush).Last, lose)
 		var runs atomic.Int64
 		out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
 		require.NoError(t, err)
@@ -160,7 +160,7 @@ func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 		}
 		other := whole(t, owner, c, "other")
 		other.LSN = true
-		w.once((*flush).last, func(f *flush) { w.refuse(true); lose(f) })
+		w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { w.Refuse(true); lose(f) })
 		out, err = metered.Do(t.Context(), c, other, wholeFunc("other", nil))
 		require.NoError(t, err, "it has committed")
 		require.Zero(t, out.LSN)

@@ -8,9 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -39,41 +36,19 @@ type process struct {
 
 func (process) Kind() string { return "process" }
 
-// setUp opens a database with a table for the commands' own rows, and a client.
 func setUp(t *testing.T, cfg metered.Config) (*pgxpool.Pool, *metered.Client) {
 	t.Helper()
-	return setUpWith(t, cfg, pgtest.Options{})
+	return pgtest.SetUp(t, cfg, pgtest.Options{})
 }
 
 func setUpWith(t *testing.T, cfg metered.Config, opts pgtest.Options) (*pgxpool.Pool, *metered.Client) {
 	t.Helper()
-	pool := pgtest.OpenWith(t, opts)
-	_, err := pool.Exec(t.Context(), `create table uploads (name text primary key)`)
-	require.NoError(t, err)
-	return pool, newClient(t, pool, cfg)
+	return pgtest.SetUp(t, cfg, opts)
 }
 
-// newClient returns a client of pool that can enqueue.
 func newClient(t *testing.T, pool *pgxpool.Pool, cfg metered.Config) *metered.Client {
 	t.Helper()
-	var err error
-	cfg.River, err = river.NewClient(riverpgxv5.New(pool), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
-	require.NoError(t, err)
-	c, err := metered.New(pool, cfg)
-	require.NoError(t, err)
-	return c
-}
-
-// reopen opens another pool on the database of pool, with other settings.
-func reopen(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	config := pool.Config()
-	config.MaxConns = 4
-	change(config)
-	other, err := pgxpool.NewWithConfig(context.Background(), config)
-	require.NoError(t, err)
-	t.Cleanup(other.Close)
-	return other
+	return pgtest.NewClient(t, pool, cfg)
 }
 
 // mint returns the text of a new token for purpose upload and subject ann.
@@ -206,13 +181,7 @@ func queryRow[T any](t *testing.T, db interface {
 	Query(context.Context, string, ...any) (pgx.Rows, error)
 }, sql string, args ...any) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	rows, err := db.Query(ctx, sql, args...)
-	require.NoError(t, err)
-	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
-	require.NoError(t, err)
-	return v
+	return pgtest.Value[T](t, db, sql, args...)
 }
 
 func count(t *testing.T, pool *pgxpool.Pool, table string) int {
@@ -232,13 +201,7 @@ func waitingForLock(t *testing.T, pool *pgxpool.Pool, n int) {
 // lockScope holds the lock of a scope until the returned function is called.
 func lockScope(t *testing.T, pool *pgxpool.Pool, c *metered.Client, scope string) (release func()) {
 	t.Helper()
-	tx, err := pool.Begin(context.Background())
-	require.NoError(t, err)
-	_, err = c.Budget.Charge(context.Background(), tx, charge(scope, 1, 0))
-	require.NoError(t, err)
-	release = func() { _ = tx.Rollback(context.Background()) }
-	t.Cleanup(release)
-	return release
+	return pgtest.LockScope(t, pool, c, scope)
 }
 
 // inParallel calls f(0) to f(n-1) at once and waits for them.

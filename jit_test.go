@@ -65,7 +65,7 @@ func TestPlans_NoStatementIsCompiled(t *testing.T) {
 			var mu sync.Mutex
 			var looked int
 			var compiled []string
-			pool := reopen(t, owner, func(cfg *pgxpool.Config) {
+			pool := pgtest.Reopen(t, owner, func(cfg *pgxpool.Config) {
 				cfg.MaxConns = 4
 				cfg.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 					mu.Lock()

@@ -61,7 +61,7 @@ func TestMigrate_WorksWithOneConnection(t *testing.T) {
 
 	pools := make([]*pgxpool.Pool, 4)
 	for i := range pools {
-		pools[i] = reopen(t, pool, single)
+		pools[i] = pgtest.Reopen(t, pool, single)
 	}
 	inParallel(2*len(pools), func(i int) {
 		if _, err := metered.Migrate(ctx, pools[i/2], metered.MigrateOptions{River: true}); err != nil {
@@ -82,21 +82,21 @@ func TestMigrate_WorksWithOneConnection(t *testing.T) {
 // Behind a pooler of transactions the next statement may come to another session.
 func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 	t.Parallel()
-	pool, w := tap(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}), nil)
-	w.each(nil)
+	pool, w := pgtest.Tap(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}), nil)
+	w.Each(nil)
 	migrate(t, pool, metered.MigrateOptions{River: true})
-	open, locks := map[*tapped]bool{}, 0
-	for _, f := range w.sent() {
+	open, locks := map[*pgtest.Tapped]bool{}, 0
+	for _, f := range w.Sent() {
 		for _, sql := range f.SQL {
 			switch word, _, _ := strings.Cut(sql, " "); word {
 			case "begin":
-				open[f.conn] = true
+				open[f.Conn] = true
 			case "commit", "rollback":
-				open[f.conn] = false
+				open[f.Conn] = false
 			}
 			if strings.Contains(sql, "select pg_advisory_") {
 				locks++
-				require.True(t, open[f.conn], sql)
+				require.True(t, open[f.Conn], sql)
 				require.Contains(t, sql, "_xact_lock")
 			}
 		}
@@ -120,7 +120,7 @@ func TestMigrate_NeedsNoMoreThanToOwnTheSchema(t *testing.T) {
 		_, err := pool.Exec(context.Background(), fmt.Sprintf(`drop owned by %[1]s cascade; drop role %[1]s`, role))
 		require.NoError(t, err)
 	})
-	owner := reopen(t, pool, func(cfg *pgxpool.Config) {
+	owner := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) {
 		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, "set role "+role)
 			return err

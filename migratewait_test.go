@@ -21,7 +21,7 @@ func TestMigrate_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
 	earlierVersions(t, func(t *testing.T, version int) {
 		ctx := t.Context()
 		pool := pgtest.OpenVersion(t, version)
-		long := reopen(t, pool, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["application_name"] = "a long report" })
+		long := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["application_name"] = "a long report" })
 		tx, err := long.Begin(ctx)
 		require.NoError(t, err)
 		_, err = tx.Exec(ctx, "lock table metered.schema_version in share mode") // against which the new version's row waits

@@ -15,13 +15,14 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // onWire sets up a client whose connections run through a wire, and a command.
-func onWire(t *testing.T, cfg metered.Config, change func(*pgxpool.Config)) (*pgxpool.Pool, *wire, *metered.Client, metered.Command) {
+func onWire(t *testing.T, cfg metered.Config, change func(*pgxpool.Config)) (*pgxpool.Pool, *pgtest.Wire, *metered.Client, metered.Command) {
 	t.Helper()
 	owner, _ := setUp(t, metered.Config{})
-	pool, w := tap(t, owner, change)
+	pool, w := pgtest.Tap(t, owner, change)
 	c := newClient(t, pool, cfg)
 	requireUsable(t, c, "before")
 	return owner, w, c, whole(t, owner, c, "op")
@@ -41,46 +42,46 @@ func counted(runs *atomic.Int64) metered.Func[uploaded] {
 // itself, and it has run exactly once.
 func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 	t.Parallel()
-	instead := func(f *flush, answer []byte) { // the server never gets it
-		f.deliver = func() { f.conn.answer = answer; f.close() }
+	instead := func(f *pgtest.Flush, answer []byte) { // the server never gets it
+		f.Deliver = func() { f.Conn.Answer = answer; f.Close() }
 	}
-	partly := func(f *flush, upTo string) {
-		f.deliver = func() {
-			all := f.ask()
-			f.conn.answer = all[:bytes.Index(all, []byte(upTo))]
-			f.close()
+	partly := func(f *pgtest.Flush, upTo string) {
+		f.Deliver = func() {
+			all := f.Ask()
+			f.Conn.Answer = all[:bytes.Index(all, []byte(upTo))]
+			f.Close()
 		}
 	}
-	tagged := func(f *flush, tag string) {
-		f.deliver = func() {
-			f.conn.answer = bytes.Replace(f.ask(), []byte("COMMIT\x00"), []byte(tag+"\x00"), 1)
-			f.close()
+	tagged := func(f *pgtest.Flush, tag string) {
+		f.Deliver = func() {
+			f.Conn.Answer = bytes.Replace(f.Ask(), []byte("COMMIT\x00"), []byte(tag+"\x00"), 1)
+			f.Close()
 		}
 	}
 	for what, test := range map[string]struct {
-		fault    func(f *flush)
+		fault    func(f *pgtest.Flush)
 		runs     int64 // of the function
 		replayed bool
 	}{
-		"the answer is lost":                       {func(f *flush) { f.loseAnswer() }, 1, true},
-		"the flush is lost":                        {func(f *flush) { f.lose() }, 2, false},
-		"FATAL 08P01, committed":                   {func(f *flush) { f.answerWith(errorResponse("FATAL", "08P01", "server conn crashed?")) }, 1, true},
-		"FATAL 08P01, not committed":               {func(f *flush) { instead(f, errorResponse("FATAL", "08P01", "server conn crashed?")) }, 2, false},
-		"FATAL 57P01, committed":                   {func(f *flush) { f.answerWith(errorResponse("FATAL", "57P01", "terminating")) }, 1, true},
-		"ERROR and no end, committed":              {func(f *flush) { f.answerWith(errorResponse("ERROR", "XX000", "no")) }, 1, true},
-		"ERROR and no end, not committed":          {func(f *flush) { instead(f, errorResponse("ERROR", "XX000", "no")) }, 2, false},
-		"a serialization failure, but committed":   {func(f *flush) { f.answerWith(errorResponse("ERROR", "40001", "no")) }, 1, true},
-		"the answer stops before COMMIT's tag":     {func(f *flush) { partly(f, "C\x00\x00\x00\x0bCOMMIT") }, 1, true},
-		"the answer stops behind COMMIT's tag":     {func(f *flush) { partly(f, "Z\x00\x00\x00\x05") }, 1, false},
-		"the answer stops in the middle of a byte": {func(f *flush) { partly(f, "OMMIT\x00") }, 1, true},
-		"another tag than COMMIT's":                {func(f *flush) { tagged(f, "CALLED") }, 1, true},
+		"the answer is lost":                       {func(f *pgtest.Flush) { f.LoseAnswer() }, 1, true},
+		"the flush is lost":                        {func(f *pgtest.Flush) { f.Lose() }, 2, false},
+		"FATAL 08P01, committed":                   {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "08P01", "server conn crashed?")) }, 1, true},
+		"FATAL 08P01, not committed":               {func(f *pgtest.Flush) { instead(f, pgtest.ErrorResponse("FATAL", "08P01", "server conn crashed?")) }, 2, false},
+		"FATAL 57P01, committed":                   {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "57P01", "terminating")) }, 1, true},
+		"ERROR and no end, committed":              {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("ERROR", "XX000", "no")) }, 1, true},
+		"ERROR and no end, not committed":          {func(f *pgtest.Flush) { instead(f, pgtest.ErrorResponse("ERROR", "XX000", "no")) }, 2, false},
+		"a serialization failure, but committed":   {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("ERROR", "40001", "no")) }, 1, true},
+		"the answer stops before COMMIT's tag":     {func(f *pgtest.Flush) { partly(f, "C\x00\x00\x00\x0bCOMMIT") }, 1, true},
+		"the answer stops behind COMMIT's tag":     {func(f *pgtest.Flush) { partly(f, "Z\x00\x00\x00\x05") }, 1, false},
+		"the answer stops in the middle of a byte": {func(f *pgtest.Flush) { partly(f, "OMMIT\x00") }, 1, true},
+		"another tag than COMMIT's":                {func(f *pgtest.Flush) { tagged(f, "CALLED") }, 1, true},
 	} {
 		for _, level := range isolationLevels {
 			t.Run(what+", "+string(level), func(t *testing.T) {
 				t.Parallel()
 				owner, w, c, cmd := onWire(t, metered.Config{}, nil)
 				cmd.Isolation = level
-				w.once((*flush).last, test.fault)
+				w.Once((*pgtest.Flush).Last, test.fault)
 				var runs atomic.Int64
 				out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
 				require.NoError(t, err)
@@ -108,14 +109,14 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 					ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
 					defer cancel()
 				}
-				w.once((*flush).last, func(f *flush) {
-					w.refuse(true)
-					if f.lose(); committed {
-						f.loseAnswer()
+				w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) {
+					w.Refuse(true)
+					if f.Lose(); committed {
+						f.LoseAnswer()
 					}
 					if by == "cancel" {
-						deliver := f.deliver
-						f.deliver = func() { deliver(); cancel() }
+						deliver := f.Deliver
+						f.Deliver = func() { deliver(); cancel() }
 					}
 				})
 				var runs atomic.Int64
@@ -128,8 +129,8 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 				require.Equal(t, "indefinite", metered.Code(err))
 				require.Equal(t, int64(1), runs.Load())
 
-				w.refuse(false)
-				settled(t, owner)
+				w.Refuse(false)
+				pgtest.WaitSettled(t, owner)
 				out, err := metered.Do(t.Context(), c, cmd, counted(&runs))
 				require.NoError(t, err)
 				require.Equal(t, committed, out.Replayed)
@@ -145,7 +146,7 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 func TestDo_ARepetitionThatFailsIsDefinite(t *testing.T) {
 	t.Parallel()
 	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
-	w.once((*flush).last, (*flush).lose)
+	w.Once((*pgtest.Flush).Last, (*pgtest.Flush).Lose)
 	var runs atomic.Int64
 	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
 		if step == 0 && runs.Add(1) == 2 {
@@ -163,9 +164,9 @@ func TestDo_ACommitAnsweredByRollbackIsNoSuccess(t *testing.T) {
 	owner, w, c, cmd := onWire(t, metered.Config{}, func(config *pgxpool.Config) {
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	})
-	w.once((*flush).last, func(f *flush) {
-		at := bytes.LastIndex(f.raw, []byte("commit"))
-		f.raw = append(append(bytes.Clone(f.raw[:at]), "abort "...), f.raw[at+6:]...)
+	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) {
+		at := bytes.LastIndex(f.Raw, []byte("commit"))
+		f.Raw = append(append(bytes.Clone(f.Raw[:at]), "abort "...), f.Raw[at+6:]...)
 	})
 	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 	require.ErrorIs(t, err, metered.ErrTxFailed)
@@ -204,7 +205,7 @@ func TestDo_AConstraintThatFailsAtCommitIsDefinite(t *testing.T) {
 	_, err := owner.Exec(t.Context(), `create table owners (name text primary key);
 		alter table uploads add constraint owned foreign key (name) references owners deferrable initially deferred`)
 	require.NoError(t, err)
-	w.each(nil)
+	w.Each(nil)
 	var runs atomic.Int64
 	_, err = metered.Do(t.Context(), c, cmd, counted(&runs))
 	require.ErrorContains(t, err, "23503")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // The whole last flush is with the server, COMMIT included, and waits for a scope
@@ -20,12 +21,12 @@ func TestDo_AClientLostWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	t.Parallel()
 	owner, w, c, cmd := onWire(t, metered.Config{LockTimeout: time.Minute, ResolveTimeout: time.Second}, nil)
 	release := lockScope(t, owner, c, "op/b")
-	w.once((*flush).last, func(f *flush) {
-		w.refuse(true) // the client is gone: it will not come back
-		f.deliver = func() {
-			_ = f.pass()
+	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) {
+		w.Refuse(true) // the client is gone: it will not come back
+		f.Deliver = func() {
+			_ = f.Pass()
 			waitingForLock(t, owner, 1)
-			f.close()
+			f.Close()
 		}
 	})
 	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
@@ -35,10 +36,10 @@ func TestDo_AClientLostWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 			where datname = current_database() and wait_event = 'advisory'`) == 0
 	}, 20*time.Second, 5*time.Millisecond)
 	release()
-	settled(t, owner)
+	pgtest.WaitSettled(t, owner)
 	require.Equal(t, nothing, footprintOf(t, owner, cmd))
 
-	w.refuse(false)
+	w.Refuse(false)
 	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 	require.NoError(t, err)
 	require.Equal(t, everything, footprintOf(t, owner, cmd))
@@ -164,6 +165,6 @@ func TestDo_CancelledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 			where datname = current_database() and wait_event = 'advisory'`) == 0
 	}, 20*time.Second, 5*time.Millisecond)
 	release()
-	settled(t, pool)
+	pgtest.WaitSettled(t, pool)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
 }

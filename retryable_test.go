@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -44,7 +45,7 @@ func TestRetryable_TellsWhatMayPass(t *testing.T) {
 	}
 	elsewhere := func(change func(*pgxpool.Config)) func() error {
 		return func() error {
-			_, err := metered.Do[any](t.Context(), newClient(t, reopen(t, pool, change), metered.Config{}), metered.Command{ID: "op"}, nil)
+			_, err := metered.Do[any](t.Context(), newClient(t, pgtest.Reopen(t, pool, change), metered.Config{}), metered.Command{ID: "op"}, nil)
 			return err
 		}
 	}
@@ -142,20 +143,20 @@ func TestRetryable_TellsWhatMayPass(t *testing.T) {
 func TestRetryable_ALostConnection(t *testing.T) {
 	t.Parallel()
 	for what, test := range map[string]struct {
-		pick func(*flush) bool
+		pick func(*pgtest.Flush) bool
 		err  error
 	}{
-		"first":  {func(f *flush) bool { return f.has("begin_command") }, io.ErrUnexpectedEOF},
-		"last":   {(*flush).last, metered.ErrIndefinite},
-		"sticky": {func(f *flush) bool { return f.has(".charge($1") }, metered.ErrSticky},
+		"first":  {func(f *pgtest.Flush) bool { return f.Has("begin_command") }, io.ErrUnexpectedEOF},
+		"last":   {(*pgtest.Flush).Last, metered.ErrIndefinite},
+		"sticky": {func(f *pgtest.Flush) bool { return f.Has(".charge($1") }, metered.ErrSticky},
 	} {
 		_, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, func(config *pgxpool.Config) { config.MaxConns = 2 })
 		if what == "sticky" {
 			cmd.Sticky = tries
 		}
-		w.once(test.pick, func(f *flush) {
-			f.lose()
-			w.refuse(what == "last")
+		w.Once(test.pick, func(f *pgtest.Flush) {
+			f.Lose()
+			w.Refuse(what == "last")
 		})
 		_, err := metered.Do[any](t.Context(), c, cmd, nil)
 		require.ErrorIs(t, err, test.err, what)

@@ -14,13 +14,14 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
 
 func TestDo_RoundTrips(t *testing.T) {
 	t.Parallel()
 	owner, _ := setUp(t, metered.Config{})
-	pool, w := tap(t, owner, func(config *pgxpool.Config) { config.MaxConns = 2 })
+	pool, w := pgtest.Tap(t, owner, func(config *pgxpool.Config) { config.MaxConns = 2 })
 	c := newClient(t, pool, metered.Config{})
 	n := 0
 	trips := func(change func(*metered.Command), fn metered.Func[any]) (own int, notified bool) {
@@ -28,11 +29,11 @@ func TestDo_RoundTrips(t *testing.T) {
 			n++
 			cmd := whole(t, owner, c, fmt.Sprint(n))
 			change(&cmd)
-			w.each(nil)
+			w.Each(nil)
 			_, _ = metered.Do(t.Context(), c, cmd, fn)
 		}
-		sent := w.sent()
-		notified = slices.ContainsFunc(sent, func(f *flush) bool { return f.has("pg_notify") })
+		sent := w.Sent()
+		notified = slices.ContainsFunc(sent, func(f *pgtest.Flush) bool { return f.Has("pg_notify") })
 		if notified {
 			return len(sent) - 1, true
 		}
@@ -74,18 +75,18 @@ func TestDo_RoundTrips(t *testing.T) {
 func TestDo_PositionTakesNoRoundTripBehindSubscribersEither(t *testing.T) {
 	t.Parallel()
 	owner, _ := setUp(t, metered.Config{})
-	pool, w := tap(t, owner, nil)
+	pool, w := pgtest.Tap(t, owner, nil)
 	c := newClient(t, pool, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
 		func(context.Context, pgx.Tx, holds.Transition) error { return nil },
 	}}})
 	trips := func(id string, early, asked bool) (n int) {
 		for i := range 3 { // warm
-			w.each(nil)
+			w.Each(nil)
 			out, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(id, i), EarlyRelease: early, LSN: asked},
 				placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 99)}}))
 			require.NoError(t, err)
 			require.Equal(t, asked, out.LSN > 0)
-			n = len(w.sent())
+			n = len(w.Sent())
 		}
 		return n
 	}
@@ -102,7 +103,7 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			owner, _ := setUp(t, metered.Config{})
-			pool := reopen(t, owner, func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = mode })
+			pool := pgtest.Reopen(t, owner, func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = mode })
 			c := newClient(t, pool, metered.Config{})
 			ctx := t.Context()
 			for i, level := range isolationLevels {

@@ -123,7 +123,7 @@ func TestSticky_IsSharedByTheRetriesOfACall(t *testing.T) {
 	t.Parallel()
 	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
 	cmd.Sticky = tries
-	w.once((*flush).last, (*flush).lose) // and a lost COMMIT is one more
+	w.Once((*pgtest.Flush).Last, (*pgtest.Flush).Lose) // and a lost COMMIT is one more
 	var runs atomic.Int64
 	work := wholeFunc("op", func(step int) error {
 		if step == 0 && runs.Add(1) < 4 {
@@ -222,14 +222,14 @@ func TestSticky_ARetryLeavesTheLastConnection(t *testing.T) {
 	repeated := make(chan error, 1)
 	retry := make(chan struct{})
 	var claims, runs atomic.Int64
-	w.each(func(f *flush) {
-		if !f.has("begin_command") || !f.has("begin isolation") {
+	w.Each(func(f *pgtest.Flush) {
+		if !f.Has("begin_command") || !f.Has("begin isolation") {
 			return
 		}
 		switch claims.Add(1) {
 		case 2: // of the repetition: it hears of it when the retry has a connection, if it gets one
-			f.deliver = func() {
-				f.conn.answer = f.ask()
+			f.Deliver = func() {
+				f.Conn.Answer = f.Ask()
 				select {
 				case <-retry:
 				case <-time.After(500 * time.Millisecond):
@@ -275,11 +275,11 @@ func TestSticky_IsRefusedWhereItCannotBeTaken(t *testing.T) {
 // The command is not run when it is not known whether its sticky charge was taken.
 func TestSticky_AFailureIsSaidAndTheCommandNotRun(t *testing.T) {
 	t.Parallel()
-	for what, fault := range map[string]func(*flush){"charge": (*flush).lose, "commit": (*flush).loseAnswer} {
+	for what, fault := range map[string]func(*pgtest.Flush){"charge": (*pgtest.Flush).Lose, "commit": (*pgtest.Flush).LoseAnswer} {
 		owner, w, c, cmd := onWire(t, metered.Config{}, func(config *pgxpool.Config) { config.MaxConns = 2 })
 		cmd.Sticky = tries
-		w.once(func(f *flush) bool {
-			return what == "charge" && f.has(`.charge($1`) || what == "commit" && len(f.SQL) == 1 && f.SQL[0] == "commit"
+		w.Once(func(f *pgtest.Flush) bool {
+			return what == "charge" && f.Has(`.charge($1`) || what == "commit" && len(f.SQL) == 1 && f.SQL[0] == "commit"
 		}, fault)
 		_, err := metered.Do(t.Context(), c, cmd, mustNotRun(t))
 		require.ErrorIs(t, err, metered.ErrSticky, what)

@@ -434,7 +434,7 @@ func TestMigrate_EverythingBelongsToTheOwnerOfTheTables(t *testing.T) {
 		role := pgtest.AsRole(t, pool, nil, "grant usage on schema metered to $role; grant select on metered.schema_version to $role")
 		name := queryRow[string](t, role, "select current_user::text")
 		role.Close()
-		stranger := reopen(t, pool, func(cfg *pgxpool.Config) {
+		stranger := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) {
 			cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 				_, err := conn.Exec(ctx, "set session authorization "+name)
 				return err

@@ -89,6 +89,20 @@ func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 	return pool
 }
 
+// Reopen opens another pool on the database of pool, with other settings.
+func Reopen(t testing.TB, pool *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config := pool.Config()
+	config.MaxConns = 4
+	change(config)
+	other, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(other.Close)
+	return other
+}
+
 // ConnString returns a connection string of the pool's database, for what cannot use the pool.
 func ConnString(pool *pgxpool.Pool) string { return pool.Config().ConnString() }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -55,4 +56,31 @@ func InParallel(workers int, f func(worker int) error) error {
 		err = errors.Join(err, <-d)
 	}
 	return err
+}
+
+// Value returns the one value of a query.
+func Value[T any](t testing.TB, db interface {
+	Query(context.Context, string, ...any) (pgx.Rows, error)
+}, sql string, args ...any) T {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	rows, err := db.Query(ctx, sql, args...)
+	if err == nil {
+		var v T
+		if v, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[T]); err == nil {
+			return v
+		}
+	}
+	t.Fatalf("pgtest: %s: %v", sql, err)
+	panic("not reached")
+}
+
+// WaitSettled returns when no other session of the database is in a transaction.
+func WaitSettled(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	WaitFor(t, "the end of all transactions", func() bool {
+		return Value[int](t, pool, `select count(*) from pg_stat_activity where datname = current_database()
+			and pid <> pg_backend_pid() and xact_start is not null and backend_type = 'client backend'`) == 0
+	})
 }

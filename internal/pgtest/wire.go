@@ -1,4 +1,4 @@
-package metered_test
+package pgtest
 
 import (
 	"bytes"
@@ -13,48 +13,46 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/stretchr/testify/require"
 )
 
-// wire sits between a pool and its server and understands enough of the protocol
+// Wire sits between a pool and its server and understands enough of the protocol
 // to know what a flush asks for. A flush is what the client sends before it waits:
 // up to a Sync or a simple query.
-type wire struct {
+type Wire struct {
 	mu      sync.Mutex
-	on      func(f *flush)
+	on      func(f *Flush)
 	refused bool // new connections fail
-	flushes []*flush
-	slow    atomic.Int64 // nanoseconds that each write takes longer
+	flushes []*Flush
+	Slow    atomic.Int64 // nanoseconds that each write takes longer
 }
 
-// flush is what was sent, and what is to become of it.
-type flush struct {
+// Flush is what was sent, and what is to become of it.
+type Flush struct {
 	SQL  []string // of what it executes or prepares, in order
 	asks bool     // by a Sync or a simple query: not the start or end of a session
-	conn *tapped
-	raw  []byte
+	Conn *Tapped
+	Raw  []byte
 
-	deliver func() // to the server, and what happens then; nil: just that
+	Deliver func() // to the server, and what happens then; nil: just that
 }
 
-// has reports whether one of the statements contains text.
-func (f *flush) has(text string) bool {
+// Has reports whether one of the statements contains text.
+func (f *Flush) Has(text string) bool {
 	return slices.ContainsFunc(f.SQL, func(sql string) bool { return strings.Contains(sql, text) })
 }
 
-// last reports whether it is the last flush of a command.
-func (f *flush) last() bool { return f.has("complete_command") && f.has("commit") }
+// Last reports whether it is the last flush of a command.
+func (f *Flush) Last() bool { return f.Has("complete_command") && f.Has("commit") }
 
-// tap returns a pool on the same database that runs through a wire.
-func tap(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)) (*pgxpool.Pool, *wire) {
+// Tap returns a pool on the same database that runs through a wire.
+func Tap(t testing.TB, pool *pgxpool.Pool, change func(*pgxpool.Config)) (*pgxpool.Pool, *Wire) {
 	t.Helper()
 	if pool.Config().ConnConfig.TLSConfig != nil {
 		t.Skip("the wire cannot be read through TLS")
 	}
-	w := &wire{}
-	return reopen(t, pool, func(c *pgxpool.Config) {
+	w := &Wire{}
+	return Reopen(t, pool, func(c *pgxpool.Config) {
 		dial := c.ConnConfig.DialFunc
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			w.mu.Lock()
@@ -64,7 +62,7 @@ func tap(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)) (*pgxpo
 				return nil, io.ErrClosedPipe
 			}
 			conn, err := dial(ctx, network, addr)
-			return &tapped{Conn: conn, wire: w, names: map[string]string{}, portals: map[string]string{}}, err
+			return &Tapped{Conn: conn, wire: w, names: map[string]string{}, portals: map[string]string{}}, err
 		}
 		if change != nil {
 			change(c)
@@ -72,39 +70,41 @@ func tap(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)) (*pgxpo
 	}), w
 }
 
-// each calls f with each flush from now on, before it is sent.
-func (w *wire) each(f func(*flush)) {
+// Each calls f with each flush from now on, before it is sent.
+func (w *Wire) Each(f func(*Flush)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.on, w.flushes = f, nil
 }
 
-// once calls f with the first flush that is picked, and no other.
-func (w *wire) once(pick func(*flush) bool, f func(*flush)) {
+// Once calls f with the first flush that is picked, and no other.
+func (w *Wire) Once(pick func(*Flush) bool, f func(*Flush)) {
 	var one sync.Once
-	w.each(func(x *flush) {
+	w.Each(func(x *Flush) {
 		if pick(x) {
 			one.Do(func() { f(x) })
 		}
 	})
 }
 
-func (w *wire) refuse(yes bool) {
+// Refuse says whether new connections fail.
+func (w *Wire) Refuse(yes bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.refused = yes
 }
 
-// sent returns the flushes since each was called.
-func (w *wire) sent() []*flush {
+// Sent returns the flushes since Each was called.
+func (w *Wire) Sent() []*Flush {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.flushes)
 }
 
-type tapped struct {
+// Tapped is a connection that runs through a wire.
+type Tapped struct {
 	net.Conn
-	wire    *wire
+	wire    *Wire
 	started bool
 	pending []byte
 	names   map[string]string // of prepared statements: their text
@@ -112,14 +112,14 @@ type tapped struct {
 
 	pid       atomic.Int32 // of the backend
 	answering sync.Mutex   // held while a flush is being dealt with
-	answer    []byte       // to be read before what the server sends
+	Answer    []byte       // to be read before what the server sends
 	cut       bool
 	reading   sync.Mutex   // held while Conn is read
 	taken     atomic.Int64 // grows when what the client waits for changes
 }
 
-func (c *tapped) Write(b []byte) (int, error) {
-	defer func() { time.Sleep(time.Duration(c.wire.slow.Load())) }()
+func (c *Tapped) Write(b []byte) (int, error) {
+	defer func() { time.Sleep(time.Duration(c.wire.Slow.Load())) }()
 	c.answering.Lock()
 	defer c.answering.Unlock()
 	c.pending = append(c.pending, b...)
@@ -135,22 +135,22 @@ func (c *tapped) Write(b []byte) (int, error) {
 		if on != nil && f.asks {
 			on(f)
 		}
-		if f.deliver != nil {
-			f.deliver()
+		if f.Deliver != nil {
+			f.Deliver()
 			return len(b), nil
 		}
-		if err := f.pass(); err != nil {
+		if err := f.Pass(); err != nil {
 			return 0, err
 		}
 	}
 }
 
-func (c *tapped) Read(b []byte) (int, error) {
+func (c *Tapped) Read(b []byte) (int, error) {
 	for {
 		c.answering.Lock()
-		if len(c.answer) > 0 {
-			n := copy(b, c.answer)
-			c.answer = c.answer[n:]
+		if len(c.Answer) > 0 {
+			n := copy(b, c.Answer)
+			c.Answer = c.Answer[n:]
 			c.answering.Unlock()
 			return n, nil
 		}
@@ -178,7 +178,7 @@ func (c *tapped) Read(b []byte) (int, error) {
 
 // take keeps the client from reading until give is called. When a write takes long pgx reads
 // in the background, and may still be waiting for more than the last answer.
-func (c *tapped) take() (give func()) {
+func (c *Tapped) take() (give func()) {
 	c.taken.Add(1)
 	for !c.reading.TryLock() { // pgx sets deadlines, too, and takes them back
 		_ = c.Conn.SetReadDeadline(time.Unix(1, 0))
@@ -192,8 +192,8 @@ func (c *tapped) take() (give func()) {
 }
 
 // next takes a flush from what is pending.
-func (c *tapped) next() *flush {
-	f := &flush{conn: c}
+func (c *Tapped) next() *Flush {
+	f := &Flush{Conn: c}
 	rest := c.pending
 	for {
 		head := 1
@@ -211,14 +211,14 @@ func (c *tapped) next() *flush {
 		rest = rest[size:]
 		if !c.started || c.read(f, message) {
 			c.started = true
-			f.raw, c.pending = slices.Clone(c.pending[:len(c.pending)-len(rest)]), slices.Clone(rest)
+			f.Raw, c.pending = slices.Clone(c.pending[:len(c.pending)-len(rest)]), slices.Clone(rest)
 			return f
 		}
 	}
 }
 
 // read takes note of one message; true ends the flush.
-func (c *tapped) read(f *flush, message []byte) bool {
+func (c *Tapped) read(f *Flush, message []byte) bool {
 	text := func(i int) string { // the i-th zero-terminated string
 		return string(bytes.SplitN(message[5:], []byte{0}, i+2)[i])
 	}
@@ -241,25 +241,26 @@ func (c *tapped) read(f *flush, message []byte) bool {
 	return false
 }
 
-func (f *flush) pass() error {
-	_, err := f.conn.Conn.Write(f.raw)
+// Pass sends the flush to the server.
+func (f *Flush) Pass() error {
+	_, err := f.Conn.Conn.Write(f.Raw)
 	return err
 }
 
-// ask sends the flush and reads what the server says to it, up to ReadyForQuery.
-func (f *flush) ask() []byte {
-	defer f.conn.take()()
+// Ask sends the flush and reads what the server says to it, up to ReadyForQuery.
+func (f *Flush) Ask() []byte {
+	defer f.Conn.take()()
 	var all []byte
-	if f.pass() != nil {
+	if f.Pass() != nil {
 		return all
 	}
 	for {
 		head := make([]byte, 5)
-		if _, err := io.ReadFull(f.conn.Conn, head); err != nil {
+		if _, err := io.ReadFull(f.Conn.Conn, head); err != nil {
 			return all
 		}
 		body := make([]byte, binary.BigEndian.Uint32(head[1:])-4)
-		if _, err := io.ReadFull(f.conn.Conn, body); err != nil {
+		if _, err := io.ReadFull(f.Conn.Conn, body); err != nil {
 			return all
 		}
 		all = append(append(all, head...), body...)
@@ -269,62 +270,44 @@ func (f *flush) ask() []byte {
 	}
 }
 
-func (f *flush) close() {
-	f.conn.cut = true
-	f.conn.taken.Add(1)
-	_ = f.conn.Conn.Close()
+// Close drops the connection.
+func (f *Flush) Close() {
+	f.Conn.cut = true
+	f.Conn.taken.Add(1)
+	_ = f.Conn.Conn.Close()
 }
 
-// lose drops the flush and the connection.
-func (f *flush) lose() { f.deliver = f.close }
+// Lose drops the flush and the connection.
+func (f *Flush) Lose() { f.Deliver = f.Close }
 
-// loseAnswer sends the flush and drops the connection when the server has dealt
+// LoseAnswer sends the flush and drops the connection when the server has dealt
 // with it.
-func (f *flush) loseAnswer() { f.answerWith(nil) }
+func (f *Flush) LoseAnswer() { f.AnswerWith(nil) }
 
-// answerWith is loseAnswer with another answer in front.
-func (f *flush) answerWith(answer []byte) {
-	f.deliver = func() {
-		f.ask()
-		f.conn.answer = answer
-		f.close()
+// AnswerWith is LoseAnswer with another answer in front.
+func (f *Flush) AnswerWith(answer []byte) {
+	f.Deliver = func() {
+		f.Ask()
+		f.Conn.Answer = answer
+		f.Close()
 	}
 }
 
-// errorResponse is a message of the server's.
-func errorResponse(severity, code, text string) []byte {
+// ErrorResponse is a message of the server's.
+func ErrorResponse(severity, code, text string) []byte {
 	body := []byte("S" + severity + "\x00V" + severity + "\x00C" + code + "\x00M" + text + "\x00\x00")
 	return append(binary.BigEndian.AppendUint32([]byte{'E'}, uint32(len(body)+4)), body...)
 }
 
-func TestWire_ReadsWhatIsExecuted(t *testing.T) {
-	t.Parallel()
-	pool, w := tap(t, setUpPool(t), nil)
-	for range 2 {
-		w.each(nil)
-		_, err := pool.Exec(t.Context(), "insert into uploads values ($1) on conflict do nothing", "x")
-		require.NoError(t, err)
+// Terminate kills the backend of the flush and waits until it has gone.
+func (f *Flush) Terminate(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if _, err := pool.Exec(ctx, "select pg_terminate_backend($1, 10000)", f.PID()); err != nil {
+		t.Errorf("pgtest: ending a backend: %v", err)
 	}
-	sent := w.sent()
-	require.Len(t, sent, 1)
-	require.Equal(t, []string{"insert into uploads values ($1) on conflict do nothing"}, sent[0].SQL)
 }
 
-// With slow writes pgx reads in the background, and is at it when the next flush is sent.
-func TestWire_HasTheAnswerAlsoWhilePgxReads(t *testing.T) {
-	t.Parallel()
-	pool, w := tap(t, setUpPool(t), nil)
-	w.slow.Store(int64(30 * time.Millisecond))
-	_, err := pool.Exec(t.Context(), "select 1")
-	require.NoError(t, err)
-	var answers []byte
-	w.once(func(f *flush) bool { return f.has("select 2") }, func(f *flush) {
-		f.deliver = func() {
-			answers = f.ask()
-			f.conn.answer = answers
-		}
-	})
-	_, err = pool.Exec(t.Context(), "select 2", pgx.QueryExecModeSimpleProtocol)
-	require.NoError(t, err)
-	require.Contains(t, string(answers), "SELECT 1\x00")
-}
+// PID is the process of the backend that the flush is sent to.
+func (f *Flush) PID() int32 { return f.Conn.pid.Load() }

@@ -1,10 +1,9 @@
-package metered_test
+package replica_test
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"syscall"
@@ -23,7 +22,7 @@ import (
 	"github.com/pgmetered/metered/replica"
 )
 
-func TestPosition_HasTheTextFormOfPostgres(t *testing.T) {
+func TestLSN_HasTheTextFormOfPostgres(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	for text, want := range map[string]replica.LSN{
@@ -33,7 +32,7 @@ func TestPosition_HasTheTextFormOfPostgres(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 		require.Equal(t, text, got.String())
-		require.Equal(t, text, queryRow[string](t, pool, `select $1::text::pg_lsn::text`, text))
+		require.Equal(t, text, pgtest.Value[string](t, pool, `select $1::text::pg_lsn::text`, text))
 		encoded, err := json.Marshal(map[string]replica.LSN{"at": got})
 		require.NoError(t, err)
 		require.JSONEq(t, `{"at": "`+text+`"}`, string(encoded))
@@ -43,7 +42,7 @@ func TestPosition_HasTheTextFormOfPostgres(t *testing.T) {
 	}
 	for _, text := range []string{"", "/", "1", "1/", "/1", "1/G", "100000000/0", "0/100000000", "-1/0", "0/+1", "0x1/0", " 1/0", "1/0/0", "1_0/0"} {
 		_, err := replica.ParseLSN(text)
-		require.ErrorIs(t, err, metered.ErrArgument, text)
+		require.ErrorIs(t, err, replica.ErrArgument, text)
 	}
 }
 
@@ -57,42 +56,13 @@ type replication struct {
 
 func replicate(t *testing.T, opts pgserver.Options) *replication {
 	t.Helper()
-	opts.Private = true
-	primary, err := pgserver.Start(t.Context(), opts)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, primary.Stop()) })
-	r := &replication{T: t, primary: connect(t, primary)}
-	_, err = metered.Migrate(t.Context(), r.primary, metered.MigrateOptions{})
-	require.NoError(t, err)
-	standby, err := pgserver.StartStandby(t.Context(), primary, opts)
-	if errors.Is(err, pgserver.ErrNoBasebackup) {
-		t.Skip(err)
-	}
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
-	r.replica = connect(t, standby)
+	r := &replication{T: t}
+	r.primary, r.replica = pgtest.Replicate(t, opts)
+	var err error
 	r.client, err = metered.New(r.primary, metered.Config{})
 	require.NoError(t, err)
 	r.book = r.client.Holds
 	return r
-}
-
-func connect(t *testing.T, server *pgserver.Server) *pgxpool.Pool {
-	t.Helper()
-	pool, err := pgxpool.New(t.Context(), server.ConnString())
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return pool
-}
-
-// do does a command that is new, and returns its position.
-func (r *replication) do(id string, change func(*metered.Command)) replica.LSN {
-	r.Helper()
-	cmd := metered.Command{ID: id, Charges: []budget.Charge{{Scope: "user/ann", Amount: 1}}, LSN: true}
-	change(&cmd)
-	out, err := metered.Do[any](r.Context(), r.client, cmd, nil)
-	require.NoError(r, err)
-	return out.LSN
 }
 
 // place places a hold and returns the position after that.
@@ -118,62 +88,6 @@ func (r *replication) replay(function string) {
 
 func (r *replication) readAt(pos replica.LSN, timeout time.Duration, fn func(context.Context, *pgx.Conn) error) error {
 	return replica.ReadAt(r.Context(), r.replica, pos, replica.Options{Timeout: timeout}, fn)
-}
-
-// With replay paused, the replica has what was before and not what the command wrote,
-// whatever its position was asked for with.
-func TestDo_PositionIsBehindItsCommit(t *testing.T) {
-	t.Parallel()
-	r := replicate(t, pgserver.Options{})
-	as := func(*metered.Command) {}
-	early := func(cmd *metered.Command) { cmd.EarlyRelease = true }
-	require.Zero(t, r.do("not asked for", func(cmd *metered.Command) { cmd.LSN = false }))
-	for i, change := range []func(*metered.Command){as, early, as, early} { // again, when all is prepared
-		id := fmt.Sprint("op", i)
-		before, err := replica.CommitLSN(t.Context(), r.primary)
-		require.NoError(t, err)
-		require.NoError(t, r.readAt(before, time.Minute, noRead))
-		r.replay("pg_wal_replay_pause")
-		pos := r.do(id, change)
-		after, err := replica.CommitLSN(t.Context(), r.primary)
-		require.NoError(t, err)
-		require.Greater(t, pos, before)
-		require.LessOrEqual(t, pos, after)
-		require.ErrorIs(t, r.readAt(pos, 100*time.Millisecond, noRead), replica.ErrStale)
-		replayed := r.do(id, change)
-		require.GreaterOrEqual(t, replayed, pos)
-		r.replay("pg_wal_replay_resume")
-		for _, p := range []replica.LSN{pos, replayed} {
-			require.NoError(t, r.readAt(p, time.Minute, func(ctx context.Context, conn *pgx.Conn) error {
-				_, err := r.client.Lookup(ctx, conn, "", id)
-				return err
-			}))
-		}
-	}
-}
-
-// Nothing of a command is behind its position: where nobody else writes, that is the end of
-// the log. What the server writes by itself now and then is not in the way three times.
-func TestDo_PositionIsTheEndOfItsLog(t *testing.T) {
-	t.Parallel()
-	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, server.Stop()) })
-	r := &replication{T: t, primary: connect(t, server)}
-	_, err = metered.Migrate(t.Context(), r.primary, metered.MigrateOptions{})
-	require.NoError(t, err)
-	r.client, err = metered.New(r.primary, metered.Config{})
-	require.NoError(t, err)
-	var pos, end replica.LSN
-	for n := range 3 {
-		pos = r.do(fmt.Sprint("op", n), func(*metered.Command) {})
-		end, err = replica.CommitLSN(t.Context(), r.primary)
-		require.NoError(t, err)
-		if pos == end {
-			return
-		}
-	}
-	require.Equal(t, end, pos)
 }
 
 func noRead(context.Context, *pgx.Conn) error { return nil }
@@ -221,7 +135,7 @@ func TestReadAt_AReplicaIsNeverSilentlyBehind(t *testing.T) {
 
 // everyRead makes every read of the library after h2 was placed.
 func (r *replication) everyRead(ctx context.Context, conn *pgx.Conn) error {
-	require.True(r, queryRow[bool](r.T, conn, `select pg_is_in_recovery()`))
+	require.True(r, pgtest.Value[bool](r, conn, `select pg_is_in_recovery()`))
 	h, err := r.book.Get(ctx, conn, "", "h2", "ann")
 	require.NoError(r, err)
 	require.Equal(r, holds.Held, h.State)
@@ -255,7 +169,7 @@ func (r *replication) everyRead(ctx context.Context, conn *pgx.Conn) error {
 
 // A position is where the log ends, not where it would go on: a replica whose primary
 // has nothing more to say comes to it all the same.
-func TestCommitPosition_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
+func TestCommitLSN_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 	t.Parallel()
 	r := replicate(t, pgserver.Options{Settings: map[string]string{"autovacuum": "off"}})
 	conn, err := r.primary.Acquire(t.Context())
@@ -263,7 +177,7 @@ func TestCommitPosition_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 	defer conn.Release()
 	const page, header = 8192, 24
 	lsn := func(db budget.Querier, function string) replica.LSN {
-		pos, err := replica.ParseLSN(queryRow[string](t, db, `select `+function+`()::text`))
+		pos, err := replica.ParseLSN(pgtest.Value[string](t, db, `select `+function+`()::text`))
 		require.NoError(t, err)
 		return pos
 	}
@@ -346,7 +260,7 @@ func TestReadAt_ItsTimeIsOverInWhateverWay(t *testing.T) {
 	defer single.Close()
 	conn, err := single.Acquire(t.Context())
 	require.NoError(t, err)
-	backend := queryRow[int](t, conn, `select pg_backend_pid()`)
+	backend := pgtest.Value[int](t, conn, `select pg_backend_pid()`)
 	stale(replica.ReadAt(t.Context(), single, pos, replica.Options{Timeout: time.Millisecond}, noRead), false)
 	require.NoError(t, syscall.Kill(backend, syscall.SIGSTOP))
 	defer func() { require.NoError(t, syscall.Kill(backend, syscall.SIGCONT)) }()
@@ -358,15 +272,15 @@ func TestReadAt_RefusesBadArguments(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ctx := t.Context()
-	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, replica.Options{}, noRead), metered.ErrArgument, "behind no write")
-	require.ErrorIs(t, replica.ReadAt(ctx, nil, 1, replica.Options{}, noRead), metered.ErrArgument)
-	require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{}, nil), metered.ErrArgument)
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, replica.Options{}, noRead), replica.ErrArgument, "behind no write")
+	require.ErrorIs(t, replica.ReadAt(ctx, nil, 1, replica.Options{}, noRead), replica.ErrArgument)
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{}, nil), replica.ErrArgument)
 	for _, timeout := range []time.Duration{-1, time.Microsecond, time.Hour + 1} {
-		require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{Timeout: timeout}, noRead), metered.ErrArgument)
+		require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{Timeout: timeout}, noRead), replica.ErrArgument)
 	}
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := replica.CommitLSN(ctx, tx)
-		require.ErrorIs(t, err, metered.ErrArgument)
+		require.ErrorIs(t, err, replica.ErrArgument)
 		return nil
 	}))
 }

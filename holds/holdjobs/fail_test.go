@@ -1,4 +1,4 @@
-package metered_test
+package holdjobs_test
 
 import (
 	"context"
@@ -111,12 +111,12 @@ func TestHeldWorker_ABusyScopeIsWaitedForBeforeTheWorkAndAfter(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
 	job := submit(t, c, 1)
-	release := lockScope(t, pool, c, "gpu")
+	release := pgtest.LockScope(t, pool, c, "gpu")
 	refused := func(times int) { // that often the lock timeout has run out
 		for range times {
-			waitingForLock(t, pool, 1)
+			pgtest.WaitQueued(t, pool, 1)
 			require.Eventually(t, func() bool {
-				return queryRow[int](t, pool, `select count(*)::int from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 0
+				return pgtest.Value[int](t, pool, `select count(*)::int from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 0
 			}, 10*time.Second, time.Millisecond)
 		}
 	}
@@ -129,7 +129,7 @@ func TestHeldWorker_ABusyScopeIsWaitedForBeforeTheWorkAndAfter(t *testing.T) {
 	refused(2)
 	release()
 	<-working
-	release = lockScope(t, pool, c, "gpu")
+	release = pgtest.LockScope(t, pool, c, "gpu")
 	failing <- true
 	refused(2)
 	release()
@@ -150,7 +150,7 @@ func TestHeldWorker_APanicThatIsNotTheLastKeepsTheHoldAndItsTrace(t *testing.T) 
 	})
 	awaitJob(t, pool, job, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, job))
-	require.Contains(t, queryRow[string](t, pool, `select errors[1]->>'trace' from river_job where id = $1`, job), "metered_test.panics")
+	require.Contains(t, pgtest.Value[string](t, pool, `select errors[1]->>'trace' from river_job where id = $1`, job), "holdjobs_test.panics")
 }
 
 func panics() { panic("oh") }

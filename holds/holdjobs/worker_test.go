@@ -1,4 +1,4 @@
-package metered_test
+package holdjobs_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -92,7 +93,7 @@ func costs(amount int64, over holds.Over) holdjobs.Work[render] {
 func awaitJob(t *testing.T, pool *pgxpool.Pool, id int64, state string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		return queryRow[string](t, pool, `select state::text from river_job where id = $1`, id) == state
+		return pgtest.Value[string](t, pool, `select state::text from river_job where id = $1`, id) == state
 	}, 30*time.Second, 5*time.Millisecond, "job is to be "+state)
 }
 
@@ -113,8 +114,8 @@ func booksOf(t *testing.T, pool *pgxpool.Pool, c *metered.Client, job int64) (b 
 	report, err := c.Budget.Verify(t.Context(), pool, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.True(t, report.OK(), report.Differences)
-	b = books{Hold: h.State, Spent: usage[0].Spent, Held: usage[0].Held, Rows: count(t, pool, "uploads")}
-	b.Job = queryRow[string](t, pool, `select state::text from river_job where id = $1`, job)
+	b = books{Hold: h.State, Spent: usage[0].Spent, Held: usage[0].Held, Rows: pgtest.Value[int](t, pool, "select count(*) from uploads")}
+	b.Job = pgtest.Value[string](t, pool, `select state::text from river_job where id = $1`, job)
 	return b
 }
 
@@ -198,7 +199,7 @@ func TestHeldWorker_ACostMustSayWhatWasUsed(t *testing.T) {
 		workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
 		awaitJob(t, pool, job, "discarded")
 		require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%+v", cost)
-		require.Contains(t, queryRow[string](t, pool, `select errors[1]->>'error' from river_job where id = $1`, job), "invalid argument")
+		require.Contains(t, pgtest.Value[string](t, pool, `select errors[1]->>'error' from river_job where id = $1`, job), "invalid argument")
 	}
 }
 
@@ -218,13 +219,16 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 	} {
 		pool, c := setUp(t, metered.Config{})
 		if test.taken > 0 {
-			fill(t, pool, c, "gpu", test.taken)
+			require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				_, err := c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "gpu", Amount: test.taken})
+				return err
+			}))
 		}
 		job := submit(t, c, 1)
 		workHeld(t, pool, c, holdjobs.Options{}, costs(test.used, test.over))
 		awaitJob(t, pool, job, test.want.Job)
 		require.Equal(t, test.want, booksOf(t, pool, c, job), "%q, %d", test.over, test.taken)
-		require.Contains(t, queryRow[string](t, pool, `select coalesce(errors[1]->>'error', '') from river_job where id = $1`, job), test.fails)
+		require.Contains(t, pgtest.Value[string](t, pool, `select coalesce(errors[1]->>'error', '') from river_job where id = $1`, job), test.fails)
 	}
 }
 

@@ -1,4 +1,4 @@
-package metered_test
+package holdjobs_test
 
 import (
 	"context"
@@ -50,7 +50,7 @@ func reserve(t *testing.T) *reserved {
 		return tx.Place(ctx, r, &holdjobs.Cleanup{Delay: 7 * time.Second})
 	})
 	require.NoError(t, err)
-	s.job = queryRow[int64](t, s.pool, `select id from river_job`)
+	s.job = pgtest.Value[int64](t, s.pool, `select id from river_job`)
 	workers := river.NewWorkers()
 	river.AddWorker(workers, holdjobs.NewCleanupWorker(s.pool, s.c.Holds))
 	startWorkers(t, s.pool, workers)
@@ -85,10 +85,10 @@ func (s *reserved) requireSnoozed(t *testing.T, d time.Duration) {
 	t.Helper()
 	awaitJob(t, s.pool, s.job, "scheduled")
 	// attempted_at is River's clock before the job runs, and scheduled_at the same clock's after it, and d.
-	off := queryRow[time.Duration](t, s.pool, `select scheduled_at - attempted_at from river_job where id = $1`, s.job)
+	off := pgtest.Value[time.Duration](t, s.pool, `select scheduled_at - attempted_at from river_job where id = $1`, s.job)
 	require.GreaterOrEqual(t, off, d)
 	require.Less(t, off, d+time.Minute)
-	require.Zero(t, queryRow[int](t, s.pool, `select attempt from river_job where id = $1`, s.job))
+	require.Zero(t, pgtest.Value[int](t, s.pool, `select attempt from river_job where id = $1`, s.job))
 	require.Zero(t, s.expired.Load())
 }
 
@@ -99,13 +99,13 @@ func (s *reserved) state(t *testing.T) holds.State {
 	return h.State
 }
 
-func TestPlace_EnqueuesTheCleanupForAfterTheHoldIsDue(t *testing.T) {
+func TestCleanup_IsEnqueuedForAfterTheHoldIsDue(t *testing.T) {
 	t.Parallel()
 	s := reserve(t)
-	require.Equal(t, "scheduled", queryRow[string](t, s.pool, `select state::text from river_job`))
-	after := queryRow[time.Duration](t, s.pool, `select scheduled_at - created_at from river_job`) // one clock's, a moment apart
+	require.Equal(t, "scheduled", pgtest.Value[string](t, s.pool, `select state::text from river_job`))
+	after := pgtest.Value[time.Duration](t, s.pool, `select scheduled_at - created_at from river_job`) // one clock's, a moment apart
 	require.InDelta(t, (time.Minute + 7*time.Second).Seconds(), after.Seconds(), 30)
-	require.Equal(t, "acme", queryRow[string](t, s.pool, `select metadata->>'metered:tenant' from river_job`))
+	require.Equal(t, "acme", pgtest.Value[string](t, s.pool, `select metadata->>'metered:tenant' from river_job`))
 }
 
 func TestCleanup_FreesAndAnnouncesOnce(t *testing.T) {
@@ -115,16 +115,16 @@ func TestCleanup_FreesAndAnnouncesOnce(t *testing.T) {
 	s.runNow(t, s.job)
 	awaitJob(t, s.pool, s.job, "completed")
 	require.Equal(t, int64(1), s.expired.Load())
-	require.Equal(t, 1, count(t, s.pool, "uploads"), "what the subscriber wrote in the transaction")
+	require.Equal(t, 1, pgtest.Value[int](t, s.pool, "select count(*) from uploads"), "what the subscriber wrote in the transaction")
 	history, err := s.c.Holds.History(t.Context(), s.pool, "acme", "h", "")
 	require.NoError(t, err)
 	require.Equal(t, []holds.EventKind{holds.EventPlaced, holds.EventExpired}, []holds.EventKind{history[0].Kind, history[1].Kind})
 	require.Equal(t, "job:metered_hold_cleanup", history[1].Note.Actor)
-	require.Zero(t, queryRow[int64](t, s.pool, `select held from metered.ledger where scope = 'seat' order by seq desc limit 1`))
+	require.Zero(t, pgtest.Value[int64](t, s.pool, `select held from metered.ledger where scope = 'seat' order by seq desc limit 1`))
 
 	s.again(t, "acme", "h")
 	require.Equal(t, int64(1), s.expired.Load())
-	require.Equal(t, 2, queryRow[int](t, s.pool, `select count(*) from metered.hold_events`))
+	require.Equal(t, 2, pgtest.Value[int](t, s.pool, `select count(*) from metered.hold_events`))
 }
 
 // Somebody else has taken the seat in the meantime, and so seen the expiry through: it is announced all the same, once,
@@ -133,9 +133,10 @@ func TestCleanup_AnnouncesWhatAnotherPlaceSawThrough(t *testing.T) {
 	t.Parallel()
 	s := reserve(t)
 	s.clock.Advance(time.Minute)
-	_, err := metered.Do(t.Context(), s.c, metered.Command{ID: "op2"},
-		placing(holds.Request{ID: "h2", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
-	require.NoError(t, err)
+	s.inTx(t, func(tx pgx.Tx) error {
+		_, err := s.c.Holds.Place(t.Context(), tx, holds.Request{ID: "h2", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}})
+		return err
+	})
 	require.Zero(t, s.expired.Load())
 	s.runNow(t, s.job)
 	awaitJob(t, s.pool, s.job, "completed")
@@ -143,7 +144,7 @@ func TestCleanup_AnnouncesWhatAnotherPlaceSawThrough(t *testing.T) {
 	h, err := s.c.Holds.Get(t.Context(), s.pool, "acme", "h2", "")
 	require.NoError(t, err)
 	require.Equal(t, holds.Held, h.State)
-	require.Equal(t, int64(1), queryRow[int64](t, s.pool, `select held from metered.ledger where scope = 'seat' order by seq desc limit 1`))
+	require.Equal(t, int64(1), pgtest.Value[int64](t, s.pool, `select held from metered.ledger where scope = 'seat' order by seq desc limit 1`))
 }
 
 func TestCleanup_DoesNothingToAHoldThatHasEndedOrIsUnknown(t *testing.T) {
@@ -161,12 +162,12 @@ func TestCleanup_DoesNothingToAHoldThatHasEndedOrIsUnknown(t *testing.T) {
 		s := reserve(t)
 		s.inTx(t, func(tx pgx.Tx) error { return end(s, tx) })
 		s.clock.Advance(time.Hour)
-		events := count(t, s.pool, "metered.hold_events")
+		events := pgtest.Value[int](t, s.pool, "select count(*) from "+"metered.hold_events")
 		s.runNow(t, s.job)
 		awaitJob(t, s.pool, s.job, "completed")
 		s.again(t, "acme", "h")
 		require.Equal(t, state, s.state(t))
-		require.Equal(t, events, count(t, s.pool, "metered.hold_events"))
+		require.Equal(t, events, pgtest.Value[int](t, s.pool, "select count(*) from "+"metered.hold_events"))
 		require.Zero(t, s.expired.Load())
 	}
 	s := reserve(t)
@@ -226,8 +227,8 @@ func TestCleanup_IsTriedAgainWhenASubscriberFails(t *testing.T) {
 	s.runNow(t, s.job)
 	awaitJob(t, s.pool, s.job, "completed")
 	require.Equal(t, int64(1), s.expired.Load())
-	require.Equal(t, 2, queryRow[int](t, s.pool, `select attempt from river_job where id = $1`, s.job))
-	require.Equal(t, 1, count(t, s.pool, "uploads"))
+	require.Equal(t, 2, pgtest.Value[int](t, s.pool, `select attempt from river_job where id = $1`, s.job))
+	require.Equal(t, 1, pgtest.Value[int](t, s.pool, "select count(*) from uploads"))
 }
 
 // A claim that its holder makes again keeps its id; the cleanup job of the id that was not made finds nothing.
@@ -249,7 +250,7 @@ func TestCleanup_OfAClaimThatTheHolderHadAlready(t *testing.T) {
 	_, err := pool.Exec(t.Context(), `update river_job set state = 'available', scheduled_at = now()`)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		return queryRow[int](t, pool, `select count(*) from river_job where state = 'completed'`) == 2
+		return pgtest.Value[int](t, pool, `select count(*) from river_job where state = 'completed'`) == 2
 	}, 20*time.Second, 5*time.Millisecond)
-	require.Equal(t, 2, count(t, pool, "metered.hold_events")) // placed, expired
+	require.Equal(t, 2, pgtest.Value[int](t, pool, "select count(*) from "+"metered.hold_events")) // placed, expired
 }

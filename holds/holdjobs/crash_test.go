@@ -1,4 +1,4 @@
-package metered_test
+package holdjobs_test
 
 import (
 	"context"
@@ -23,20 +23,20 @@ var settling = []string{"begin isolation", "insert into uploads", "job_input", "
 
 // settlingJob submits a job, and works it through a wire. strike is called with the first flush of settling that has the
 // statement. It returns what became of the job, and of the wire.
-func settlingJob(t *testing.T, statement string, strike func(w *wire, owner *pgxpool.Pool, f *flush)) (owner *pgxpool.Pool, c *metered.Client, job int64, runs *atomic.Int64, client *river.Client[pgx.Tx]) {
+func settlingJob(t *testing.T, statement string, strike func(w *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush)) (owner *pgxpool.Pool, c *metered.Client, job int64, runs *atomic.Int64, client *river.Client[pgx.Tx]) {
 	t.Helper()
 	owner, c = setUp(t, metered.Config{})
 	job = submit(t, c, 5)
-	pool, w := tap(t, owner, func(c *pgxpool.Config) { c.MaxConns = 16 })
+	pool, w := pgtest.Tap(t, owner, func(c *pgxpool.Config) { c.MaxConns = 16 })
 	runs = new(atomic.Int64)
-	client = workHeld(t, pool, newClient(t, pool, metered.Config{}), holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+	client = workHeld(t, pool, pgtest.NewClient(t, pool, metered.Config{}), holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
 		runs.Add(1)
 		cost, err := costs(7, holds.OverRefused)(ctx, j)
 		own, armed := cost.Write, false
 		arm := func(pid int32) {
 			if !armed {
 				armed = true
-				w.once(func(f *flush) bool { return f.has(statement) && (pid == 0 || f.conn.pid.Load() == pid) }, func(f *flush) { strike(w, owner, f) })
+				w.Once(func(f *pgtest.Flush) bool { return f.Has(statement) && (pid == 0 || f.PID() == pid) }, func(f *pgtest.Flush) { strike(w, owner, f) })
 			}
 		}
 		if statement == settling[0] {
@@ -56,15 +56,15 @@ func settlingJob(t *testing.T, statement string, strike func(w *wire, owner *pgx
 func TestHeldWorker_ALostConnectionWhileCapturingIsMadeUpFor(t *testing.T) {
 	t.Parallel()
 	for _, statement := range settling {
-		for what, fault := range map[string]func(w *wire, owner *pgxpool.Pool, f *flush){
-			"kill before": func(_ *wire, owner *pgxpool.Pool, f *flush) { terminate(t, owner, f) },
-			"kill after": func(_ *wire, owner *pgxpool.Pool, f *flush) {
-				f.deliver = func() { f.conn.answer = f.ask(); terminate(t, owner, f) }
+		for what, fault := range map[string]func(w *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush){
+			"kill before": func(_ *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush) { f.Terminate(t, owner) },
+			"kill after": func(_ *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush) {
+				f.Deliver = func() { f.Conn.Answer = f.Ask(); f.Terminate(t, owner) }
 			},
-			"cut after": func(_ *wire, _ *pgxpool.Pool, f *flush) { f.loseAnswer() },
+			"cut after": func(_ *pgtest.Wire, _ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
 		} {
 			var struck atomic.Bool
-			owner, c, job, runs, _ := settlingJob(t, statement, func(w *wire, owner *pgxpool.Pool, f *flush) {
+			owner, c, job, runs, _ := settlingJob(t, statement, func(w *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush) {
 				struck.Store(true)
 				fault(w, owner, f)
 			})
@@ -83,12 +83,12 @@ func TestHeldWorker_AWorkerThatDiesChargesOnceOrNotAtAll(t *testing.T) {
 	for i, statement := range settling {
 		for _, after := range []bool{false, true} {
 			dead := make(chan struct{})
-			owner, c, job, _, client := settlingJob(t, statement, func(w *wire, _ *pgxpool.Pool, f *flush) {
-				w.refuse(true)
-				w.each(func(f *flush) { f.lose() })
-				f.lose()
+			owner, c, job, _, client := settlingJob(t, statement, func(w *pgtest.Wire, _ *pgxpool.Pool, f *pgtest.Flush) {
+				w.Refuse(true)
+				w.Each(func(f *pgtest.Flush) { f.Lose() })
+				f.Lose()
 				if after {
-					f.loseAnswer()
+					f.LoseAnswer()
 				}
 				close(dead)
 			})
@@ -101,7 +101,7 @@ func TestHeldWorker_AWorkerThatDiesChargesOnceOrNotAtAll(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 			_ = client.StopAndCancel(ctx)
 			cancel()
-			settled(t, owner)
+			pgtest.WaitSettled(t, owner)
 			require.Equal(t, books{Job: "running", Hold: holds.Held, Held: 10}, booksOf(t, owner, c, job), statement)
 
 			inTime := (i%2 == 0) == after
@@ -153,7 +153,7 @@ func TestHeldWorker_AJobThatWasTakenAwayIsNotCharged(t *testing.T) {
 		usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "gpu"})
 		require.NoError(t, err)
 		require.Equal(t, []int64{0, 10}, []int64{usage[0].Spent, usage[0].Held}, sql)
-		require.Zero(t, count(t, pool, "uploads"), sql)
+		require.Zero(t, pgtest.Value[int](t, pool, "select count(*) from uploads"), sql)
 	}
 }
 
