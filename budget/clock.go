@@ -41,7 +41,7 @@ func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note 
 	}
 	var r ClockRepair
 	var aheadUS int64
-	err := tx.QueryRow(ctx, l.sql.repair, scope, l.LockKey(scope), l.waitMS(), note.JSON()).Scan(&r.Seq, &r.At, &aheadUS)
+	err := tx.QueryRow(ctx, l.sql.repair, scope, l.LockKey(scope), l.waitMS(), note.json()).Scan(&r.Seq, &r.At, &aheadUS)
 	if err != nil {
 		return ClockRepair{}, failed("repair clock", err)
 	}

@@ -26,11 +26,7 @@ select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5
 // Rolling tx back takes it back. There is no idempotency (metered.Tx.Credit remembers). Locks: the scope's advisory
 // lock, until tx ends. Errors: *ArgumentError before any SQL; and those of every write (see the package comment).
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
-	call, err := l.prepareCredit(c)
-	if err != nil {
-		return Posted{}, err
-	}
-	return l.runEntry(ctx, tx, call)
+	return do(ctx, tx, l, (*Ledger).prepareCredit, c)
 }
 
 // prepareCredit validates a credit as Credit does, without any SQL.
@@ -51,7 +47,7 @@ func (l *Ledger) prepareCredit(c Credit) (*ledger.Call[Posted], error) {
 	return &ledger.Call[Posted]{
 		SQL: l.sql.credit, Locks: ledger.Locks{Keys: []int64{key}},
 		Args: func(s ledger.Sending) []any {
-			return []any{c.Scope, key, c.Amount, s.WaitMS, s.Origin(c.Note.JSON())}
+			return []any{c.Scope, key, c.Amount, s.WaitMS, s.Origin(c.Note.json())}
 		},
 		Scan: func(row pgx.Row) (Posted, error) {
 			p := Posted{Scope: c.Scope, Amount: c.Amount}

@@ -24,8 +24,8 @@ func (n Note) check(field string) error {
 	return nil
 }
 
-// JSON returns the note as it is stored, and "" for an empty one.
-func (n Note) JSON() string {
+// json is the note as it is stored, and "" for an empty one.
+func (n Note) json() string {
 	if n == (Note{}) {
 		return ""
 	}

@@ -23,6 +23,7 @@ func init() {
 	lend.Charges, lend.Credit, lend.Refund = (*Ledger).prepare, (*Ledger).prepareCredit, (*Ledger).prepareRefund
 	lend.LedgerSettings = func(l *Ledger) (schema.Name, time.Duration) { return l.schema, l.wait }
 	lend.LedgerFailed = failed
+	lend.NoteJSON = Note.json
 }
 
 // merged are the charges of a call, one for each distinct scope.
@@ -80,14 +81,14 @@ func (m *merged) add(i int, c Charge) error {
 			return invalid("charges", "name more than %d scopes", MaxScopes)
 		}
 		m.at[c.Scope] = len(m.charges)
-		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.JSON()})
+		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.json()})
 		m.limits = append(m.limits, slices.Clone(c.Limits))
 		return nil
 	}
 	if m.charges[j].Amount += c.Amount; m.charges[j].Amount > MaxAmount {
 		return invalid(index("charges", i, ".Amount"), "the charges of scope %q add up to more than %d", c.Scope, int64(MaxAmount))
 	}
-	if m.charges[j].Note != c.Note.JSON() {
+	if m.charges[j].Note != c.Note.json() {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
 	}
 	for _, limit := range c.Limits {
@@ -220,8 +221,12 @@ func (m *merged) limitAt(n int) (scope int, limit Limit) {
 	return scope, m.limits[scope][n]
 }
 
-// runEntry carries out a credit or a refund in tx.
-func (l *Ledger) runEntry(ctx context.Context, tx pgx.Tx, call *ledger.Call[Posted]) (Posted, error) {
+// do carries out a credit or a refund in tx.
+func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, prepare func(*Ledger, E) (*ledger.Call[Posted], error), e E) (Posted, error) {
+	call, err := prepare(l, e)
+	if err != nil {
+		return Posted{}, err
+	}
 	if err := notNil("tx", tx); err != nil {
 		return Posted{}, err
 	}

@@ -47,11 +47,7 @@ from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::m
 // Errors: *ArgumentError before any SQL; ErrUnknownEntry, ErrEntryPurged, ErrNotCharge and *RefundExceedsError, which
 // leave tx usable; and those of every write (see the package comment).
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
-	call, err := l.prepareRefund(r)
-	if err != nil {
-		return Posted{}, err
-	}
-	return l.runEntry(ctx, tx, call)
+	return do(ctx, tx, l, (*Ledger).prepareRefund, r)
 }
 
 // prepareRefund validates a refund as Refund does, without any SQL.
@@ -75,7 +71,7 @@ func (l *Ledger) prepareRefund(r Refund) (*ledger.Call[Posted], error) {
 	return &ledger.Call[Posted]{
 		SQL: l.sql.refund, Locks: ledger.Locks{Keys: []int64{key}}, Scan: r.scan,
 		Args: func(s ledger.Sending) []any {
-			return []any{r.Scope, key, r.Seq, r.Amount, s.WaitMS, s.Origin(r.Note.JSON()), s.Raising}
+			return []any{r.Scope, key, r.Seq, r.Amount, s.WaitMS, s.Origin(r.Note.json()), s.Raising}
 		},
 	}, nil
 }

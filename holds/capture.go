@@ -79,11 +79,7 @@ from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::m
 // those of every write. The database finds some of the *ArgumentErrors: a Line of a scope that the hold
 // does not keep; Lines of a claim without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
-	p, err := b.prepareCapture(c)
-	if err != nil {
-		return nil, err
-	}
-	return b.run(ctx, tx, p)
+	return do(ctx, tx, b, (*Book).prepareCapture, c)
 }
 
 // prepareCapture validates a capture as Capture does, without any SQL.
@@ -138,7 +134,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	return &call{
 		SQL: b.sql.capture, Locks: locks, Tell: b.teller(kind, c.Note),
 		Args: func(s ledger.Sending) []any {
-			return []any{ids.String(), ledger.AllUsed(used), terms.String(), tolerance, s.WaitMS, s.Origin(c.Note.JSON()), b.channel(), s.Raising}
+			return []any{ids.String(), ledger.AllUsed(used), terms.String(), tolerance, s.WaitMS, s.Origin(noteJSON(c.Note)), b.channel(), s.Raising}
 		},
 		Scan: scanner(func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }),
 	}, nil

@@ -55,11 +55,7 @@ type Claim struct {
 //
 // Rollback, locks and the other errors are those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
-	p, err := b.prepareClaim(c)
-	if err != nil {
-		return Hold{}, err
-	}
-	return first(b.run(ctx, tx, p))
+	return first(do(ctx, tx, b, (*Book).prepareClaim, c))
 }
 
 // prepareClaim validates a claim as Claim does, without any SQL.

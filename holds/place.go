@@ -85,11 +85,7 @@ from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval,
 // Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError, ErrConflict, ErrRetired,
 // *StateError; and those of every write (see the package comment).
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
-	p, err := b.preparePlace(r)
-	if err != nil {
-		return Hold{}, err
-	}
-	return first(b.run(ctx, tx, p))
+	return first(do(ctx, tx, b, (*Book).preparePlace, r))
 }
 
 // preparePlace validates a request as Place does, without any SQL.
@@ -122,7 +118,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	return &call{
 		SQL: b.sql.place, Locks: locks, ID: r.ID, Tell: b.teller(EventPlaced, r.Note),
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(r.Note.JSON()), b.channel(), s.Raising}
+			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row) },
 	}, nil

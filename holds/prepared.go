@@ -25,6 +25,7 @@ func init() {
 var (
 	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration))
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*charging, error))
+	noteJSON       = lend.NoteJSON.(func(budget.Note) string)
 	ledgerFailed   = lend.LedgerFailed.(func(doing string, err error) error)
 )
 
@@ -86,8 +87,12 @@ func (e *SubscriberError) Error() string {
 // Unwrap returns the subscriber's error.
 func (e *SubscriberError) Unwrap() error { return e.Err }
 
-// run carries out a call in tx.
-func (b *Book) run(ctx context.Context, tx pgx.Tx, c *call) ([]Hold, error) {
+// do carries out a call in tx.
+func do[E any](ctx context.Context, tx pgx.Tx, b *Book, prepare func(*Book, E) (*call, error), e E) ([]Hold, error) {
+	c, err := prepare(b, e)
+	if err != nil {
+		return nil, err
+	}
 	if err := notNil("tx", tx); err != nil {
 		return nil, err
 	}

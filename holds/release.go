@@ -30,11 +30,7 @@ from metered.release_holds($1::metered.hold_ids, $2::int, $3::metered.origin, $4
 // Release frees what holds keep, all of them or none. What was captured stays spent. A hold that has ended
 // is a *StateError. Locks, rollback and errors are those of Capture, without a denial.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
-	p, err := b.prepareRelease(r)
-	if err != nil {
-		return nil, err
-	}
-	return b.run(ctx, tx, p)
+	return do(ctx, tx, b, (*Book).prepareRelease, r)
 }
 
 // prepareRelease validates a release as Release does, without any SQL.
@@ -76,11 +72,7 @@ from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bo
 // unless SkipPurged is set. A claim's own unit goes back with all the rest or not at all. What
 // Capture.Keep spent of a hold that ended otherwise is refunded with budget.Ledger.Refund.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
-	p, err := b.prepareRefund(r)
-	if err != nil {
-		return nil, err
-	}
-	return b.run(ctx, tx, p)
+	return do(ctx, tx, b, (*Book).prepareRefund, r)
 }
 
 // prepareRefund validates a refund as Refund does, without any SQL.
@@ -133,11 +125,7 @@ from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::meter
 // *CeilingError. There is no idempotency: a second call extends again. Locks, rollback and the other
 // errors are those of Release.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
-	p, err := b.prepareExtend(e)
-	if err != nil {
-		return nil, err
-	}
-	return b.run(ctx, tx, p)
+	return do(ctx, tx, b, (*Book).prepareExtend, e)
 }
 
 // prepareExtend validates an extension as Extend does, without any SQL.
@@ -165,7 +153,7 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	return &call{
 		SQL: sql, Locks: ledger.Locks{Holds: &named}, Tell: b.teller(kind, note),
 		Args: func(s ledger.Sending) []any {
-			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(note.JSON()), b.channel(), s.Raising})
+			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(noteJSON(note)), b.channel(), s.Raising})
 		},
 		Scan: scanner(func(err error) error { return failed(string(kind), err) }, refused),
 	}, nil

@@ -12,6 +12,7 @@ var (
 
 	LedgerSettings any // func(*budget.Ledger) (schema.Name, time.Duration): where, and the timeout for locks
 	LedgerFailed   any // func(doing string, err error) error: of a statement, with the errors of a charge
+	NoteJSON       any // func(budget.Note) string: as it is stored
 )
 
 // Package holds.
