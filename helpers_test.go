@@ -220,12 +220,6 @@ func inParallel(n int, f func(i int)) {
 	}
 }
 
-func setUpPool(t *testing.T) *pgxpool.Pool {
-	t.Helper()
-	pool, _ := setUp(t, metered.Config{})
-	return pool
-}
-
 // used is what counts against an hour of scope.
 func used(t *testing.T, pool *pgxpool.Pool, c *metered.Client, scope string) int64 {
 	t.Helper()
