@@ -179,8 +179,6 @@ func TestRollingDeploy_ThePreviousBuildPassesItsOwnTests(t *testing.T) {
 	upgrade = strings.ReplaceAll(strings.ReplaceAll(upgrade, row, ""), `"metered"`, "metered")
 	text := pgtest.VersionSQL(t, metered.SchemaVersion-1, "") + upgrade
 	require.NoError(t, os.WriteFile(filepath.Join(tree, "schema.sql"), []byte(text), 0o644))
-	// What is skipped asks for what the build before cannot do on the new schema: its GrantSQL names functions without
-	// their arguments.
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-parallel", "4", "-p", "1",
 		"-skip", strings.Join(previousBuildFails, "|"), ".", "./budget", "./holds", "./tokens", "./jobs")
 	cmd.Dir, cmd.Env = tree, append(os.Environ(), "GOWORK=off", "GOFLAGS=")
@@ -202,7 +200,13 @@ func connString(pool *pgxpool.Pool) string {
 	return fmt.Sprintf("host='%s' port=%d user='%s' password='%s' dbname='%s'", c.Host, c.Port, c.User, c.Password, c.Database)
 }
 
+// previousBuildFails are the tests of the build before that ask for what it cannot do on the new schema, and those that
+// take long and say no more.
 var previousBuildFails = []string{
+	// They run its GrantSQL, which names functions without their arguments.
 	"TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry", "TestDo_APositionThatIsRefusedLeavesTheCommand",
 	"TestRole_", "TestRoles_ApplicationNeedsOnlyItsGrants",
+	// It purges under a key that is not its scope's, which the new function refuses. No Go call sends one.
+	"TestCharge_WaitingForAPurgedEntryIsASerializationFailure",
+	"UnderStress",
 }
