@@ -87,27 +87,36 @@ create function metered.held_here(tip metered.ledger, of_nos bigint[]) returns b
 language plpgsql stable
 as $$
 declare
-    e     record;
-    ended jsonb := '{}';    -- by hold: what this transaction has spent or freed of it
-    units bigint := 0;
+    e      record;
+    ended  jsonb := '{}';   -- by hold: what this transaction has spent or freed of it
+    units  bigint := 0;
+    group_ended boolean := false;
 begin
     if pg_current_xact_id_if_assigned() is not null then
         for back in 0..tip.seq loop
-            select l.kind, coalesce(l.hold, '') as hold, l.amount, l.xmin into e
+            select l.kind, l.hold, l.amount, l.xmin into e
             from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
             exit when not found or not metered.written_here(e.xmin);
-            if e.kind = 'h' then
+            if e.kind = 'h' and group_ended then
+                -- The entry does not say how much of this was among what ended. Nearly never.
+                units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
+                    where l.scope = tip.scope and l.open > 0 and metered.written_here(l.xmin) and metered.written_here((
+                        select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
+                exit;
+            elsif e.kind = 'h' then
                 units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
                 ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
-            elsif e.kind in ('u', 'l', 'x') then
+            elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
                 ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
+            elsif e.kind in ('u', 'l', 'x') then
+                group_ended := true;
             end if;
         end loop;
     end if;
-    units := greatest(0, units - coalesce((ended ->> '')::bigint, 0));     -- a call that ended several
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
-            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0);
+            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered.written_here((
+                select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)) is not true);
     end if;
     return least(tip.held, units);
 end
@@ -127,12 +136,14 @@ begin
         where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
         order by y.due limit 1 offset skipped;
         exit when not found;
-        if (l.hold = any (of_nos)) is not true and not (mine and metered.written_here(l.xmin)) then
+        -- A line that was written here is of a hold that was placed, or only extended, here.
+        if (l.hold = any (of_nos)) is not true and (mine and metered.written_here(l.xmin) and metered.written_here((
+            select e.xmin from metered.hold_events e where e.hold = l.hold and e.version = 1))) is not true then
             return l.due;
         end if;
         own := coalesce(own, l.due);
     end loop;
-    return coalesce(own, greatest(clk, tip.next_due));     -- this transaction has extended it
+    return coalesce(own, greatest(clk, tip.next_due));
 end
 $$;
 
