@@ -123,10 +123,9 @@ func Validate(ctx context.Context, db interface {
 	return SchemaReport{Version: s.Version, Differences: differences(s.Differences), Previous: s.Previous}, err
 }
 
-// MigrationTool is a program that keeps a database's migrations as files.
+// MigrationTool is a program that keeps a database's migrations as files. SchemaSQL knows these.
 type MigrationTool string
 
-// The tools that SchemaSQL knows.
 const (
 	PlainSQL      MigrationTool = ""               // several statements, for psql or a simple query
 	Goose         MigrationTool = "goose"          // github.com/pressly/goose
@@ -175,13 +174,13 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 
 // GrantSQL renders the grants under which an application can make every call of this library but those of
 // GrantMaintenanceSQL: EXECUTE on the functions that it calls and SELECT on what it reads, but no INSERT, UPDATE or
-// DELETE. No function changes or deletes a ledger entry, takes spending back, or breaks a scope's chain. The
-// application is trusted with what it passes: limits, notes and operation ids. docs/operations.md says what River's
-// tables need.
+// DELETE. The functions run with their owner's rights, and none of them changes or deletes a ledger entry, or makes one
+// that takes spending back or breaks its scope's chain. The application is trusted with what it passes: limits, notes
+// and operation ids.
 //
 // Run it as the schema's owner, after Migrate or SchemaSQL; role must exist. An upgrade gives the roles of the version
 // before what they need. The text also takes the functions from everybody (PUBLIC), who has them after a restore of a
-// dump without privileges, and says so by NOTICE.
+// dump without privileges, and says so by NOTICE. docs/operations.md says what River's tables need.
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }

@@ -13,7 +13,6 @@ import (
 // Kind is what an entry does.
 type Kind string
 
-// The kinds of entries.
 const (
 	KindCharge      Kind = "charge"
 	KindCredit      Kind = "credit"

@@ -92,7 +92,6 @@ func (e *TTLError) Code() string { return e.kind().Code() }
 // Reason says why a hold was not found. It is for your logs, not for whoever asked.
 type Reason string
 
-// The reasons.
 const (
 	ReasonUnknown Reason = "unknown" // never placed, or purged
 	ReasonHolder  Reason = "holder"  // another holder's

@@ -16,7 +16,6 @@ import (
 // EventKind is what happened to a hold.
 type EventKind string
 
-// The kinds of events.
 const (
 	EventPlaced       EventKind = "placed"
 	EventCapturedPart EventKind = "captured in part"
