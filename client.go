@@ -20,40 +20,23 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// Config configures a Client. The zero value works, without jobs and without
-// derived secrets.
+// Config configures a Client. The zero value works, without jobs and without derived secrets.
 type Config struct {
-	// Schema is the schema that Migrate created. Defaults to "metered".
-	Schema string
-
+	Schema string // the schema that Migrate created; defaults to "metered"
 	// River is the client for Tx.Enqueue, with jobs.Plugin() if jobs have keys. Defaults to none (ErrNoRiver).
-	River *river.Client[pgx.Tx]
-
-	// TokenPrefix begins the text of tokens. Defaults to tokens.DefaultPrefix.
-	TokenPrefix string
-
+	River       *river.Client[pgx.Tx]
+	TokenPrefix string // begins the text of tokens; defaults to tokens.DefaultPrefix
 	// SecretKey is the key of Client.Secret, at least tokens.MinKeyLen bytes. Defaults to none: Secret then fails.
-	SecretKey []byte
-
-	// LockTimeout bounds each wait for locks, as ctx's deadline does, 1ms to 1h. Defaults to 5s.
-	LockTimeout time.Duration
-
-	// ClockTolerance is budget.Config's. Defaults to 1m.
-	ClockTolerance time.Duration
-
-	// MaxFuture is how far ahead of the database's clock an id's time may be (ErrFuture), up to 24h. Defaults to 5m.
-	MaxFuture time.Duration
-
-	// MaxAttempts is how often Do runs a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10.
-	MaxAttempts int
-
-	// ResolveTimeout bounds the look-up of a COMMIT whose answer was lost, without a deadline; up to 1h. Defaults to
-	// 30s.
+	SecretKey      []byte
+	LockTimeout    time.Duration // bounds each wait for locks, as ctx's deadline does, 1ms to 1h; defaults to 5s
+	ClockTolerance time.Duration // as in budget.Config; defaults to 1m
+	MaxFuture      time.Duration // how far an id's time may be ahead of the database's clock, up to 24h; defaults to 5m
+	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
+	// ResolveTimeout bounds the look-up of a COMMIT whose answer was lost, if ctx has no deadline; up to 1h. Defaults
+	// to 30s.
 	ResolveTimeout time.Duration
-
 	// Holds configures Client.Holds. Subscribers cost a round trip while the locks are held.
 	Holds holds.Config
-
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
 	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
 	OnDenial func(context.Context, Denial)
@@ -61,24 +44,21 @@ type Config struct {
 
 // Denial is a command that was refused.
 type Denial struct {
-	// Command is the command, without its Token, which may still be unspent.
-	Command Command
+	Command Command // without its Token, which may still be unspent
 	// Err matches budget.ErrExceeded (a *budget.ExceededError), budget.ErrRefundExceeds, tokens.ErrInvalid, or
 	// holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
-	Err error
-	// Sticky means that a sticky charge was refused: Err is ErrTooManyAttempts.
-	Sticky bool
+	Err    error
+	Sticky bool // a sticky charge was refused: Err is ErrTooManyAttempts
 }
 
 // Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema once:
 // ErrNotMigrated, ErrSchemaVersion.
 type Client struct {
-	// Budget, Holds, Tokens and Jobs are the pieces, set up for the same schema. Jobs
-	// is nil without Config.River.
+	// The pieces, set up for the same schema.
 	Budget *budget.Ledger
 	Holds  *holds.Book
 	Tokens *tokens.Store
-	Jobs   *jobs.Enqueuer
+	Jobs   *jobs.Enqueuer // nil without Config.River
 
 	pool   *pgxpool.Pool
 	cfg    Config

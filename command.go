@@ -38,54 +38,41 @@ type Command struct {
 	// A UUIDv7 carries its time (see IssuedAt), in any common spelling; two spellings are two IDs. Another ID looks
 	// new again when its record is purged, unless IssuedAt is set.
 	ID string
-
 	// Namespace keeps the ids of tenants apart, up to 255 bytes. If clients choose IDs, it must be the user or
 	// tenant that is signed in: in a common namespace one client can get another's result. Defaults to "".
 	Namespace string
-
 	// Name says what the command is, up to 255 bytes. The same ID with another name is a conflict.
 	Name string
-
 	// Input is what the command depends on, as JSON of up to 1 MiB. The same ID with other input is a
 	// conflict. Only its SHA-256 is stored. Defaults to none.
 	Input any
-
 	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time
 	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than what
 	// was purged. Defaults to none.
 	IssuedAt time.Time
-
 	// Charges are made last, all or none. A first look refuses the command before its function runs, so a charge that
-	// the function makes room for belongs in Tx.Charge. Scopes and amounts are part of the fingerprint; limits are
-	// not.
+	// the function makes room for belongs in Tx.Charge. The fingerprint has scopes and amounts, not limits.
 	Charges []budget.Charge
-
 	// Sticky charges are taken before the command, in a transaction of their own on a second connection, and stay when
 	// it fails: for limits on attempts. They are taken once per call of Do, and not for a replay. A refusal is
 	// ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky last (Tx.RefundCharge). Their
 	// entries do not name the operation. Not in DoTx. Defaults to none.
 	Sticky []budget.Charge
-
 	// Token is spent by the command, unless it is a replay. Defaults to none.
 	Token *Redeem
-
 	// Isolation is the transaction's level. Defaults to READ COMMITTED, the fastest on a hot scope. Not in DoTx.
 	Isolation pgx.TxIsoLevel
-
-	// EarlyRelease releases the locks before the commit is durable, for a hot scope where a commit takes long. Do
-	// still returns when it is durable. Defaults to false.
-	//
-	// The price: a reader, or a refused command, may see state that a crash undoes. Writers are safe, since the log is
-	// written in order, unless their synchronous_commit is off. See docs/model.md. Not for sticky charges, nor in
-	// DoTx.
+	// EarlyRelease releases the locks before the commit is durable, for a hot scope where a commit takes long. Do still
+	// returns when it is durable. The price: a reader, or a refused command, may see state that a crash undoes (see
+	// docs/model.md). Not for sticky charges, nor in DoTx. Defaults to false.
 	EarlyRelease bool
-
 	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx:
 	// call replica.CommitLSN after the commit. Defaults to false.
 	LSN bool
 }
 
-// Redeem is a token as it was presented, for tokens.Store.Consume. It prints without the token's text.
+// Redeem is a token as it was presented, for tokens.Store.Consume. It is printed, logged and encoded as its purpose and
+// subject, without the token's text.
 type Redeem struct {
 	Purpose   string // that the token must have been minted for
 	Subject   string // that the token must have been minted for
@@ -94,13 +81,10 @@ type Redeem struct {
 
 func (r Redeem) redacted() string { return fmt.Sprintf("token for %q of %q", r.Purpose, r.Subject) }
 
-// Format prints the purpose and the subject, whatever the verb.
 func (r Redeem) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, r.redacted()) }
 
-// LogValue is for slog, and says as much.
 func (r Redeem) LogValue() slog.Value { return slog.StringValue(r.redacted()) }
 
-// MarshalJSON writes as much.
 func (r Redeem) MarshalJSON() ([]byte, error) { return json.Marshal(r.redacted()) }
 
 // operation is a validated command, and what came of it.

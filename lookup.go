@@ -34,8 +34,8 @@ select result, scopes, amounts, seqs, ats, holds, at, issued_at
 from metered.operations
 where namespace = $1 and id = $2`
 
-// Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It waits
-// for nobody, so a record with EarlyRelease may not be durable yet. db is a pool, a connection or a transaction.
+// Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It waits for
+// nobody, so a record with EarlyRelease may not be durable yet.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
 		return Operation{}, err
@@ -86,16 +86,14 @@ type PurgeOptions struct {
 	// OlderThan is how long an operation is remembered, 1s to a century: longer than any client may wait before it
 	// repeats a call. Required.
 	OlderThan time.Duration
-	// Batch is how many records one transaction deletes, 1 to 10,000. Defaults to 1,000.
-	Batch int
-	// Progress is called after each batch with the number deleted so far. Defaults to none.
-	Progress func(deleted int64)
+	Batch     int                 // how many records one transaction deletes, 1 to 10,000; defaults to 1,000
+	Progress  func(deleted int64) // called after each batch with the number so far; defaults to none
 }
 
 const purgeSQL = `select deleted, last from metered.purge_operations($1, metered.clock() - $2::interval, $3, $4)`
 
-// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An
-// id with a time at or before the latest deleted one is ErrRetired from then on; an id without a time looks new again.
+// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An id
+// with a time at or before the latest deleted one is ErrRetired from then on; an id without a time looks new again.
 //
 // It owns its transactions: what is deleted stays deleted if it fails. Any number may run at once; they wait for each
 // other for at most Config.LockTimeout (ErrBusy). It needs the schema's owner or GrantMaintenanceSQL's grants.

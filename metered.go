@@ -51,27 +51,18 @@ type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
 // Outcome is what came of a committed command. On error every field except Sticky is zero.
 type Outcome[R any] struct {
-	// Result is what the function returned, as it comes back from JSON.
-	Result R `json:"result"`
-	// Raw is that JSON, the same bytes for each replay.
-	Raw json.RawMessage `json:"-"`
-
+	Result R               `json:"result"` // what the function returned, as it comes back from JSON
+	Raw    json.RawMessage `json:"-"`      // that JSON, the same bytes for each replay
 	// Replayed is true if this is the record of an earlier call, or of this one after the answer to COMMIT was lost.
 	Replayed bool `json:"replayed"`
-
 	// Receipt is what was charged, without sticky charges. In a replay it has no standings.
 	Receipt budget.Receipt `json:"receipt"`
-
 	// Sticky is what this call charged for Command.Sticky, also on error. It is empty if the charges were refused, are
 	// not known to be taken (ErrSticky), or if this call found the record of another.
 	Sticky budget.Receipt `json:"sticky,omitzero"`
-
 	// Holds are the holds of the calls of Tx, in their order, each as it was after its call; the same in a replay.
 	Holds []holds.Hold `json:"holds,omitempty"`
-
-	// At is when the command was completed, by the database's clock.
-	At time.Time `json:"at"`
-
+	At    time.Time    `json:"at"` // when the command was completed, by the database's clock
 	// LSN is a place of the log behind the commit, if Command.LSN asked for it; 0 if the server did not say.
 	LSN replica.LSN `json:"lsn,omitzero"`
 }

@@ -15,32 +15,20 @@ import (
 //go:generate go run ./internal/schema/render schema.sql
 //go:generate go test ./internal/schema -run Catalog|Versions -update
 
-// SchemaVersion is the version of the schema that this release creates and
-// needs. It also works on the version after it, as long as that one has what it calls.
+// SchemaVersion is the version of the schema that this release creates and needs. It also works on the version after
+// it, as long as that one has what it calls.
 const SchemaVersion = schema.Version
 
-// MigrateOptions says what Migrate creates. The zero value creates the schema
-// "metered" and nothing else.
+// MigrateOptions says what Migrate creates. The zero value creates the schema "metered" and nothing else.
 type MigrateOptions struct {
-	// Schema is the name of the schema to create. Defaults to "metered".
-	Schema string
-
-	// DropPrevious drops the functions and types that only the build before this one calls,
-	// MigrateReport.Previous. Set it when no process of that build runs any more. Defaults to
-	// false: they stay until the upgrade to the version after this one.
+	Schema string // the name of the schema to create; defaults to "metered"
+	// DropPrevious drops the functions and types that only the build before this one calls (MigrateReport.Previous).
+	// Set it when no process of that build runs any more. Defaults to false: the next upgrade drops them.
 	DropPrevious bool
-
-	// River also brings River's own tables to the latest version that this
-	// build of River knows. Defaults to false: many programs migrate River
-	// themselves.
-	River bool
-
-	// RiverSchema is where River's tables go. Defaults to the connection's
-	// search_path, as with River itself.
-	RiverSchema string
-
-	// OnWait is told what Migrate is waiting for, each time that it gave up a wait for a lock
-	// and is about to try again. Defaults to none.
+	River        bool   // bring River's own tables to the latest version that this build of River knows; defaults to false
+	RiverSchema  string // where River's tables go; defaults to the connection's search_path, as with River itself
+	// OnWait is told what Migrate is waiting for, each time that it gave up a wait for a lock and is about to try again.
+	// Defaults to none.
 	OnWait func(ctx context.Context, what string)
 }
 
@@ -49,39 +37,29 @@ type MigrateReport struct {
 	// From and To are the schema's versions before and after. From is 0 if there was no schema.
 	// Both are SchemaVersion + 1 if the schema is newer than this build.
 	From, To int
-
 	// Repaired is what was not as it should be in a schema of this version, and is now: functions
 	// and types were created again, or taken from everybody.
 	Repaired []SchemaDifference
-
-	// Dropped are the functions and types of earlier versions that were dropped.
-	Dropped []string
-
-	// Previous are the functions and types that only the build before this one calls, and that
-	// are still there. See MigrateOptions.DropPrevious.
+	Dropped  []string // functions and types of earlier versions that were dropped
+	// Previous are the functions and types that only the build before this one calls, and that are still there.
 	Previous []string
-
-	// River are the versions of River's migrations that were made.
-	River []int
+	River    []int // the versions of River's migrations that were made
 }
 
-// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and
-// repairs functions of this version that are missing or differ. Any number of processes may call
-// it at once, at every start: they queue on an advisory lock. It changes the schema in one
-// transaction; River's migrations follow, each in one that takes the lock again. It needs one
-// connection of pool, and works through a pooler in transaction mode.
+// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions of this
+// version that are missing or differ. Any number of processes may call it at once, at every start: they queue on an
+// advisory lock. It changes the schema in one transaction; River's migrations follow, each in one of its own. It needs
+// one connection of pool, and works through a pooler in transaction mode.
 //
-// Processes of the build before can go on: what only they call stays. Roles that could make the
-// calls of the earlier version can make those of the new one. A schema that is newer by one
-// version is left as it is, without an error.
+// Processes and roles of the version before can go on: what only they call stays. A schema that is newer by one version
+// is left as it is, without an error. docs/operations.md shows a rolling deploy.
 //
-// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it
-// tells OnWait and tries again, until ctx is done (ErrBusy): give ctx a deadline.
+// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it tells OnWait and
+// tries again, until ctx is done (ErrBusy): give ctx a deadline.
 //
-// The role that creates the schema owns it. It needs no right to create schemas if it owns an empty
-// one of that name. An upgrade needs the owner, or a member of it. Other errors: ErrSchemaVersion if
-// the schema is newer by more than one version, or lacks what this build calls; ErrSchemaDiffers if
-// tables are not as they should be, with nothing changed. More is in docs/operations.md.
+// The role that creates the schema owns it. It needs no right to create schemas if it owns an empty one of that name.
+// An upgrade needs the owner, or a member of it. Other errors: ErrSchemaVersion if the schema is newer by more than one
+// version, or lacks what this build calls; ErrSchemaDiffers if tables are not as they should be, with nothing changed.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
@@ -97,26 +75,18 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 
 // SchemaReport is what Validate found.
 type SchemaReport struct {
-	// Version is that of the schema, 0 if there is none.
-	Version int
-
+	Version int // of the schema, 0 if there is none
 	// Differences are what is not as this build needs it. If Version is newer than
 	// SchemaVersion these are only such that make calls of this build fail.
 	Differences []SchemaDifference
-
-	// Previous are the functions and types that only the build before this one calls: see
-	// MigrateOptions.DropPrevious. They are no difference.
-	Previous []string
+	Previous    []string // as in MigrateReport; they are no difference
 }
 
 // SchemaDifference is one object of the schema that is not as it should be.
 type SchemaDifference struct {
-	// Object is what it is about: "function clock()", "column ledger.seq", "index holds_due".
-	Object string
-	// Problem says what is wrong.
-	Problem string
-	// Want is what it should be, and Have what it is, if it is there. They are empty where that
-	// is not the problem. Of a function's body they have a hash.
+	Object  string // "function clock()", "column ledger.seq", "index holds_due"
+	Problem string // what is wrong
+	// Want is what it should be, and Have what it is; of a function's body, a hash. They may be empty.
 	Want, Have string
 }
 
@@ -129,23 +99,19 @@ func differences(all []migrate.Difference) (wrong []SchemaDifference) {
 	return wrong
 }
 
-// OK reports whether the schema is what this build needs.
 func (r SchemaReport) OK() bool { return r.Err() == nil }
 
-// Err is nil if the schema is what this build needs. Otherwise it is ErrNotMigrated: there is no
-// schema, or an older one; ErrSchemaVersion: it is newer, and lacks what this build calls; or
-// ErrSchemaDiffers: it is of this version, and has Differences. Its text names them.
+// Err is nil if the schema is what this build needs. Otherwise it is ErrNotMigrated: there is no schema, or an older
+// one; ErrSchemaVersion: it is newer, and lacks what this build calls; or ErrSchemaDiffers: it is of this version, and
+// has Differences.
 func (r SchemaReport) Err() error { return migrate.Err(r.Version, r.Differences) }
 
-// Validate compares what is installed in the schema ("" means "metered") with what this build
-// needs: tables, columns, indexes, constraints, types and functions, their owners, and that
-// nothing can be executed by everybody. It changes nothing and needs no more than to read
-// schema_version, which every role has that GrantSQL was run for. Objects of other names, and
-// columns, indexes and triggers that somebody added, are no difference. Comments are not looked at.
+// Validate compares what is installed in the schema ("" means "metered") with what this build needs: tables, columns,
+// indexes, constraints, types and functions, their owners, and that nothing can be executed by everybody. Other
+// objects, comments, and columns, indexes and triggers that somebody added, are no difference.
 //
-// Migrate repairs functions and rights; where tables differ it says the same. The report tells what
-// was found. An error means that it could not be found out. db is a pool, a connection or a
-// transaction.
+// It changes nothing; every role may call it that GrantSQL was run for. An error means that it could not be found out
+// what is there: see SchemaReport.Err. docs/operations.md says what to do about differences.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -157,52 +123,36 @@ func Validate(ctx context.Context, db interface {
 	return SchemaReport{Version: s.Version, Differences: differences(s.Differences), Previous: s.Previous}, err
 }
 
-// MigrationTool is a program that keeps a database's migrations as files.
+// MigrationTool is a program that keeps a database's migrations as files. SchemaSQL knows these.
 type MigrationTool string
 
-// The tools that SchemaSQL knows.
 const (
-	// PlainSQL is a text of several statements, for psql or a simple query.
-	PlainSQL MigrationTool = ""
-	// Goose is github.com/pressly/goose.
-	Goose MigrationTool = "goose"
-	// GolangMigrate is github.com/golang-migrate/migrate, without x-multi-statement.
-	GolangMigrate MigrationTool = "golang-migrate"
-	// Tern is github.com/jackc/tern.
-	Tern MigrationTool = "tern"
-	// Atlas is versioned migrations of atlasgo.io.
-	Atlas MigrationTool = "atlas"
+	PlainSQL      MigrationTool = ""               // several statements, for psql or a simple query
+	Goose         MigrationTool = "goose"          // github.com/pressly/goose
+	GolangMigrate MigrationTool = "golang-migrate" // github.com/golang-migrate/migrate, without x-multi-statement
+	Tern          MigrationTool = "tern"           // github.com/jackc/tern
+	Atlas         MigrationTool = "atlas"          // versioned migrations of atlasgo.io
 )
 
 // SchemaSQLOptions says what SchemaSQL renders. The zero value is the whole schema.
 type SchemaSQLOptions struct {
-	// Schema is the schema's name: 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor
-	// "pg_". Defaults to "metered".
+	// Schema is the schema's name: 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to
+	// "metered".
 	Schema string
-
-	// From is the version that is installed. Defaults to 0, none: the whole schema. With an earlier
-	// version it is the upgrade to SchemaVersion. With SchemaVersion all functions are created
-	// again, as a repair does.
+	// From is the version that is installed. Defaults to 0, none: the whole schema. With an earlier version it is the
+	// upgrade to SchemaVersion. With SchemaVersion all functions are created again, as a repair does.
 	From int
-
-	// DropPrevious is that of MigrateOptions. With From = SchemaVersion nothing else is rendered: it
-	// is the migration that follows when no process of the build before runs any more.
+	// DropPrevious is that of MigrateOptions. With From = SchemaVersion nothing else is rendered: it is the migration that
+	// follows when no process of the build before runs any more.
 	DropPrevious bool
-
-	// Tool is what the text is for. Defaults to PlainSQL.
-	Tool MigrationTool
+	Tool         MigrationTool // what the text is for; defaults to PlainSQL
 }
 
-// SchemaSQL renders what Migrate does as a file of a migration tool's: the whole schema, or the
-// upgrade from an earlier version, up. Each upgrade of this library that changes SchemaVersion
-// then is a file more, rendered by the new build from the version before. Run it in one
-// transaction, as the role that owns the data or is to own it. Migrate afterwards sees its version,
-// and Validate says whether all is as it should be.
-//
-// It renders up to SchemaVersion, and to no other version, since a build has the functions of its own
-// version alone. A file that was made by an earlier build stays good. The text is ASCII. Its locks are
-// waited for as long as lock_timeout says: set one, for the reason that Migrate has. Anything else
-// than the options allow is an *ArgumentError.
+// SchemaSQL renders what Migrate does as a file of a migration tool's: the whole schema, or the upgrade from an earlier
+// version to SchemaVersion. Each release that changes SchemaVersion then is a file more, rendered by the new build;
+// earlier files stay good. Run it in one transaction, as the role that owns the data or is to own it, with a
+// lock_timeout, for the reason that Migrate has. The text is ASCII. Anything else than the options allow is an
+// *ArgumentError. See docs/operations.md.
 func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
 	if err != nil {
@@ -222,27 +172,22 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	return forTool(n.SQL(schema.Upgrade{From: opts.From, DropPrevious: opts.DropPrevious}.SQL())), nil
 }
 
-// GrantSQL renders the grants under which an application can make every call of
-// this library but those of GrantMaintenanceSQL: EXECUTE on the functions that it
-// calls and SELECT on what it reads, but no INSERT, UPDATE or DELETE. The functions run
-// with their owner's rights, and none of them changes or deletes a ledger entry, or makes
-// one that takes spending back or breaks its scope's chain. The application is trusted with
-// what it passes: limits, notes and operation ids.
+// GrantSQL renders the grants under which an application can make every call of this library but those of
+// GrantMaintenanceSQL: EXECUTE on the functions that it calls and SELECT on what it reads, but no INSERT, UPDATE or
+// DELETE. The functions run with their owner's rights, and none of them changes or deletes a ledger entry, or makes one
+// that takes spending back or breaks its scope's chain. The application is trusted with what it passes: limits, notes
+// and operation ids.
 //
-// Run it as the schema's owner, after Migrate or SchemaSQL. An upgrade gives the roles of the
-// version before what they need, so that it need not be run again. role must exist. The text also
-// takes the functions from everybody (PUBLIC), who has them after a restore of a dump without
-// privileges, and says so by NOTICE.
-//
-// What River's tables need is said in River's documentation: SELECT, INSERT and UPDATE on
-// river_job and USAGE on its sequence are enough to enqueue.
+// Run it as the schema's owner, after Migrate or SchemaSQL; role must exist. An upgrade gives the roles of the version
+// before what they need. The text also takes the functions from everybody (PUBLIC), who has them after a restore of a
+// dump without privileges, and says so by NOTICE. docs/operations.md says what River's tables need.
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }
 
-// GrantMaintenanceSQL renders the grants for what deletes or repairs: the five
-// Purge calls and budget.Ledger.RepairClock. They are for a role of its own, which a
-// scheduled job uses; a role may also be given both sets of grants.
+// GrantMaintenanceSQL renders the grants for what deletes or repairs: the five Purge calls and
+// budget.Ledger.RepairClock. They are for a role of its own, which a scheduled job uses; a role may also be given both
+// sets of grants.
 func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }

@@ -21,17 +21,19 @@ import (
 )
 
 // Tx is a command's transaction, as its function sees it: a pgx.Tx for your own writes, the grant, and the calls that
-// belong to the command. It is not for use by several goroutines at once, and is dead once the function returns.
+// belong to the command. It is not for use by several goroutines at once, and is dead once the function returns
+// (ErrTxDone).
 //
 // Commit, Rollback and such statements are ErrTxControl; savepoints (Begin) work. Send no statements over Conn.
+//
+// Its charges, credits, refunds and calls of holds are made in the last flush, all or none: credits and refunds first,
+// then holds, then charges. Nothing is sent before. A refusal is the error of Do; a call's own error is an
+// *ArgumentError or ErrTxDone. They are not part of the fingerprint.
 type Tx struct {
 	guarded
 
-	// Grant is what the command's token granted; nil without Command.Token.
-	Grant *tokens.Grant
-
-	// Sticky is what Command.Sticky charged, with the standings after it. It stays whatever the function returns.
-	Sticky budget.Receipt
+	Grant  *tokens.Grant  // what the command's token granted; nil without Command.Token
+	Sticky budget.Receipt // what Command.Sticky charged, whatever the function returns
 
 	over    *atomic.Bool // the function has returned; nil for the zero value, which was never begun
 	client  *Client
@@ -74,9 +76,7 @@ func (t *Tx) dead() bool { return t.over == nil || t.over.Load() }
 // held takes note of what a step did to holds.
 func (t *Tx) held(holds []holds.Hold) { t.done = append(t.done, holds...) }
 
-// Charge adds charges to the command's, once their amounts are known. They are made last, all or none, and are not
-// part of the fingerprint. Nothing is sent now: a denial is the error of Do. Its own error is a *budget.ArgumentError
-// or ErrTxDone.
+// Charge adds charges to the command's, once their amounts are known.
 func (t *Tx) Charge(charges ...budget.Charge) error {
 	if t.dead() {
 		return ErrTxDone
@@ -90,14 +90,13 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// Credit is budget.Ledger.Credit as part of the command, before its holds and charges, which can spend it. With a
-// charge of another scope it is a transfer that cannot deadlock with others. Nothing is sent now. It is neither part
-// of the fingerprint nor in Outcome.Receipt. The error is a *budget.ArgumentError or ErrTxDone.
+// Credit is budget.Ledger.Credit as part of the command. Its holds and charges can spend it: with a charge of another
+// scope it is a transfer that cannot deadlock with others. It is not in Outcome.Receipt.
 func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, prepareCredit, credits)
 }
 
-// RefundCharge is budget.Ledger.Refund as part of the command, as Credit is. A refusal is the error of Do.
+// RefundCharge is budget.Ledger.Refund as part of the command. It is not in Outcome.Receipt.
 func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
 	return prepareEntries(t, prepareRefund, refunds)
 }
@@ -118,8 +117,7 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 	return nil
 }
 
-// Enqueue is jobs.Enqueuer.Enqueue in the command's transaction. Workers see the
-// job when the command has committed.
+// Enqueue is jobs.Enqueuer.Enqueue in the command's transaction. Workers see the job when the command has committed.
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
 	switch {
 	case t.dead():
@@ -138,11 +136,9 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.Namespace, t.op.ID, label)
 }
 
-// Place is holds.Book.Place as part of the command: made last, all or none, and not part of the fingerprint. It
-// returns the hold's id; the hold is in Outcome.Holds, and a refusal is the error of Do.
-//
-// cleanup, if not nil, enqueues the hold's cleanup job now (holdjobs.Cleanup). Errors: those of Enqueue,
-// *ArgumentError, *holds.TTLError, ErrTxDone.
+// Place is holds.Book.Place as part of the command. It returns the hold's id; the hold is in Outcome.Holds. cleanup, if
+// not nil, enqueues the hold's cleanup job now (holdjobs.Cleanup), with the errors of Enqueue. A TTL out of bounds is a
+// *holds.TTLError.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
 }
@@ -174,22 +170,22 @@ func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string
 	return p.ID, nil
 }
 
-// Capture is holds.Book.Capture as part of the command, as Place is.
+// Capture is holds.Book.Capture as part of the command.
 func (t *Tx) Capture(c holds.Capture) error {
 	return end(t, captureHolds, c)
 }
 
-// Release is holds.Book.Release as part of the command, as Capture is.
+// Release is holds.Book.Release as part of the command.
 func (t *Tx) Release(r holds.Release) error {
 	return end(t, releaseHolds, r)
 }
 
-// Extend is holds.Book.Extend as part of the command, as Capture is.
+// Extend is holds.Book.Extend as part of the command.
 func (t *Tx) Extend(e holds.Extend) error {
 	return end(t, extendHolds, e)
 }
 
-// Refund is holds.Book.Refund as part of the command, as Capture is.
+// Refund is holds.Book.Refund as part of the command.
 func (t *Tx) Refund(r holds.Refund) error {
 	return end(t, refundHolds, r)
 }

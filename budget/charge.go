@@ -11,28 +11,21 @@ import (
 
 // Bounds of a call.
 const (
-	// MaxAmount is the largest amount of one entry, 2^53: exact as a JSON number.
-	MaxAmount = 1 << 53
-	// MaxLimit is the largest Limit.Max.
-	MaxLimit = 1 << 62
-	// MaxWindow is the longest Limit.Window, about a century.
-	MaxWindow = 36525 * 24 * time.Hour
-	// MaxScopes is the largest number of distinct scopes in one call.
-	MaxScopes = 64
-	// MaxLimits is the largest number of limits of one scope in one call.
-	MaxLimits = 16
+	MaxAmount     = 1 << 53                // of one entry: exact as a JSON number
+	MaxLimit      = 1 << 62                // of Limit.Max
+	MaxWindow     = 36525 * 24 * time.Hour // of Limit.Window, about a century
+	MaxScopeBytes = 255                    // of a scope, in UTF-8
+	MaxScopes     = 64                     // distinct scopes in one call
+	MaxLimits     = 16                     // of one scope in one call
+	MaxQueries    = 1024                   // in one call of Usage
 )
 
 // Charge is an amount to take from a scope, and the limits it must stay within.
 type Charge struct {
-	// Scope is what is charged, 1 to MaxScopeBytes bytes of UTF-8.
-	Scope string
-	// Amount is in units of yours, from 1 to MaxAmount.
-	Amount int64
-	// Limits must all be kept, up to MaxLimits. Without any the charge is only recorded.
-	Limits []Limit
-	// Note is stored with the entry. Defaults to none.
-	Note Note
+	Scope  string  // what is charged, 1 to MaxScopeBytes bytes of UTF-8
+	Amount int64   // in units of yours, from 1 to MaxAmount
+	Limits []Limit // must all be kept, up to MaxLimits; without any the charge is only recorded
+	Note   Note    // is stored with the entry; defaults to none
 }
 
 // Receipt is what a call charged, in the order in which its scopes first appear.
@@ -42,38 +35,28 @@ type Receipt struct {
 
 // Posted is one entry of a Receipt.
 type Posted struct {
-	Scope  string    `json:"scope"`
-	Seq    int64     `json:"seq"` // with Scope it names the entry, for Refund
-	Amount int64     `json:"amount"`
-	At     time.Time `json:"at"` // by the database's clock
-
-	// Standings are the scope's limits after the charge.
-	Standings []Standing `json:"standings,omitempty"`
+	Scope     string     `json:"scope"`
+	Seq       int64      `json:"seq"` // with Scope it names the entry, for Refund
+	Amount    int64      `json:"amount"`
+	At        time.Time  `json:"at"`                  // by the database's clock
+	Standings []Standing `json:"standings,omitempty"` // the scope's limits after the charge
 }
 
 // Standing is what a limit stands at.
 type Standing struct {
-	Limit Limit `json:"limit"`
-	// Used counts against the limit, holds aside; negative while there is credit.
-	Used int64 `json:"used"`
-	// Held is what open holds keep of the scope.
-	Held int64 `json:"held"`
-	// Available is the largest amount that the limit still admits, >= 0.
-	Available int64 `json:"available"`
+	Limit     Limit `json:"limit"`
+	Used      int64 `json:"used"`      // counts against the limit, holds aside; negative while there is credit
+	Held      int64 `json:"held"`      // what open holds keep of the scope
+	Available int64 `json:"available"` // the largest amount that the limit still admits, >= 0
 }
 
 const chargeSQL = `
 select seqs, ats, used, held, denied
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
 
-// Charge charges every scope named, or none. If a limit refuses, it is denied with *ExceededError and writes nothing.
-// Charges of one scope are added up and recorded as one entry; their notes must agree. One round trip, however many.
-//
-// Rolling tx back takes the charge back. There is no idempotency: a second call charges again (metered.Do remembers).
-//
-// Locks: an advisory lock on each scope, in the order of their keys, until tx ends. Call it last in tx.
-//
-// Errors: *ArgumentError before any SQL; *ExceededError; and those of every write (see the package comment).
+// Charge charges every scope named, or none, in one round trip. If a limit refuses, it is denied with *ExceededError
+// and writes nothing. Charges of one scope are added up and recorded as one entry; their notes must agree. It locks the
+// scopes in the order of their keys. Errors, locks and rollback: see the package comment.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err

@@ -10,13 +10,10 @@ import (
 
 // ClockRepair says what RepairClock did.
 type ClockRepair struct {
-	// Repaired is false if the scope was not ahead of the clock.
-	Repaired bool `json:"repaired"`
-	// Seq and At are the new entry's.
-	Seq int64     `json:"seq"`
-	At  time.Time `json:"at"`
-	// Ahead is how far the scope's last entry was ahead of the clock.
-	Ahead time.Duration `json:"-"`
+	Repaired bool          `json:"repaired"` // false if the scope was not ahead of the clock
+	Seq      int64         `json:"seq"`      // the new entry's
+	At       time.Time     `json:"at"`       // the new entry's
+	Ahead    time.Duration `json:"-"`        // how far the last entry was ahead of the clock; in JSON "ahead_us"
 }
 
 const repairSQL = `
@@ -25,10 +22,8 @@ from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
 
 // RepairClock lets a scope go on that fails with ErrClock. Make sure first that the database's clock is right. It
 // appends an entry with the clock's time, in a new epoch, and changes no entry. Earlier entries that were dated into
-// the future leave a window late, never early.
-//
-// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. A second call does nothing. Rollback, locks
-// and errors are those of Credit.
+// the future leave a window late, never early. A second call does nothing. It needs the schema's owner or a role with
+// GrantMaintenanceSQL's grants.
 func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockRepair, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return ClockRepair{}, err

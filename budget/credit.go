@@ -10,21 +10,16 @@ import (
 
 // Credit is an amount to add to a scope: a top-up, prepaid money.
 type Credit struct {
-	// Scope is what is credited, 1 to MaxScopeBytes bytes of UTF-8.
-	Scope string
-	// Amount is in units of yours, from 1 to MaxAmount.
-	Amount int64
-	// Note is stored with the entry. Defaults to none.
-	Note Note
+	Scope  string // what is credited, 1 to MaxScopeBytes bytes of UTF-8
+	Amount int64  // in units of yours, from 1 to MaxAmount
+	Note   Note   // is stored with the entry; defaults to none
 }
 
 const creditSQL = `
 select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5::metered.origin)`
 
-// Credit adds credit to a scope. It counts for lifetime limits only.
-//
-// Rolling tx back takes it back. There is no idempotency (metered.Tx.Credit remembers). Locks: the scope's advisory
-// lock, until tx ends. Errors: *ArgumentError before any SQL; and those of every write (see the package comment).
+// Credit adds credit to a scope. It counts for lifetime limits only. Errors, locks and rollback: see the package
+// comment.
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
 	return do(ctx, tx, l, (*Ledger).prepareCredit, c)
 }

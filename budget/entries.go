@@ -13,18 +13,15 @@ import (
 // Kind is what an entry does.
 type Kind string
 
-// The kinds of entries.
 const (
 	KindCharge      Kind = "charge"
 	KindCredit      Kind = "credit"
 	KindRefund      Kind = "refund"
 	KindClockRepair Kind = "clock repair"
-
-	// Of holds: units are held, spent, given up, or free because their time was over.
-	KindHold    Kind = "hold"
-	KindCapture Kind = "capture"
-	KindRelease Kind = "release"
-	KindExpire  Kind = "expire"
+	KindHold        Kind = "hold"    // units are held
+	KindCapture     Kind = "capture" // what was held is spent
+	KindRelease     Kind = "release" // a hold was given up
+	KindExpire      Kind = "expire"  // a hold's time was over
 )
 
 // kinds are the kinds as the ledger stores them.
@@ -42,17 +39,14 @@ type Entry struct {
 	At     time.Time `json:"at"`     // by the database's clock; never decreases along Seq within an Epoch
 	Epoch  int       `json:"epoch"`  // clock repairs so far
 
-	Spent    int64 `json:"spent"`
-	Refunded int64 `json:"refunded"`
-	Credited int64 `json:"credited"`
-	Held     int64 `json:"held"`
+	Spent    int64     `json:"spent"`
+	Refunded int64     `json:"refunded"`
+	Credited int64     `json:"credited"`
+	Held     int64     `json:"held"`
+	HoldDue  time.Time `json:"hold_due,omitzero"` // no open hold of the scope falls due before it; zero without one
 
-	// HoldDue is a time before which no open hold of the scope falls due; zero without one.
-	HoldDue time.Time `json:"hold_due,omitzero"`
-	// Ref is the number of the charge that a refund refunds, else 0.
-	Ref int64 `json:"ref,omitempty"`
-	// Hold is the hold that the entry is about; "" for none or several.
-	Hold string `json:"hold,omitempty"`
+	Ref  int64  `json:"ref,omitempty"`  // the number of the charge that a refund refunds, else 0
+	Hold string `json:"hold,omitempty"` // the hold that the entry is about; "" for none or several
 	// Namespace and Operation name the command that made the entry; "" for sticky charges.
 	Namespace string `json:"namespace,omitempty"`
 	Operation string `json:"operation,omitempty"`
@@ -61,14 +55,10 @@ type Entry struct {
 
 // EntriesOptions selects entries. The zero value selects all, oldest first.
 type EntriesOptions struct {
-	// NewestFirst reads from the end. Defaults to false.
-	NewestFirst bool
-	// After skips entries up to this number: pass the last Seq seen to go on.
-	After int64
-	// Before does the same for NewestFirst: it skips entries from this number on. Defaults to 0, none.
-	Before int64
-	// Max ends the iteration after so many entries. Defaults to 0, all.
-	Max int
+	NewestFirst bool  // reads from the end; defaults to false
+	After       int64 // skips entries up to this number: pass the last Seq seen to go on
+	Before      int64 // does the same for NewestFirst: it skips entries from this number on; defaults to 0, none
+	Max         int   // ends the iteration after so many entries; defaults to 0, all
 }
 
 const entriesPage = 500

@@ -14,55 +14,32 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Refused before any SQL.
+// Errors of calls. They abort the transaction, except ErrArgument and ErrExceeded.
 var (
-	// ErrArgument is every refused argument. The error is an *ArgumentError.
-	ErrArgument error = errArgument
-
-	errArgument = fault.New("invalid_argument", "budget: invalid argument")
-)
-
-// Answers of the ledger.
-var (
-	// ErrExceeded: a limit refuses. The error is an *ExceededError.
-	ErrExceeded error = errExceeded
-
-	// ErrBusy: a scope's lock was not free within the lock timeout. Try again later.
-	ErrBusy error = fault.ErrBusy
-
-	// ErrWindowPurged: a limit's window reaches behind what a purge has kept.
-	ErrWindowPurged error = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
-
+	ErrArgument    error = errArgument          // every refused argument; the error is an *ArgumentError
+	ErrExceeded    error = errExceeded          // a limit refuses; the error is an *ExceededError
+	ErrBusy        error = fault.ErrBusy        // a scope's lock was not free within the lock timeout; try again later
+	ErrNotMigrated error = fault.ErrNotMigrated // the schema's tables or functions are missing
+	ErrNotGranted  error = fault.ErrNotGranted  // the role has not been given what the call needs
 	// ErrClock: the scope's last entry is ahead of the database's clock by more than Config.ClockTolerance. The error
 	// is a *ClockError. See Ledger.RepairClock.
 	ErrClock error = errClock
-
+	// ErrWindowPurged: a limit's window reaches behind what a purge has kept.
+	ErrWindowPurged error = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
 	// ErrOverflow: a running sum would leave the range of 64 bits.
 	ErrOverflow error = fault.New("budget_overflow", "budget: total would overflow")
-
-	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.ErrNotMigrated
-
-	// ErrNotGranted: the role has not been given what the call needs.
-	ErrNotGranted error = fault.ErrNotGranted
 )
 
 // Answers to a refund. They leave the transaction usable, and nothing written.
 var (
-	// ErrUnknownEntry: the scope has no entry of that number.
-	ErrUnknownEntry error = fault.New("budget_unknown_entry", "budget: no such entry")
-
-	// ErrEntryPurged: the charge was purged, so what is left of it is unknown.
-	ErrEntryPurged error = fault.New("budget_entry_purged", "budget: the charge was purged")
-
-	// ErrNotCharge: the entry is no charge, nor what a hold captured.
-	ErrNotCharge error = fault.New("budget_not_charge", "budget: the entry is not a charge")
-
-	// ErrRefundExceeds: the refunds of a charge would sum past it.
+	ErrUnknownEntry  error = fault.New("budget_unknown_entry", "budget: no such entry")
+	ErrEntryPurged   error = fault.New("budget_entry_purged", "budget: the charge was purged")
+	ErrNotCharge     error = fault.New("budget_not_charge", "budget: the entry is not a charge") // nor what a hold captured
 	ErrRefundExceeds error = fault.New("budget_refund_exceeds", "budget: refund exceeds what is left of the charge")
 )
 
 var (
+	errArgument = fault.New("invalid_argument", "budget: invalid argument")
 	errExceeded = fault.New("budget_exceeded", "budget: limit exceeded")
 	errClock    = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
 )
@@ -82,22 +59,16 @@ const Never = time.Duration(math.MaxInt64)
 type Refusal struct {
 	Scope string `json:"scope"`
 	Limit Limit  `json:"limit"`
-
 	// Used counts against the limit, without holds: charges less refunds, for a lifetime less credits too.
-	Used int64 `json:"used"`
-	// Held is what other open holds keep of the scope.
-	Held int64 `json:"held"`
-	// OwnHeld is what this transaction's own holds keep of it. RetryAfter does not wait for their end.
-	OwnHeld int64 `json:"own_held,omitempty"`
-	// Requested is the amount of all charges of the call on this scope.
-	Requested int64 `json:"requested"`
-	// Available is the largest amount that this limit would have admitted, >= 0.
-	Available int64 `json:"available"`
-
+	Used      int64 `json:"used"`
+	Held      int64 `json:"held"`               // what other open holds keep of the scope
+	OwnHeld   int64 `json:"own_held,omitempty"` // what the transaction's own holds keep; RetryAfter does not wait for them
+	Requested int64 `json:"requested"`          // the amount of all charges of the call on this scope
+	Available int64 `json:"available"`          // the largest amount that this limit would have admitted, >= 0
 	// RetryAfter is how long until Requested would fit if nothing else happens; Never if waiting cannot help. If open
-	// holds stand in the way, it is the earliest possible time.
+	// holds stand in the way, it is the earliest possible time. In JSON it is "retry_after_us", null for Never.
 	RetryAfter time.Duration `json:"-"`
-	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0.
+	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0. In JSON it is "hold_due_us".
 	HoldDue time.Duration `json:"-"`
 }
 
@@ -120,8 +91,8 @@ func (r Refusal) String() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError is a denial: every limit that refused. The call wrote nothing. Its text names scopes, amounts and
-// limits, which a client should perhaps not see.
+// ExceededError is a denial: every limit that refused. The call wrote nothing. A client should perhaps not see its
+// text, which names scopes, amounts and limits.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`
 }
@@ -136,10 +107,8 @@ func (e *ExceededError) Error() string {
 	return b.String()
 }
 
-// Unwrap returns ErrExceeded.
 func (e *ExceededError) Unwrap() error { return errExceeded }
 
-// Code returns the stable code "budget_exceeded".
 func (e *ExceededError) Code() string { return errExceeded.Code() }
 
 // RetryAfter is how long until no limit would refuse, if nothing else happens; it may be Never.
@@ -172,10 +141,8 @@ func (e *ClockError) Error() string {
 	return fmt.Sprintf("%v: scope %q by %v", errClock, e.Scope, e.Ahead)
 }
 
-// Unwrap returns ErrClock and the database's error.
 func (e *ClockError) Unwrap() []error { return []error{errClock, e.cause} }
 
-// Code returns the stable code "budget_clock".
 func (e *ClockError) Code() string { return errClock.Code() }
 
 // failed turns the error of a statement into the package's own, keeping the

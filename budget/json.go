@@ -35,7 +35,6 @@ type refusalJSON struct {
 	HoldDueUS    *int64 `json:"hold_due_us,omitempty"`
 }
 
-// MarshalJSON writes durations in microseconds: "retry_after_us" (null for Never) and "hold_due_us".
 func (r Refusal) MarshalJSON() ([]byte, error) {
 	out := refusalJSON{plainRefusal: (*plainRefusal)(&r), HoldDueUS: dueMicros(r.Held, r.HoldDue)}
 	if r.RetryAfter != Never {
@@ -44,7 +43,6 @@ func (r Refusal) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
 func (r *Refusal) UnmarshalJSON(text []byte) error {
 	in := refusalJSON{plainRefusal: (*plainRefusal)(r)}
 	if err := json.Unmarshal(text, &in); err != nil {
@@ -67,7 +65,6 @@ type usageJSON struct {
 	HoldDueUS *int64 `json:"hold_due_us,omitempty"`
 }
 
-// MarshalJSON writes the window like that of a Limit, and "hold_due_us" if anything is held.
 func (u Usage) MarshalJSON() ([]byte, error) {
 	return json.Marshal(usageJSON{
 		Scope: u.Scope, WindowUS: max(u.Window, 0).Microseconds(), Lifetime: u.Window <= 0,
@@ -75,7 +72,6 @@ func (u Usage) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes. The window of a lifetime becomes Forever.
 func (u *Usage) UnmarshalJSON(text []byte) error {
 	in := usageJSON{plainUsage: (*plainUsage)(u)}
 	if err := json.Unmarshal(text, &in); err != nil {
@@ -96,12 +92,10 @@ type clockRepairJSON struct {
 	AheadUS *int64 `json:"ahead_us"`
 }
 
-// MarshalJSON writes Ahead in microseconds, as "ahead_us".
 func (r ClockRepair) MarshalJSON() ([]byte, error) {
 	return json.Marshal(clockRepairJSON{(*plainClockRepair)(&r), micros(r.Ahead)})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
 func (r *ClockRepair) UnmarshalJSON(text []byte) error {
 	in := clockRepairJSON{plainClockRepair: (*plainClockRepair)(r)}
 	if err := json.Unmarshal(text, &in); err != nil {

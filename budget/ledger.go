@@ -13,13 +13,10 @@ import (
 
 // Config configures a Ledger. The zero value is ready for use.
 type Config struct {
-	// Schema is the schema that metered.Migrate created. Defaults to "metered".
-	Schema string
-
+	Schema string // the schema that metered.Migrate created; defaults to "metered"
 	// LockTimeout bounds how long a write waits for all its locks, 1ms to 1h; then it is ErrBusy. A shorter
 	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
 	LockTimeout time.Duration
-
 	// ClockTolerance is how far a last entry may be ahead of the database's clock, 1µs to 24h, before charges with
 	// windows are ErrClock. A charge within it gets the last entry's time. Defaults to 1m.
 	ClockTolerance time.Duration

@@ -7,24 +7,21 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Forever is the window of a limit over the scope's lifetime.
-const Forever time.Duration = -1
+// Windows of limits over the scope's lifetime.
+const (
+	Forever  time.Duration = -1
+	OfCredit time.Duration = -2 // of a limit on prepaid credit: a denial asks for more credit
+)
 
-// OfCredit is the window of a limit on prepaid credit: a lifetime, where a denial asks for more credit.
-const OfCredit time.Duration = -2
-
-// Limit is so many units per window, or for the scope's lifetime: PerWindow, Lifetime, Prepaid and CreditLine make
-// one. A Limit without a Window is refused.
+// Limit is so many units per window, or for the scope's lifetime: PerWindow, Lifetime, Prepaid and CreditLine make one.
+// A Limit without a Window is refused. In JSON it is {"name":"burst","max":9,"window_us":60000000}, and for a lifetime
+// {"max":9,"lifetime":true}, with "of_credit":true for OfCredit.
 type Limit struct {
-	// Max is the number of units, from 0 to MaxLimit.
-	Max int64
-
+	Max int64 // the number of units, from 0 to MaxLimit
 	// Window is how far back charges count, in whole microseconds up to MaxWindow. Forever and OfCredit mean the
 	// scope's lifetime. Required.
 	Window time.Duration
-
-	// Name is yours, to tell limits apart in a Refusal or a Standing. Defaults to "".
-	Name string
+	Name   string // yours, to tell limits apart in a Refusal or a Standing; defaults to ""
 }
 
 // PerWindow is a limit of max units over a sliding window.
@@ -39,7 +36,6 @@ func Prepaid() Limit { return CreditLine(0) }
 // CreditLine is Prepaid that may go max units below what was credited.
 func CreditLine(max int64) Limit { return Limit{Max: max, Window: OfCredit} }
 
-// Named returns the same limit under a name.
 func (l Limit) Named(name string) Limit {
 	l.Name = name
 	return l
@@ -70,15 +66,12 @@ type limitJSON struct {
 	OfCredit bool   `json:"of_credit,omitempty"`
 }
 
-// MarshalJSON writes {"max":9,"window_us":60000000} or {"max":9,"lifetime":true}, with a
-// "name" if there is one, and "of_credit" where a lifetime is. A window is in microseconds.
 func (l Limit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(limitJSON{
 		Name: l.Name, Max: l.Max, WindowUS: max(l.Window, 0).Microseconds(), Lifetime: l.Window < 0, OfCredit: l.Window == OfCredit,
 	})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes. Without window and lifetime, the Limit is refused by every call.
 func (l *Limit) UnmarshalJSON(text []byte) error {
 	var in limitJSON
 	if err := json.Unmarshal(text, &in); err != nil {

@@ -14,9 +14,8 @@ const lockSQL = `select metered.lock_scopes($1::text[], $2::int)`
 //
 // Call it before several calls in tx that lock scopes, such as a credit and a charge, which could deadlock otherwise.
 // (Placements of holds still can: see package holds.) At READ COMMITTED call it also before reading what a limit is
-// made of, such as a capacity in your own tables, if whoever changes that takes the same locks.
-//
-// Errors: *ArgumentError before any SQL; ErrBusy and SQLSTATE 40P01 abort tx.
+// made of, such as a capacity in your own tables, if whoever changes that takes the same locks. ErrBusy and SQLSTATE
+// 40P01 abort tx.
 func (l *Ledger) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return err

@@ -14,19 +14,15 @@ import (
 
 // PurgeOptions says what to purge.
 type PurgeOptions struct {
-	// OlderThan is the age from which entries may go, 1µs to MaxWindow; at least the longest window in use.
-	OlderThan time.Duration
-	// Scope restricts the purge to one scope. Defaults to all.
-	Scope string
-	// Batch is how many entries one transaction deletes, 16 to 100,000. Defaults to 5,000.
-	Batch int
+	OlderThan time.Duration // the age from which entries may go, 1µs to MaxWindow; at least the longest window in use
+	Scope     string        // restricts the purge to one scope; defaults to all
+	Batch     int           // how many entries one transaction deletes, 16 to 100,000; defaults to 5,000
 	// Forget reports whether an idle scope may be deleted whole, as if nobody had ever charged it. Report true only if
 	// all its limits have windows up to OlderThan, and no older charge of it is refunded (numbers begin at 1 again).
 	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none: of each scope, up to 17 rows
 	// stay for good.
-	Forget func(scope string) bool
-	// Progress is called after each transaction, in the goroutine of the call.
-	Progress func(PurgeReport)
+	Forget   func(scope string) bool
+	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
 }
 
 // PurgeReport says what a purge did so far.

@@ -15,13 +15,10 @@ import (
 
 // Refund is an amount to give back of one charge.
 type Refund struct {
-	// Scope and Seq name the charge, as its Posted does.
-	Scope string
-	Seq   int64
-	// Amount is in units of yours, from 1 to what is left of the charge.
-	Amount int64
-	// Note is stored with the entry. Defaults to none.
-	Note Note
+	Scope  string // with Seq it names the charge, as its Posted does
+	Seq    int64
+	Amount int64 // in units of yours, from 1 to what is left of the charge
+	Note   Note  // is stored with the entry; defaults to none
 }
 
 // RefundExceedsError says what could still be refunded.
@@ -31,7 +28,6 @@ func (e *RefundExceedsError) Error() string {
 	return fmt.Sprintf("%v: requested %d, left %d", ErrRefundExceeds, e.Requested, e.Remaining)
 }
 
-// Unwrap returns ErrRefundExceeds.
 func (e *RefundExceedsError) Unwrap() error { return ErrRefundExceeds }
 
 const refundSQL = `
@@ -39,13 +35,8 @@ select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch')
 from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::metered.origin, $7::bool)`
 
 // Refund gives back part or all of a charge, in one or several calls, never more than was charged. It counts at the
-// time of the charge, so both leave a window together.
-//
-// Rolling tx back takes it back. There is no idempotency: a second call refunds again while something is left
-// (metered.Tx.RefundCharge remembers). Locks: the scope's advisory lock, until tx ends.
-//
-// Errors: *ArgumentError before any SQL; ErrUnknownEntry, ErrEntryPurged, ErrNotCharge and *RefundExceedsError, which
-// leave tx usable; and those of every write (see the package comment).
+// time of the charge, so both leave a window together. ErrUnknownEntry, ErrEntryPurged, ErrNotCharge and
+// *RefundExceedsError leave tx usable. Other errors, locks and rollback: see the package comment.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
 	return do(ctx, tx, l, (*Ledger).prepareRefund, r)
 }

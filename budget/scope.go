@@ -7,9 +7,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// MaxScopeBytes is the longest scope, in bytes of UTF-8.
-const MaxScopeBytes = 255
-
 // ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. It
 // escapes "/" and "%", so different parts give different scopes. It cannot fail: calls refuse a scope of invalid
 // parts.

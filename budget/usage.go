@@ -9,34 +9,24 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// MaxQueries is the largest number of queries in one call of Usage.
-const MaxQueries = 1024
-
 // Query asks what a scope has used.
 type Query struct {
-	// Scope is the scope to look at.
-	Scope string
-	// Window is how far back charges count, as Limit.Window; 0 and Forever both mean the lifetime.
-	Window time.Duration
+	Scope  string        // the scope to look at
+	Window time.Duration // how far back charges count, as Limit.Window; 0 and Forever both mean the lifetime
 }
 
-// Usage is what a scope stands at.
+// Usage is what a scope stands at. In JSON its window is written as that of a Limit; a lifetime comes back as Forever.
 type Usage struct {
 	Query `json:"-"`
 
 	// Used counts against a limit with this window, without holds. For a lifetime it is Spent - Refunded - Credited.
-	Used int64 `json:"used"`
-	// Held is what open holds keep of the scope.
-	Held int64 `json:"held"`
-	// HoldDue is how long until an open hold may fall due, if Held > 0.
-	HoldDue time.Duration `json:"-"`
-
-	// Spent, Refunded and Credited are sums over the scope's lifetime.
-	Spent    int64 `json:"spent"`
-	Refunded int64 `json:"refunded"`
-	Credited int64 `json:"credited"`
-	// Seq is the number of the scope's last entry, 0 if it has none.
-	Seq int64 `json:"seq"`
+	Used     int64         `json:"used"`
+	Held     int64         `json:"held"`  // what open holds keep of the scope
+	HoldDue  time.Duration `json:"-"`     // how long until an open hold may fall due, if Held > 0; in JSON "hold_due_us"
+	Spent    int64         `json:"spent"` // over the scope's lifetime, as are Refunded and Credited
+	Refunded int64         `json:"refunded"`
+	Credited int64         `json:"credited"`
+	Seq      int64         `json:"seq"` // the number of the scope's last entry, 0 if it has none
 }
 
 // Available is the largest amount that a limit of max units over the Query's window still admits, >= 0. Without a
@@ -47,8 +37,8 @@ const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us
 from metered.usage($1::text[], $2::interval[])`
 
-// Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot. It takes no
-// lock, writes nothing, and runs on a replica too. Errors: *ArgumentError before any SQL; ErrWindowPurged.
+// Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot. It takes no lock,
+// writes nothing, and runs on a replica too. Errors: *ArgumentError, ErrWindowPurged.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
 	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 		return nil, err

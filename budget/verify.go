@@ -12,12 +12,9 @@ import (
 
 // VerifyOptions says what to verify. The zero value verifies all scopes.
 type VerifyOptions struct {
-	// Scope restricts the check to one scope. Defaults to all.
-	Scope string
-	// MaxDifferences ends the check after so many differences, at least 1. Defaults to 1,000.
-	MaxDifferences int
-	// Progress is called at least once a scope and once for each 10,000 entries,
-	// in the goroutine of the call.
+	Scope          string // restricts the check to one scope; defaults to all
+	MaxDifferences int    // ends the check after so many differences, at least 1; defaults to 1,000
+	// Progress is called at least once a scope and once for each 10,000 entries, in the goroutine of the call.
 	Progress func(VerifyReport)
 }
 
@@ -28,19 +25,15 @@ type VerifyReport struct {
 	Differences []Difference `json:"differences,omitempty"`
 }
 
-// OK reports whether no difference was found.
 func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
 
 // Difference is one value of the ledger that does not follow from the entries.
 type Difference struct {
 	Scope string `json:"scope"`
-	// Seq is the entry that is wrong; for a sum of refunds, the first charge of its block.
-	Seq int64 `json:"seq"`
-	// Field is what is wrong: "seq", "spent", "refunds", "refund sum of level 0", …
-	Field string `json:"field"`
-	// Got is what is there, and Want what should be.
-	Got  string `json:"got"`
-	Want string `json:"want"`
+	Seq   int64  `json:"seq"`   // the entry that is wrong; for a sum of refunds, the first charge of its block
+	Field string `json:"field"` // what is wrong: "seq", "spent", "refunds", "refund sum of level 0", …
+	Got   string `json:"got"`   // what is there
+	Want  string `json:"want"`  // what should be there
 }
 
 func (d Difference) String() string {

@@ -2,10 +2,8 @@ package holds
 
 // Actors, for Note.Actor: who did it, by kind and name.
 const (
-	// System is the program itself, such as a sweeper.
-	System = "system"
-	// Anonymous is somebody unknown.
-	Anonymous = "anonymous"
+	System    = "system"    // the program itself, such as a sweeper
+	Anonymous = "anonymous" // somebody unknown
 )
 
 // User is a user of the application.

@@ -17,22 +17,19 @@ import (
 type Config struct {
 	// MinTTL and MaxTTL bound Request.TTL; at least 1ms, at most MaxLifetime. Default to 1s and 1h.
 	MinTTL, MaxTTL time.Duration
-
 	// MaxLifetime bounds how long after its placement a hold's deadline can be, up to MaxMaxLifetime.
 	// Defaults to 24h, or MaxTTL if that is longer.
 	MaxLifetime time.Duration
-
 	// Subscribers are called in order with every transition of this Book's calls, inside the call's
 	// transaction and a savepoint. An error, a panic or the end of ctx meanwhile takes the transition
 	// back, and fails the call. Who sweeps needs them too (see Sweep). Defaults to none.
 	Subscribers []Subscriber
-
 	// Notify sends every committed transition to Listen. Postgres lets notifying commits of a server
 	// through one by one; metered.Command.EarlyRelease shortens that. Defaults to false.
 	Notify bool
 }
 
-// Bounds.
+// Bounds and defaults.
 const (
 	DefaultMinTTL      = time.Second
 	DefaultMaxTTL      = time.Hour
@@ -41,11 +38,17 @@ const (
 
 	// MaxHolds is the largest number of holds in one call. A call locks all their scopes: at most 6,400,
 	// about what the server has room for by default (max_locks_per_transaction; SQLSTATE 53200 if full).
-	MaxHolds = 100
-	// MaxIDBytes is the longest id, tenant, holder and entity, in bytes of UTF-8.
-	MaxIDBytes = 255
-	// MaxMetadataBytes is the longest Request.Metadata, in bytes.
-	MaxMetadataBytes = 64 << 10
+	MaxHolds         = 100
+	MaxIDBytes       = 255      // of an id, tenant, holder and entity each, in UTF-8
+	MaxMetadataBytes = 64 << 10 // of Request.Metadata
+	MaxKeys          = 10_000   // in one call of ClaimedMany
+
+	DefaultPage       = 100 // holds of a List
+	MaxPage           = 1000
+	DefaultSweepBatch = 500 // holds that a Sweep ends in one transaction
+	MaxSweepBatch     = 10_000
+	DefaultOlderThan  = 30 * 24 * time.Hour // how long Purge keeps holds that have ended
+	DefaultIdle       = 15 * time.Second    // of ListenOptions
 )
 
 // Subscriber is told of a transition. What it writes through tx commits or rolls back with the call; it

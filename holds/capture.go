@@ -19,12 +19,9 @@ type Over string
 
 // The policies. The zero value refuses.
 const (
-	// OverRefused: the capture is refused, with *ExcessError.
-	OverRefused Over = ""
-	// OverIfFits charges the excess if the limits of its Line admit it, else *budget.ExceededError.
-	OverIfFits Over = "if fits"
-	// OverAllowed charges the excess whatever the limits, for costs already incurred.
-	OverAllowed Over = "allowed"
+	OverRefused Over = ""        // the capture is refused, with *ExcessError
+	OverIfFits  Over = "if fits" // the excess is charged if the limits of its Line admit it, else *budget.ExceededError
+	OverAllowed Over = "allowed" // the excess is charged whatever the limits, for costs already incurred
 )
 
 // policies are the policies as the function capture_holds in schema.sql knows them.
@@ -32,32 +29,20 @@ var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverAll
 
 // Capture says which holds become spending.
 type Capture struct {
-	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
-	IDs    []string
-	// Holder must be the holder of each hold. Defaults to "", not checked.
-	Holder string
-
-	// All captures all that is held. Either All or Lines is required.
-	All bool
-
+	IDs    []string // up to MaxHolds of one tenant
+	Holder string   // must be the holder of each hold; defaults to "", not checked
+	All    bool     // captures all that is held; either All or Lines is required
 	// Lines are what was used of each scope of a single hold; a scope left out was not used. Only
 	// OverIfFits reads Limits. Lines of a claim include its own unit (the one of Hold.Lines that is not in
 	// Claim.Lines), unless Keep.
 	Lines []Line
-
 	// Keep keeps the rest held, under the same deadline. It cannot capture a claim's own unit: that
 	// confirms the claim and ends the hold. Defaults to false: the rest is freed.
-	Keep bool
-
-	// Over says what happens if a Line is more than is held. Defaults to OverRefused.
-	Over Over
-
-	// Entity is what came of the hold: the id of an order, up to MaxIDBytes bytes. Defaults to none.
-	Entity string
-
-	// Note is recorded in the history, and with the ledger's entries. Defaults to none.
-	Note budget.Note
+	Keep   bool
+	Over   Over        // says what happens if a Line is more than is held; defaults to OverRefused
+	Entity string      // what came of the hold: the id of an order, up to MaxIDBytes bytes; defaults to none
+	Note   budget.Note // is recorded in the history, and with the ledger's entries; defaults to none
 }
 
 const captureSQL = `
@@ -65,19 +50,12 @@ select refused, holds
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture turns holds into spending, all of them or none. Each scope is charged what was used, at the time
-// of the capture; the rest is free. It is possible until Hold.Due. If several calls end one hold at once,
-// one wins.
+// Capture turns holds into spending. Each scope is charged what was used, at the time of the capture; the rest is free.
+// It is possible until Hold.Due. If several calls end one hold at once, one wins.
 //
-// Rolling tx back takes it back. There is no idempotency: a second capture is a *StateError (metered.Do
-// remembers).
-//
-// Locks, until tx ends: the scopes of all holds, in the order of their keys; then the holds' rows, in the
-// order of placement. ErrUnknown comes before any lock.
-//
-// Errors: *ArgumentError, ErrUnknown, ErrRetired, *StateError, *ExcessError, *budget.ExceededError; and
-// those of every write. The database finds some of the *ArgumentErrors: a Line of a scope that the hold
-// does not keep; Lines of a claim without its own unit, or Keep with it.
+// Errors besides those of every write: ErrUnknown, before any lock; ErrRetired, *StateError, *ExcessError,
+// *budget.ExceededError. The database finds some of the *ArgumentErrors: a Line of a scope that the hold does not keep;
+// Lines of a claim without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareCapture, c)
 }

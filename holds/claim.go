@@ -25,35 +25,26 @@ type Key struct {
 
 // Claim is a hold of something that one holder can have at a time: a user name, a seat, a machine.
 type Claim struct {
-	// Tenant keeps the keys of tenants apart. Defaults to "".
-	Tenant string
-	// Key is what is claimed. Neither part is empty; with Tenant, as a scope, it fits into
-	// budget.MaxScopeBytes.
-	Key Key
-	// Holder is who claims, 1 to MaxIDBytes bytes.
-	Holder string
-
+	Tenant string // keeps the keys of tenants apart; defaults to ""
+	Key    Key    // what is claimed; neither part is empty, and with Tenant, as a scope, it fits into budget.MaxScopeBytes
+	Holder string // who claims, 1 to MaxIDBytes bytes
 	// Lines and Charges are reserved and charged with the claim, or not at all.
 	Lines   []Line
 	Charges []budget.Charge
-
-	// TTL, Grace, Metadata and Note are as in Request. A claim that its holder gets back keeps its first
-	// Metadata.
+	// TTL, Grace, Metadata and Note are as in Request. A claim that its holder gets back keeps its first Metadata.
 	TTL      time.Duration
 	Grace    time.Duration
 	Metadata json.RawMessage
 	Note     budget.Note
 }
 
-// Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while
-// it is held and not due; a captured (confirmed) one stays active until Refund gives it back.
+// Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while it is held
+// and not due; a captured (confirmed) one stays active until Refund gives it back.
 //
-// A holder who claims again with the same lines and charges, before the claim is confirmed, gets the same
-// claim back (Created = false); with other lines or charges it is ErrConflict. Everybody else gets a
-// *TakenError, as does the holder of a confirmed claim. Each new claim has a new id, so an old id can do
-// nothing to a later claim.
-//
-// Rollback, locks and the other errors are those of Place.
+// A holder who claims again with the same lines and charges, before the claim is confirmed, gets the same claim back
+// (Created = false); with other lines or charges it is ErrConflict. Everybody else gets a *TakenError, as does the
+// holder of a confirmed claim. Each new claim has a new id, so an old id can do nothing to a later claim. Locks and the
+// other errors are those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	return first(do(ctx, tx, b, (*Book).prepareClaim, c))
 }
@@ -156,9 +147,6 @@ func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) 
 	}
 	return h, nil
 }
-
-// MaxKeys is the largest number of keys in one call of ClaimedMany.
-const MaxKeys = 10_000
 
 // A subquery for each key finds its claim by the index, where a join could be planned as
 // one that reads the whole table.

@@ -17,11 +17,15 @@
 // With a lifetime limit (budget.Lifetime), what is captured stays spent: seats, stock. With a window the
 // limit is a rate. A Claim is a hold of capacity 1 on a key: a unique name, one seat, one machine.
 //
-// Writes take the caller's transaction and lock scopes until it ends. Make one call of several Lines, or
-// use a command (metered.Tx.Place): two calls in one transaction can deadlock with two in another
-// (SQLSTATE 40P01).
+// Writes take the caller's transaction: rolling it back takes them back. A second call writes again, or finds the hold
+// ended (*StateError): only Place with an ID, Claim and Expire can be repeated, and any call in a command (metered.Tx).
+// Place, Claim, Capture, Release, Extend and Refund act on all that they name, or do nothing.
 //
-// Every write may fail with ErrBusy, budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE
-// 40001 or 40P01: these abort the transaction. The errors that a method names besides leave it usable. See
-// docs/model.md and docs/operations.md.
+// Writes lock scopes, in the order of their keys, and then rows of holds, in the order of placement, until the
+// transaction ends. Call them last in it. Make one call of several Lines, or use a command: two calls in one
+// transaction can deadlock (SQLSTATE 40P01) with two in another.
+//
+// Every call may fail with an *ArgumentError, before any SQL if it does not say otherwise. Every write may fail with
+// ErrBusy, budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 or 40P01: these abort the
+// transaction. The errors that a method names besides leave it usable. See docs/model.md and docs/operations.md.
 package holds

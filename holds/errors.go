@@ -16,66 +16,44 @@ import (
 
 // Refused before any SQL.
 var (
-	// ErrArgument is every refused argument. The error is an *ArgumentError or a *TTLError.
-	ErrArgument error = errArgument
-
-	// ErrTTLTooShort and ErrTTLTooLong: a TTL is outside Config's bounds. The error is a *TTLError.
-	ErrTTLTooShort error = errTTLTooShort
-	ErrTTLTooLong  error = errTTLTooLong
-
-	errArgument    = fault.New("invalid_argument", "holds: invalid argument")
-	errTTLTooShort = fault.New("ttl_too_short", "holds: the TTL is too short")
-	errTTLTooLong  = fault.New("ttl_too_long", "holds: the TTL is too long")
+	ErrArgument    error = errArgument    // every refused argument; the error is an *ArgumentError or a *TTLError
+	ErrTTLTooShort error = errTTLTooShort // a TTL is below Config.MinTTL; the error is a *TTLError
+	ErrTTLTooLong  error = errTTLTooLong  // a TTL is above Config.MaxTTL; the error is a *TTLError
 )
 
 // Answers. They wrote nothing and leave the transaction usable.
 var (
-	// ErrUnknown: no such hold, or another holder's; callers cannot tell which. The error is an
-	// *UnknownError.
-	ErrUnknown error = errUnknown
-
+	ErrUnknown error = errUnknown // no such hold, or another holder's: an *UnknownError does not tell which
+	ErrTaken   error = errTaken   // somebody else has what was to be claimed; the error is a *TakenError
+	ErrExcess  error = errExcess  // a capture or refund is of more than there is; the error is an *ExcessError
+	ErrCeiling error = errCeiling // an extension would pass the hold's ceiling; the error is a *CeilingError
 	// ErrRetired: the id carries a time at or before what has been purged.
 	ErrRetired error = fault.New("hold_retired", "holds: the hold may have been purged")
-
 	// ErrConflict: a hold of that id was placed with other content.
 	ErrConflict error = fault.New("hold_conflict", "holds: the id was used for another hold")
-
-	// ErrTaken: somebody else has what was to be claimed. The error is a *TakenError.
-	ErrTaken error = errTaken
-
-	// ErrState: the hold's state does not allow it. The error is a *StateError and matches one of the next
-	// ones.
-	ErrState error = errState
-
+	// ErrNotReturnable: a charge of the hold was purged, or refunded otherwise. See Refund.SkipPurged.
+	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
+	// ErrState: the hold's state does not allow it. The error is a *StateError and matches one of the next ones.
+	ErrState    error = errState
 	ErrHeld     error = fault.New("hold_held", "holds: the hold is not captured")
 	ErrCaptured error = fault.New("hold_captured", "holds: the hold was captured")
 	ErrReleased error = fault.New("hold_released", "holds: the hold was released")
 	ErrExpired  error = fault.New("hold_expired", "holds: the hold has expired")
 	ErrReturned error = fault.New("hold_returned", "holds: the hold was captured and given back")
-
-	// ErrExcess: a capture is of more than the hold keeps. The error is an *ExcessError.
-	ErrExcess error = errExcess
-
-	// ErrCeiling: an extension would pass the hold's ceiling. The error is a *CeilingError.
-	ErrCeiling error = errCeiling
-
-	// ErrNotReturnable: a charge of the hold was purged, or refunded otherwise. See Refund.SkipPurged.
-	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
 )
 
 // Failures of the moment or of the set-up. They abort the transaction.
 var (
-	// ErrBusy: a scope's lock could not be had within the ledger's lock timeout.
-	ErrBusy error = fault.ErrBusy
-
-	// ErrNotMigrated: the schema's tables or functions are missing.
-	ErrNotMigrated error = fault.ErrNotMigrated
-
-	// ErrNotGranted: the role has not been given what the call needs.
-	ErrNotGranted error = fault.ErrNotGranted
+	ErrBusy        error = fault.ErrBusy        // a scope's lock could not be had within the ledger's lock timeout
+	ErrNotMigrated error = fault.ErrNotMigrated // the schema's tables or functions are missing
+	ErrNotGranted  error = fault.ErrNotGranted  // the role has not been given what the call needs
 )
 
 var (
+	errArgument    = fault.New("invalid_argument", "holds: invalid argument")
+	errTTLTooShort = fault.New("ttl_too_short", "holds: the TTL is too short")
+	errTTLTooLong  = fault.New("ttl_too_long", "holds: the TTL is too long")
+
 	errUnknown = fault.New("hold_unknown", "holds: no such hold")
 	errTaken   = fault.New("claim_taken", "holds: the claim is taken")
 	errState   = fault.New("hold_state", "holds: the hold is in another state")
@@ -84,7 +62,7 @@ var (
 )
 
 // ArgumentError says which argument was refused, and why. Field names it as the caller wrote it
-// ("Request.Lines[0].Amount"). No SQL ran, unless a call says otherwise.
+// ("Request.Lines[0].Amount").
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -93,7 +71,7 @@ func invalid(field, format string, args ...any) error {
 
 func index(list string, i int, field string) string { return fmt.Sprintf("%s[%d]%s", list, i, field) }
 
-// TTLError says within which bounds a TTL must be.
+// TTLError says within which bounds a TTL must be. It is ErrTTLTooShort or ErrTTLTooLong, and ErrArgument.
 type TTLError struct{ TTL, Min, Max time.Duration }
 
 func (e *TTLError) kind() *fault.Sentinel {
@@ -107,25 +85,22 @@ func (e *TTLError) Error() string {
 	return fmt.Sprintf("%v: %v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", e.kind(), e.TTL, e.Min, e.Max)
 }
 
-// Unwrap returns ErrTTLTooShort or ErrTTLTooLong, and ErrArgument.
 func (e *TTLError) Unwrap() []error { return []error{e.kind(), errArgument} }
 
-// Code returns the stable code "ttl_too_short" or "ttl_too_long".
 func (e *TTLError) Code() string { return e.kind().Code() }
 
 // Reason says why a hold was not found. It is for your logs, not for whoever asked.
 type Reason string
 
-// The reasons.
 const (
 	ReasonUnknown Reason = "unknown" // never placed, or purged
 	ReasonHolder  Reason = "holder"  // another holder's
 )
 
-// UnknownError is the error behind ErrUnknown. It prints and encodes the same for every reason.
+// UnknownError is the error behind ErrUnknown. It prints and encodes the same for every reason. Log its Reason beside
+// it.
 type UnknownError struct{ reason func() Reason } // a func, so that no printer gets at it
 
-// Reason says what was wrong.
 func (e *UnknownError) Reason() Reason {
 	if e == nil || e.reason == nil {
 		return ""
@@ -133,25 +108,20 @@ func (e *UnknownError) Reason() Reason {
 	return e.reason()
 }
 
-// Error returns the text of ErrUnknown.
 func (e *UnknownError) Error() string { return errUnknown.Error() }
 
-// Unwrap returns ErrUnknown.
 func (e *UnknownError) Unwrap() error { return errUnknown }
 
-// Code returns the stable code "hold_unknown".
 func (e *UnknownError) Code() string { return errUnknown.Code() }
 
-// Format prints the text of ErrUnknown, whatever the verb.
 func (e *UnknownError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.Error()) }
 
-// LogValue returns the text of ErrUnknown. Log Reason beside it.
 func (e *UnknownError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
 
-// MarshalJSON encodes the text of ErrUnknown.
 func (e *UnknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
-// StateError says which state of a hold does not allow what was asked.
+// StateError says which state of a hold does not allow what was asked. It is ErrState and the error of that state,
+// whose Code it has.
 type StateError struct {
 	ID    string
 	State State
@@ -174,20 +144,15 @@ func (e *StateError) kind() error {
 
 func (e *StateError) Error() string { return fmt.Sprintf("%v: %q", e.kind(), e.ID) }
 
-// Unwrap returns the sentinel of the state, and ErrState.
 func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
-// Code returns "hold_held", "hold_captured", "hold_released", "hold_expired" or "hold_returned".
 func (e *StateError) Code() string { return fault.Code(e.kind()) }
 
 // TakenError says until when a claim is taken, and not by whom.
 type TakenError struct {
-	Key Key
-	// RetryAfter is the time until it falls free, unless its holder acts before. 0 if Confirmed: waiting
-	// does not help.
-	RetryAfter time.Duration
-	// Confirmed: it was captured, and stays taken until it is given back.
-	Confirmed bool
+	Key        Key
+	RetryAfter time.Duration // until it falls free, unless its holder acts before; 0 if Confirmed: waiting does not help
+	Confirmed  bool          // it was captured, and stays taken until it is given back
 }
 
 func (e *TakenError) Error() string {
@@ -197,7 +162,6 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("%v: for another %v", errTaken, e.RetryAfter)
 }
 
-// Unwrap returns ErrTaken.
 func (e *TakenError) Unwrap() error { return errTaken }
 
 // RetryAfterSeconds is RetryAfter in whole seconds, rounded up; ok is false if the claim is confirmed.
@@ -208,7 +172,6 @@ func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// Code returns the stable code "claim_taken".
 func (e *TakenError) Code() string { return errTaken.Code() }
 
 // ExcessError says how much less is held than a capture asked for.
@@ -221,10 +184,8 @@ func (e *ExcessError) Error() string {
 	return fmt.Sprintf("%v: scope %q: requested %d, held %d", errExcess, e.Scope, e.Requested, e.Open)
 }
 
-// Unwrap returns ErrExcess.
 func (e *ExcessError) Unwrap() error { return errExcess }
 
-// Code returns the stable code "hold_excess".
 func (e *ExcessError) Code() string { return errExcess.Code() }
 
 // CeilingError says by how much the hold could have been extended.
@@ -237,10 +198,8 @@ func (e *CeilingError) Error() string {
 	return fmt.Sprintf("%v: %q has %v left", errCeiling, e.ID, e.Left)
 }
 
-// Unwrap returns ErrCeiling.
 func (e *CeilingError) Unwrap() error { return errCeiling }
 
-// Code returns the stable code "hold_ceiling".
 func (e *CeilingError) Code() string { return errCeiling.Code() }
 
 // failed turns the error of a statement into the package's own, keeping the

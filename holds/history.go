@@ -16,7 +16,6 @@ import (
 // EventKind is what happened to a hold.
 type EventKind string
 
-// The kinds of events.
 const (
 	EventPlaced       EventKind = "placed"
 	EventCapturedPart EventKind = "captured in part"
@@ -43,19 +42,12 @@ type Event struct {
 	Kind    EventKind `json:"kind"`
 	At      time.Time `json:"at"` // of an expiry: when it was written down
 
-	// Deadline is the new one, of a placement or an extension.
-	Deadline time.Time `json:"deadline,omitzero"`
-	// Metadata is Request.Metadata, of a placement.
-	Metadata json.RawMessage `json:"metadata,omitempty"`
-	// Entity is what a capture linked.
-	Entity string `json:"entity,omitempty"`
-	// Captures are the ledger's entries of a capture. Their At may be later: a scope's entries are in
-	// order.
-	Captures []budget.Posted `json:"captures,omitempty"`
-	// Refunds are the charges that a Refund of Lines gave back in part, with the amount.
-	Refunds []budget.Posted `json:"refunds,omitempty"`
-	// Skipped are purged charges that a Refund left spent (Refund.SkipPurged).
-	Skipped []budget.Posted `json:"skipped,omitempty"`
+	Deadline time.Time       `json:"deadline,omitzero"`  // the new one, of a placement or an extension
+	Metadata json.RawMessage `json:"metadata,omitempty"` // Request.Metadata, of a placement
+	Entity   string          `json:"entity,omitempty"`   // what a capture linked
+	Captures []budget.Posted `json:"captures,omitempty"` // the ledger's entries of a capture; their At may be later
+	Refunds  []budget.Posted `json:"refunds,omitempty"`  // what a Refund of Lines gave back of charges
+	Skipped  []budget.Posted `json:"skipped,omitempty"`  // purged charges that a Refund left spent
 	// Namespace and Operation name the command that did it, if one did.
 	Namespace string      `json:"namespace,omitempty"`
 	Operation string      `json:"operation,omitempty"`

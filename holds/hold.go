@@ -25,41 +25,27 @@ var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expi
 // Hold is a reservation as it stood at Now. One whose time is over is Expired, whether a sweeper ran or
 // not.
 type Hold struct {
-	Tenant string `json:"tenant,omitempty"`
-	ID     string `json:"id"`
-	Holder string `json:"holder,omitempty"`
-	State  State  `json:"state"`
-	// Version is the number of transitions so far, 1 when placed.
-	Version int `json:"version"`
+	Tenant  string `json:"tenant,omitempty"`
+	ID      string `json:"id"`
+	Holder  string `json:"holder,omitempty"`
+	State   State  `json:"state"`
+	Version int    `json:"version"` // the number of transitions so far, 1 when placed
 
 	PlacedAt time.Time `json:"placed_at"`
-	// Deadline is when the hold expires, unless it is extended.
-	Deadline time.Time `json:"deadline"`
-	// Due is Deadline plus Request.Grace: until then its units are kept and can be captured.
-	Due time.Time `json:"due"`
-	// Ceiling is the latest Deadline that Extend can lead to.
-	Ceiling time.Time `json:"ceiling"`
-	// EndedAt is when it was captured or released, or Due if it expired. Zero while it is held.
-	EndedAt time.Time `json:"ended_at,omitzero"`
-	// Now is the database's clock when the hold was read.
-	Now time.Time `json:"now"`
+	Deadline time.Time `json:"deadline"`          // when it expires, unless it is extended
+	Due      time.Time `json:"due"`               // Deadline plus Request.Grace: until then units are kept and can be captured
+	Ceiling  time.Time `json:"ceiling"`           // the latest Deadline that Extend can lead to
+	EndedAt  time.Time `json:"ended_at,omitzero"` // when it was captured or released, or Due if it expired; else zero
+	Now      time.Time `json:"now"`               // the database's clock when the hold was read
 
-	// Lines are what it keeps, by scope.
-	Lines []HeldLine `json:"lines"`
-	// Claim is what is claimed, if it is a claim.
-	Claim *Key `json:"claim,omitempty"`
-	// Entity is what a capture linked.
-	Entity string `json:"entity,omitempty"`
-	// Returned is true once Refund has given back what it captured.
-	Returned bool `json:"returned,omitempty"`
-	// Metadata is Request.Metadata.
-	Metadata json.RawMessage `json:"metadata,omitempty"`
-
-	// Created is true only in the answer of the Place or command that placed the hold, not in a
-	// repetition.
-	Created bool `json:"created,omitempty"`
-	// Charges are what came of Request.Charges, if Created.
-	Charges []budget.Posted `json:"charges,omitempty"`
+	Lines    []HeldLine      `json:"lines"`              // what it keeps, by scope
+	Claim    *Key            `json:"claim,omitempty"`    // what is claimed, if it is a claim
+	Entity   string          `json:"entity,omitempty"`   // what a capture linked
+	Returned bool            `json:"returned,omitempty"` // Refund has given back what it captured
+	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
+	// Created is true only in the answer of the Place or command that placed the hold, not in a repetition.
+	Created bool            `json:"created,omitempty"`
+	Charges []budget.Posted `json:"charges,omitempty"` // what came of Request.Charges, if Created
 }
 
 // HeldLine is what a hold keeps of one scope.

@@ -15,8 +15,7 @@ import (
 
 // Notice is what Listen hears: a committed transition, or that some may have been missed.
 type Notice struct {
-	// Missed says that earlier transitions may not have been heard. The other fields are then empty.
-	Missed bool `json:"missed,omitempty"`
+	Missed bool `json:"missed,omitempty"` // earlier transitions may not have been heard; the other fields are empty
 
 	Tenant  string    `json:"tenant,omitempty"`
 	ID      string    `json:"id,omitempty"`
@@ -29,16 +28,11 @@ type ListenOptions struct {
 	// Idle is how long a silent connection is trusted, and then how long the server has to answer, 10ms to
 	// 1h. A dead connection is noticed after twice that. Defaults to 15s.
 	Idle time.Duration
-
-	// OnError is told, in another goroutine, why a connection was lost, before each new attempt. Defaults
-	// to none.
+	// OnError is told, in another goroutine, why a connection was lost, before each new attempt. Defaults to none.
 	OnError func(error)
 }
 
 const (
-	// DefaultIdle is the default of ListenOptions.Idle.
-	DefaultIdle = 15 * time.Second
-
 	minIdle, maxIdle   = 10 * time.Millisecond, time.Hour
 	connectTimeout     = 30 * time.Second
 	closeTimeout       = time.Second
@@ -46,22 +40,18 @@ const (
 	maxQueued          = 10_000
 )
 
-// Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at
-// a time, in the order of commit. It returns when ctx ends or handle returns an error. An expiry is heard
-// when Sweep or Expire announces it.
+// Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in
+// the order of commit. An expiry is heard when Sweep or Expire announces it. It returns an *ArgumentError, ctx.Err() or
+// handle's error.
 //
-// A notice is a hint, not a record: Postgres keeps none for a listener that is away. After each connect
-// handle first gets a notice with Missed. If handle then reads what it needs (List, Get, Usage) it misses
-// nothing, but may hear of a transition again: compare the Version. Missed also stands for a notice that
-// cannot be understood, and for all that wait once more than 10,000 do. A slow handle delays this listener
-// only.
+// A notice is a hint, not a record: Postgres keeps none for a listener that is away. After each connect handle first
+// gets a notice with Missed. If handle then reads what it needs (List, Get, Usage) it misses nothing, but may hear of a
+// transition again: compare the Version. Missed also stands for a notice that cannot be understood, and for all that
+// wait once more than 10,000 do. A slow handle delays this listener only.
 //
-// Listen makes a connection of its own with pool's configuration. It must lead to the primary, and not
-// through a pooler in transaction mode: such a listener hears nothing, without an error. Pass a pool made
-// for Listen if yours is behind one. After a lost connection it retries, first within 0.1s, in the end
-// every 5s to 10s.
-//
-// Errors: *ArgumentError; ctx.Err(); that of handle.
+// Listen makes a connection of its own with pool's configuration. It must lead to the primary, and not through a pooler
+// in transaction mode: such a listener hears nothing, without an error. Pass a pool made for Listen if yours is behind
+// one. After a lost connection it retries, first within 0.1s, in the end every 5s to 10s.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

@@ -20,46 +20,25 @@ import (
 
 // Line is an amount of one scope.
 type Line struct {
-	// Scope is what is reserved, 1 to budget.MaxScopeBytes bytes of UTF-8.
-	Scope string
-	// Amount is in units of yours, 1 to budget.MaxAmount; from 0 in a Capture.
-	Amount int64
-	// Limits must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity.
-	Limits []budget.Limit
+	Scope  string         // what is reserved, 1 to budget.MaxScopeBytes bytes of UTF-8
+	Amount int64          // in units of yours, 1 to budget.MaxAmount; from 0 in a Capture
+	Limits []budget.Limit // must all admit the amount beside spending and open holds; budget.Lifetime makes a capacity
 }
 
 // Request is what Place reserves.
 type Request struct {
 	// ID is the hold's id, 1 to MaxIDBytes bytes of UTF-8, unique within Tenant. With a UUIDv7 a
 	// repetition after a purge is refused instead of placed again. Defaults to a new UUIDv7.
-	ID string
-
-	// Tenant separates the ids of tenants, up to MaxIDBytes bytes. Scopes are common to all. Defaults to
-	// "".
-	Tenant string
-
-	// Holder is who has the hold, up to MaxIDBytes bytes. Calls that name another do not find it. Defaults
-	// to "".
-	Holder string
-
-	// Lines are what is held: with Charges, 1 to budget.MaxScopes scopes.
-	Lines []Line
-
-	// Charges are spent at once, with the hold, and are not given back when it ends.
-	Charges []budget.Charge
-
-	// TTL is how long it is held, within Config's bounds, in whole microseconds.
-	TTL time.Duration
-
-	// Grace prolongs capture and keeping past the deadline, up to Config.MaxTTL, in microseconds. Defaults
-	// to 0.
-	Grace time.Duration
-
-	// Metadata is JSON of yours, up to MaxMetadataBytes. Defaults to none.
-	Metadata json.RawMessage
-
-	// Note is recorded in the history, and with the ledger's entries. Defaults to none.
-	Note budget.Note
+	ID      string
+	Tenant  string          // separates the ids of tenants, up to MaxIDBytes bytes; all share the scopes; defaults to ""
+	Holder  string          // has the hold, up to MaxIDBytes bytes; calls that name another do not find it; defaults to ""
+	Lines   []Line          // what is held: with Charges, 1 to budget.MaxScopes scopes
+	Charges []budget.Charge // are spent at once, with the hold, and are not given back when it ends
+	TTL     time.Duration   // how long it is held, within Config's bounds, in whole microseconds
+	// Grace prolongs capture and keeping past the deadline, up to Config.MaxTTL, in microseconds. Defaults to 0.
+	Grace    time.Duration
+	Metadata json.RawMessage // JSON of yours, up to MaxMetadataBytes; defaults to none
+	Note     budget.Note     // is recorded in the history, and with the ledger's entries; defaults to none
 
 	// claim is the scope of what is claimed, and key what that is. Set by Claim.
 	claim string
@@ -70,20 +49,17 @@ const placeSQL = `
 select status, placed_at, deadline, seqs, ats, denied, stored
 from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Place reserves the amounts of all lines and makes all charges, or does nothing. If a limit refuses, the
-// error is *budget.ExceededError. One round trip. Holds that are due count as free; Place ends those whose
-// room it needs.
+// Place reserves the amounts of all lines and makes all charges, in one round trip. Holds that are due count as free;
+// Place ends those whose room it needs.
 //
-// Rolling tx back takes the hold back. Repeating a request (same ID, tenant, holder, scopes, amounts and
-// metadata) reserves nothing and returns the first hold with Created = false; if that hold has ended, with
-// a *StateError too. An ID with other content is ErrConflict.
+// Repeating a request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing and returns the first
+// hold with Created = false; if that hold has ended, with a *StateError too. An ID with other content is ErrConflict.
 //
-// Locks, until tx ends: the scopes, in the order of their keys; the ID, if the caller chose it; the rows
-// of holds that are due. At REPEATABLE READ and above an ID with a time also delays Purge. Call Place last
-// in tx.
+// Locks, until tx ends: the scopes; the ID, if the caller chose it; the rows of holds that are due. At REPEATABLE READ
+// and above an ID with a time also delays Purge.
 //
-// Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError, ErrConflict, ErrRetired,
-// *StateError; and those of every write (see the package comment).
+// Errors besides those of every write: *TTLError before any SQL; *budget.ExceededError, ErrConflict, ErrRetired,
+// *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, (*Book).preparePlace, r))
 }

@@ -84,7 +84,6 @@ func (e *SubscriberError) Error() string {
 	return fmt.Sprintf("holds: a subscriber refused that %q is %s: %v", e.ID, e.Kind, e.Err)
 }
 
-// Unwrap returns the subscriber's error.
 func (e *SubscriberError) Unwrap() error { return e.Err }
 
 // do carries out a call in tx.

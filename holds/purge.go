@@ -10,17 +10,11 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// DefaultOlderThan is how long Purge keeps holds that have ended.
-const DefaultOlderThan = 30 * 24 * time.Hour
-
-// PurgeOptions says what Purge deletes, and how. The zero value deletes what ended more than 30 days ago.
+// PurgeOptions says what Purge deletes. The zero value deletes what ended more than 30 days ago.
 type PurgeOptions struct {
-	// OlderThan is how long an ended hold is kept, 1s to a century. Defaults to DefaultOlderThan.
-	OlderThan time.Duration
-	// Batch is how many holds one transaction deletes, 1 to 10,000. Defaults to 1,000.
-	Batch int
-	// Progress is called after each batch with the number deleted so far. Defaults to none.
-	Progress func(deleted int64)
+	OlderThan time.Duration       // how long an ended hold is kept, 1s to a century; defaults to DefaultOlderThan
+	Batch     int                 // how many holds one transaction deletes, 1 to 10,000; defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
 }
 
 const purgeSQL = `select deleted, last from metered.purge_holds($1, metered.clock() - $2::interval, $3, $4)`

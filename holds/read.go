@@ -43,34 +43,21 @@ func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (
 
 func unknown(reason Reason) error { return &UnknownError{func() Reason { return reason }} }
 
-// Bounds of List.
-const (
-	DefaultPage = 100
-	MaxPage     = 1000
-)
-
 // Filter selects holds. A zero field selects all; the others must all match.
 type Filter struct {
-	// Tenant is the tenant whose holds are listed; "" is a tenant, too.
-	Tenant string
-	// Holder, Entity and State are the hold's.
+	Tenant string // whose holds are listed; "" is a tenant, too
 	Holder string
 	Entity string
 	State  State
-	// Scope selects holds with a line of this scope.
-	Scope string
-
-	// Before continues a list: Listed.Next of the page before. Defaults to the newest.
-	Before int64
-	// Max is the size of a page, 1 to MaxPage. Defaults to DefaultPage.
-	Max int
+	Scope  string // selects holds with a line of this scope
+	Before int64  // continues a list: Listed.Next of the page before; defaults to the newest
+	Max    int    // the size of a page, 1 to MaxPage; defaults to DefaultPage
 }
 
 // Listed is a page of holds, newest first.
 type Listed struct {
 	Holds []Hold `json:"holds"`
-	// Next continues the list, as Filter.Before; 0 at its end.
-	Next int64 `json:"next,omitempty"`
+	Next  int64  `json:"next,omitempty"` // continues the list, as Filter.Before; 0 at its end
 }
 
 const listSQL = `

@@ -13,22 +13,18 @@ import (
 
 // Release says which holds are given up.
 type Release struct {
-	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
-	IDs    []string
-	// Holder must be the holder of each hold. Defaults to "", not checked: if somebody else releases, say
-	// so in Note.
-	Holder string
-	// Note is recorded in the history, and with the ledger's entries.
-	Note budget.Note
+	IDs    []string    // up to MaxHolds of one tenant
+	Holder string      // must be the holder of each hold; defaults to "", not checked: if another releases, say so in Note
+	Note   budget.Note // is recorded in the history, and with the ledger's entries
 }
 
 const releaseSQL = `
 select refused, holds
 from metered.release_holds($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees what holds keep, all of them or none. What was captured stays spent. A hold that has ended
-// is a *StateError. Locks, rollback and errors are those of Capture, without a denial.
+// Release frees what holds keep. What was captured stays spent. Errors besides those of every write: ErrUnknown,
+// ErrRetired, and *StateError for a hold that has ended.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareRelease, r)
 }
@@ -43,34 +39,28 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 
 // Refund says which captured holds are given back.
 type Refund struct {
-	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
-	IDs    []string
-	// Holder must be the holder of each hold. Defaults to "", not checked.
-	Holder string
-	// All gives back all that is left. Either All or Lines is required.
-	All bool
-	// Lines are how much to give back of each scope of a single hold. They have no Limits.
-	Lines []Line
+	IDs    []string // up to MaxHolds of one tenant
+	Holder string   // must be the holder of each hold; defaults to "", not checked
+	All    bool     // gives back all that is left; either All or Lines is required
+	Lines  []Line   // how much to give back of each scope of a single hold, without Limits
 	// SkipPurged leaves purged charges spent and refunds the rest; Event.Skipped says which. A claim's own
 	// unit is never skipped. Defaults to false: a purged charge is ErrNotReturnable.
 	SkipPurged bool
-	// Note is recorded in the history, and with the refunds.
-	Note budget.Note
+	Note       budget.Note // is recorded in the history, and with the refunds
 }
 
 const refundSQL = `
 select refused, holds
 from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Refund gives back what captured holds spent, all of them or none: all that is left, or the amounts in
-// Lines. It makes refunds of their charges, and frees a confirmed claim. When all is given back, the hold
-// stays Captured and is marked Returned.
+// Refund gives back what captured holds spent: all that is left, or the amounts in Lines. It makes refunds of their
+// charges, and frees a confirmed claim. When all is given back, the hold stays Captured and is marked Returned. A
+// claim's own unit goes back with all the rest or not at all. What Capture.Keep spent of a hold that ended otherwise is
+// refunded with budget.Ledger.Refund.
 //
-// Locks, rollback and the other errors are those of Capture. A hold that is not captured, or was given
-// back, is a *StateError; more than is left is an *ExcessError; a purged charge is ErrNotReturnable,
-// unless SkipPurged is set. A claim's own unit goes back with all the rest or not at all. What
-// Capture.Keep spent of a hold that ended otherwise is refunded with budget.Ledger.Refund.
+// Errors besides those of every write: ErrUnknown, ErrRetired; *StateError for a hold that is not captured, or was
+// given back; *ExcessError for more than is left; ErrNotReturnable for a purged charge, unless SkipPurged.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareRefund, r)
 }
@@ -105,25 +95,20 @@ func (b *Book) prepareRefund(r Refund) (*call, error) {
 
 // Extend says which holds are held for longer.
 type Extend struct {
-	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
-	IDs    []string
-	// Holder must be the holder of each hold. Defaults to "", not checked.
-	Holder string
-	// By is added to the deadline, 1µs to MaxMaxLifetime, in whole microseconds.
-	By time.Duration
-	// Note is recorded in the history.
-	Note budget.Note
+	IDs    []string      // up to MaxHolds of one tenant
+	Holder string        // must be the holder of each hold; defaults to "", not checked
+	By     time.Duration // is added to the deadline, 1µs to MaxMaxLifetime, in whole microseconds
+	Note   budget.Note   // is recorded in the history
 }
 
 const extendSQL = `
 select refused, holds
 from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
-// Extend moves the deadlines of holds, and the ends of their grace, all of them or none. A hold past its
-// deadline is a *StateError (ErrExpired), even in its grace; one that would go past its ceiling is a
-// *CeilingError. There is no idempotency: a second call extends again. Locks, rollback and the other
-// errors are those of Release.
+// Extend moves the deadlines of holds, and the ends of their grace. A second call extends again. Errors besides those
+// of every write: ErrUnknown, ErrRetired; *StateError (ErrExpired) for a hold past its deadline, even in its grace;
+// *CeilingError for one that would go past its ceiling.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareExtend, e)
 }

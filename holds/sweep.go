@@ -27,10 +27,9 @@ const (
 
 // Expire names a hold to end, if its time is over.
 type Expire struct {
-	Tenant string
-	ID     string
-	// Deadline is the one it was placed with: a hold with another deadline was extended.
-	Deadline time.Time
+	Tenant   string
+	ID       string
+	Deadline time.Time // the one it was placed with: a hold with another deadline was extended
 	// Note is for subscribers. It is also recorded if this call ends the hold; a charge or placement that
 	// ended it before recorded System.
 	Note budget.Note
@@ -39,12 +38,9 @@ type Expire struct {
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold whose time is over, and announces it: for a job that was scheduled when the hold
-// was placed. A hold that ended, was extended or is not due is left as it is, without an error, so the
-// call can be repeated.
-//
-// Locks and rollback are those of Release. Errors: *ArgumentError, ErrUnknown, ErrRetired; and those of
-// every write.
+// Expire ends one hold whose time is over, and announces it: for a job that was scheduled when the hold was placed. A
+// hold that ended, was extended or is not due is left as it is, without an error, so the call can be repeated. Errors
+// besides those of every write: ErrUnknown, ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireStatus, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, "", err
@@ -88,34 +84,21 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, status 
 	return h, ExpireStatus(text), err
 }
 
-// Bounds of a Sweep.
-const (
-	DefaultSweepBatch = 500
-	MaxSweepBatch     = 10_000
-)
-
 // SweepOptions says how Sweep works. The zero value sweeps all that is due, 500 holds in a transaction.
 type SweepOptions struct {
 	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch; fewer if they have more than 2,000
 	// scopes. Defaults to DefaultSweepBatch.
-	Batch int
-	// Max ends the sweep after so many batches. Defaults to 0, all.
-	Max int
-	// Progress is called after each batch, once it is committed. Defaults to none.
-	Progress func(SweepReport)
+	Batch    int
+	Max      int               // ends the sweep after so many batches; defaults to 0, all
+	Progress func(SweepReport) // is called after each batch, once it is committed; defaults to none
 }
 
-// SweepReport says what a sweep did.
+// SweepReport says how many holds a sweep found, and in how many batches.
 type SweepReport struct {
-	// Expired holds were ended and announced, or had been ended by a charge or placement and were
-	// announced now.
-	Expired int `json:"expired"`
-	// Skipped holds were in use, and are left for the next sweep.
-	Skipped int `json:"skipped"`
-	// Failed holds have ended, but a subscriber returned an error: the next sweep announces them again.
-	Failed int `json:"failed"`
-	// Batches is the number of transactions.
-	Batches int `json:"batches"`
+	Expired int `json:"expired"` // were announced: ended by this sweep, or before by a charge or placement
+	Skipped int `json:"skipped"` // were in use, and are left for the next sweep
+	Failed  int `json:"failed"`  // have ended, but a subscriber failed: the next sweep announces them again
+	Batches int `json:"batches"` // the number of transactions
 }
 
 const sweepSQL = `
@@ -123,17 +106,15 @@ select nos, seen, last_due, last_no, more from metered.sweep_holds($1::timestamp
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends the holds whose time is over, records it, and tells subscribers and listeners. Their units
-// are free already. Run it every few seconds to a minute (a River periodic job, a ticker, cron: see the
-// examples). Any number may run at once; nobody waits for one longer than for a batch.
+// Sweep ends the holds whose time is over, records it, and tells subscribers and listeners. Their units are free
+// already. Run it every few seconds to a minute (a River periodic job, a ticker, cron: see the examples). Any number
+// may run at once; nobody waits for one longer than for a batch.
 //
-// A hold is announced once, to the Subscribers and the Notify of the Book that sweeps. So use a Book with
-// the application's Config: one without them marks holds as announced, and nobody hears of them. So does
-// Expire.
+// A hold is announced once, to the Subscribers and the Notify of the Book that sweeps, or whose Expire ends it. So use
+// a Book with the application's Config: one without them marks holds as announced, and nobody hears of them.
 //
-// It owns its transactions, at READ COMMITTED, one for each batch. On error, or when ctx ends, the batches
-// before stay done and are reported. Errors of subscribers are joined and returned at the end, and stop
-// nothing.
+// It owns its transactions, at READ COMMITTED, one for each batch. On error, or when ctx ends, the batches before stay
+// done and are reported. Errors of subscribers are joined and returned at the end, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err

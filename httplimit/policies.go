@@ -27,8 +27,7 @@ const (
 	ConcurrentRequests = "concurrent-requests"
 )
 
-// ErrArgument is the identity of every refused argument. The error itself is a
-// *budget.ArgumentError.
+// ErrArgument is every refused argument. The error is a *budget.ArgumentError.
 var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "httplimit: invalid argument")
@@ -38,12 +37,8 @@ type Config struct {
 	// Limits are those of a client's own budget, as given to budget.Charge. Each needs a name, which is shown: 1 to
 	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds. Prepaid credit is no policy.
 	Limits []budget.Limit
-
-	// Shared are limits of several clients together. Their names are shown when they refuse, their numbers never.
-	Shared []budget.Limit
-
-	// Units are the quota units of Limits, by name, such as ContentBytes. Defaults to Requests for all.
-	Units map[string]string
+	Shared []budget.Limit    // of several clients together: their names are shown when they refuse, their numbers never
+	Units  map[string]string // quota units of Limits, by name, such as ContentBytes; defaults to Requests for all
 }
 
 // Policies are limits as clients get to see them. It may be used by any number of

@@ -12,18 +12,13 @@ const QuotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exc
 // Problem is a refusal as problem details (RFC 9457). All members are optional;
 // without Type, Title should be the text of the status.
 type Problem struct {
-	Type   string `json:"type,omitempty"`
-	Title  string `json:"title,omitempty"`
-	Status int    `json:"status,omitempty"`
-	// Detail is for whoever asked, in words of yours.
-	Detail string `json:"detail,omitempty"`
-
-	// Code is the stable code of the error: metered.Code has the list.
-	Code string `json:"code,omitempty"`
-	// RetryAfterSeconds is Retry-After. 0 means that there is none.
-	RetryAfterSeconds int64 `json:"retry_after_seconds,omitempty"`
-	// ViolatedPolicies are the names of the policies that refused.
-	ViolatedPolicies []string `json:"violated-policies,omitempty"`
+	Type              string   `json:"type,omitempty"`
+	Title             string   `json:"title,omitempty"`
+	Status            int      `json:"status,omitempty"`
+	Detail            string   `json:"detail,omitempty"`              // for whoever asked, in words of yours
+	Code              string   `json:"code,omitempty"`                // the stable code of the error: see metered.Code
+	RetryAfterSeconds int64    `json:"retry_after_seconds,omitempty"` // 0 means that there is no Retry-After
+	ViolatedPolicies  []string `json:"violated-policies,omitempty"`   // the names of the policies that refused
 }
 
 // Write answers with the problem and its Status, 500 if it has none, and sets Retry-After.

@@ -6,33 +6,19 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Errors of arguments and of set-up.
+// Errors of calls. Enqueue and EnqueueMany say which of them abort the transaction.
 var (
-	// ErrArgument is every refused argument. The error is an *ArgumentError. No SQL ran.
-	ErrArgument error = errArgument
-
-	// ErrPlugin: River gave a keyed job another id than the one claimed. Plugin is missing from river.Config.Plugins,
-	// or a hook changed the job's queue, id or metadata. The transaction is aborted.
-	ErrPlugin error = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
-		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
-)
-
-// Errors of calls.
-var (
-	// ErrConflict: the key was used before for something else. The error is a *ConflictError.
-	ErrConflict error = errConflict
-
-	// ErrBusy: another transaction has the key, and did not end within Config.LockTimeout. The transaction is aborted.
-	ErrBusy error = fault.ErrBusy
-
-	// ErrNotMigrated: a table or function of this library or of River is missing.
-	ErrNotMigrated error = fault.ErrNotMigrated
-
-	// ErrNotGranted: the role lacks a right that the call needs, here or on River's tables.
-	ErrNotGranted error = fault.ErrNotGranted
-
+	ErrArgument    error = errArgument          // every refused argument; the error is an *ArgumentError, and no SQL ran
+	ErrConflict    error = errConflict          // the key was used before for another job; the error is a *ConflictError
+	ErrBusy        error = fault.ErrBusy        // another transaction has had the key for all of Config.LockTimeout
+	ErrNotMigrated error = fault.ErrNotMigrated // a table or function of this library or of River is missing
+	ErrNotGranted  error = fault.ErrNotGranted  // the role lacks a right that the call needs, here or on River's tables
 	// ErrNotFound: the key was never used, not committed, or purged.
 	ErrNotFound error = fault.New("job_key_not_found", "jobs: key not found")
+	// ErrPlugin: River gave a keyed job another id than the one claimed. Plugin is missing from river.Config.Plugins,
+	// or a hook changed the job's queue, id or metadata.
+	ErrPlugin error = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
+		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
 )
 
 var (
@@ -57,22 +43,18 @@ const (
 	DiffersArgs   = "args"
 )
 
-// ConflictError says that a key was used before, for another job.
+// ConflictError says that a key was used before, for another job. Its text leaves out the recorded kind, tenant and
+// args: they may be somebody else's.
 type ConflictError struct {
 	Queue, Key string
-	// JobID is the id of the job that the key was first used for.
-	JobID int64
-	// Differs is the first of kind, tenant and args that is not the same.
-	Differs string
+	JobID      int64  // of the job that the key was first used for
+	Differs    string // the first of kind, tenant and args that is not the same
 }
 
-// Error leaves out the recorded kind, tenant and args: they may be somebody else's.
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("jobs: conflict: key %q of queue %q was used before with another %s", e.Key, e.Queue, e.Differs)
 }
 
-// Unwrap returns ErrConflict.
 func (e *ConflictError) Unwrap() error { return errConflict }
 
-// Code returns "job_conflict".
 func (e *ConflictError) Code() string { return errConflict.Code() }

@@ -14,10 +14,9 @@ import (
 
 // Record is what is remembered of a key.
 type Record struct {
-	Queue string `json:"queue"`
-	Key   string `json:"key"`
-	// JobID is the job's id in River, which may have deleted the job since.
-	JobID     int64     `json:"job_id"`
+	Queue     string    `json:"queue"`
+	Key       string    `json:"key"`
+	JobID     int64     `json:"job_id"` // in River, which may have deleted the job since
 	Kind      string    `json:"kind"`
 	Tenant    string    `json:"tenant,omitempty"`
 	ClaimedAt time.Time `json:"claimed_at"`

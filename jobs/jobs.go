@@ -24,9 +24,7 @@ const (
 
 // Config configures an Enqueuer. The zero value suits most programs.
 type Config struct {
-	// Schema is the schema that metered.Migrate made; River's is the client's. Defaults to "metered".
-	Schema string
-
+	Schema string // the schema that metered.Migrate made; River's is the client's; defaults to "metered"
 	// LockTimeout bounds how long a call waits for transactions that claimed the same keys, 1ms to 1h. A shorter
 	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
 	LockTimeout time.Duration

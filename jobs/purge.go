@@ -16,12 +16,8 @@ type PurgeOptions struct {
 	// OlderThan is the age above which a key is forgotten, 1s to a century: longer than any caller may retry, and than
 	// any job is scheduled ahead. Required.
 	OlderThan time.Duration
-
-	// Batch is how many keys one transaction forgets, 1 to 10,000. Defaults to 1,000.
-	Batch int
-
-	// Progress is called after each batch with the number forgotten so far. Defaults to none.
-	Progress func(deleted int64)
+	Batch     int                 // how many keys one transaction forgets, 1 to 10,000; defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
 }
 
 const purgeSQL = `select deleted, last from metered.purge_job_keys($1, metered.clock() - $2::interval, $3)`

@@ -12,13 +12,11 @@ import (
 const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
 
 // Consume takes one use of a token, if it is good and was minted for this purpose and subject, in one round trip. Call
-// it in the transaction that does what the token grants.
+// it in the transaction that does what the token grants. After a rollback the use is there again. There is no
+// idempotency: a repeated request presents a used token (metered.Do remembers).
 //
-// After a rollback the use is there again. There is no idempotency: a repeated request presents a used token
-// (metered.Do remembers).
-//
-// It locks the token's row until the transaction ends. Several tokens in one transaction can deadlock with another
-// that takes them in another order. Errors: ErrInvalid, which leaves the transaction usable and the token as it was;
+// It locks the token's row until the transaction ends. Several tokens in one transaction can deadlock with another that
+// takes them in another order. Errors: ErrInvalid, which leaves the transaction usable and the token as it was;
 // ErrArgument; ErrBusy; SQLSTATE 40001, after which the transaction has to run again.
 func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (Grant, error) {
 	p, err := s.present(purpose, subject, presented)

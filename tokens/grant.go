@@ -11,19 +11,13 @@ import (
 
 // Info is what a good token grants.
 type Info struct {
-	// Digest identifies the token, for audit records.
-	Digest  Digest `json:"digest"`
-	Purpose string `json:"purpose"`
-	Subject string `json:"subject"`
-
-	// Payload is what Mint was given, as JSON; nil if it was given none.
-	Payload json.RawMessage `json:"payload,omitempty"`
-
-	// UsesLeft is how often it can still be consumed; in a Grant, after this use.
-	UsesLeft int `json:"uses_left"`
-
-	MintedAt  time.Time `json:"minted_at"`
-	ExpiresAt time.Time `json:"expires_at"`
+	Digest    Digest          `json:"digest"` // identifies the token, for audit records
+	Purpose   string          `json:"purpose"`
+	Subject   string          `json:"subject"`
+	Payload   json.RawMessage `json:"payload,omitempty"` // what Mint was given, as JSON; nil if it was given none
+	UsesLeft  int             `json:"uses_left"`         // how often it can still be consumed; in a Grant, after this use
+	MintedAt  time.Time       `json:"minted_at"`
+	ExpiresAt time.Time       `json:"expires_at"`
 }
 
 // Decode unmarshals the payload into v. Without a payload it leaves v alone.
@@ -41,8 +35,7 @@ func (i Info) Decode(v any) error {
 type Grant struct {
 	Info
 
-	// ConsumedAt is the database's clock when it was.
-	ConsumedAt time.Time `json:"consumed_at"`
+	ConsumedAt time.Time `json:"consumed_at"` // by the database's clock
 }
 
 func init() {

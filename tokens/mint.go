@@ -14,36 +14,15 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Bounds of a Mint.
-const (
-	MinTTL     = time.Second
-	MaxTTL     = 400 * 24 * time.Hour
-	DefaultTTL = time.Hour
-
-	MaxUses = 1_000_000
-
-	// MaxMints bounds the tokens of one MintMany.
-	MaxMints = 1000
-)
-
 // Mint says what a token grants, to whom, for how long.
 type Mint struct {
-	// Purpose is the kind of grant, such as "upload": 1 to 128 bytes of UTF-8. Required.
-	Purpose string
-
-	// Subject is whom or what the grant is for, and is presented with the token: 1 to 512 bytes of UTF-8. Required.
-	Subject string
-
+	Purpose string // the kind of grant, such as "upload": 1 to 128 bytes of UTF-8; required
+	Subject string // whom or what it is for, presented with the token: 1 to 512 bytes of UTF-8; required
 	// Payload comes back with the grant, as JSON of at most 8 KiB (a json.RawMessage byte for byte). It is stored in
 	// the clear. Defaults to none.
 	Payload any
-
-	// TTL is how long the token is good, 1 s to 400 days, cut to microseconds. Defaults to 1 h.
-	TTL time.Duration
-
-	// Uses is how often it can be consumed, 1 to 1,000,000. Uses of one token queue on its row. Defaults to 1.
-	Uses int
-
+	TTL     time.Duration // how long the token is good, 1 s to 400 days, cut to microseconds; defaults to 1 h
+	Uses    int           // how often it can be consumed, 1 to 1,000,000; uses queue on its row; defaults to 1
 	// Secret is from NewSecret or Derive, for a command that must return the same token again. Defaults to 32 bytes of
 	// crypto/rand.
 	Secret Secret
@@ -51,30 +30,22 @@ type Mint struct {
 
 // Minted is a new token.
 type Minted struct {
-	// Token is the only copy of its text: Reveal it to hand it out.
-	Token Token `json:"token"` // redacted
-
-	// Digest identifies the token in logs, in the database and for Revoke.
-	Digest Digest `json:"digest"`
-
+	Token     Token     `json:"token"`  // the only copy of its text, redacted: Reveal it to hand it out
+	Digest    Digest    `json:"digest"` // identifies the token in logs, in the database and for Revoke
 	Purpose   string    `json:"purpose"`
 	Subject   string    `json:"subject"`
 	Uses      int       `json:"uses"`
-	MintedAt  time.Time `json:"minted_at"`  // by the database's clock
-	ExpiresAt time.Time `json:"expires_at"` // MintedAt + TTL, to the microsecond; no longer good at that time
-
-	// Replaced is how many live tokens Replace revoked.
-	Replaced int64 `json:"replaced,omitempty"`
+	MintedAt  time.Time `json:"minted_at"`          // by the database's clock
+	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL, to the microsecond; no longer good at that time
+	Replaced  int64     `json:"replaced,omitempty"` // how many live tokens Replace revoked
 }
 
-// Mint stores a new token and returns it, in one round trip. Replace also revokes the subject's earlier ones.
+// Mint stores a new token and returns it, in one round trip. Replace also revokes the subject's earlier ones. After a
+// rollback the token is unknown: hand it out after the commit.
 //
-// After a rollback the token is unknown: hand it out after the commit. With a random secret each call mints another
-// token. With a Secret a second call is ErrExists and writes nothing; the transaction stays usable, and Token has the
-// text. After a purge the secret can be minted again.
-//
-// It takes no lock, except against others who mint the same secret. Errors: ErrArgument, ErrExists, ErrBusy, SQLSTATE
-// 40001.
+// With a random secret each call mints another token. With a Secret a second call is ErrExists, and Store.Token has the
+// text; after a purge the secret can be minted again. It takes no lock, except against others who mint the same secret.
+// Errors: ErrArgument, ErrExists, ErrBusy, SQLSTATE 40001.
 func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	minted, err := s.prepare("Mint", m)
 	if err != nil {
@@ -87,8 +58,8 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	return batch[0].Minted, nil
 }
 
-// MintMany stores up to 1000 tokens in one round trip, all or none, and returns them in the order of mints. Rollback,
-// secrets, locks and errors are those of Mint. The same secret twice in mints is ErrArgument.
+// MintMany stores up to 1000 tokens in one round trip, all or none, and returns them in the order of mints. The same
+// secret twice in mints is ErrArgument. Otherwise as Mint.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
 	if len(mints) > MaxMints {
 		return nil, invalid("Mints", "%d: want at most %d", len(mints), MaxMints)

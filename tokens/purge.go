@@ -11,20 +11,13 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// DefaultOlderThan is how long Purge keeps tokens that have ended.
-const DefaultOlderThan = 30 * 24 * time.Hour
-
-// PurgeOptions says what Purge deletes, and how. The zero value deletes what ended more than 30 days ago.
+// PurgeOptions says what Purge deletes. The zero value deletes what ended more than 30 days ago.
 type PurgeOptions struct {
 	// OlderThan is how long a token is kept after its last use, revocation or expiry, 1s to a century; until then its
 	// secret cannot be minted again. Defaults to DefaultOlderThan.
 	OlderThan time.Duration
-
-	// Batch is how many tokens one transaction deletes, 1 to 10,000. Defaults to 1,000.
-	Batch int
-
-	// Progress is called after each batch with the number deleted so far. Defaults to none.
-	Progress func(deleted int64)
+	Batch     int                 // how many tokens one transaction deletes, 1 to 10,000; defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
 }
 
 const purgeSQL = `select deleted, last from metered.purge_tokens($1, metered.clock() - $2::interval, $3)`

@@ -17,10 +17,8 @@ from metered.replace_token($1::bigint, $2::metered.new_token, $3::int)`
 //
 // Of the tokens that Replace mints, at most one is live per purpose and subject, however many call it at once. At READ
 // COMMITTED they queue and the last one wins; a transaction with an older snapshot gets SQLSTATE 40001. A token from
-// Mint lives beside it.
-//
-// Locks, until the transaction ends: an advisory lock of the purpose and subject, then the rows of the revoked tokens.
-// Errors: ErrArgument, ErrExists, ErrBusy.
+// Mint lives beside it. Locks, until the transaction ends: an advisory lock of the purpose and subject, then the rows
+// of the revoked tokens. Errors: ErrArgument, ErrExists, ErrBusy.
 func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	p, err := s.prepare("Mint", m)
 	if err != nil {

@@ -11,21 +11,8 @@ import (
 	"log/slog"
 )
 
-const (
-	// SecretLen is the length of a token's secret, in bytes.
-	SecretLen = 32
-
-	// MinKeyLen and MaxKeyLen bound the key of Derive, in bytes.
-	MinKeyLen = 32
-	MaxKeyLen = 1024
-
-	// MaxDeriveParts and MaxDeriveLen bound the parts of Derive: how many, and
-	// their bytes together.
-	MaxDeriveParts = 16
-	MaxDeriveLen   = 4096
-)
-
-// Secret is the 32 bytes in a token, for Mint.Secret. It prints redacted. The zero Secret means none.
+// Secret is the 32 bytes in a token, for Mint.Secret. It prints, logs and encodes as "REDACTED". The zero Secret means
+// none.
 type Secret struct{ reveal func() [SecretLen]byte } // a func for the reason given at Token
 
 func newSecret(b [SecretLen]byte) Secret {
@@ -130,23 +117,16 @@ func printable(b []byte) bool {
 	return true
 }
 
-// IsZero reports whether s is the zero Secret.
 func (s Secret) IsZero() bool { return s.reveal == nil }
 
-// String returns "REDACTED".
 func (s Secret) String() string { return redacted }
 
-// GoString is String.
 func (s Secret) GoString() string { return redacted }
 
-// Format prints String, whatever the verb and its flags.
 func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
 
-// LogValue returns String, for slog.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
 
-// MarshalJSON encodes String.
 func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(redacted) }
 
-// MarshalText returns String.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }

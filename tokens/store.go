@@ -12,33 +12,38 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// DefaultPrefix is the prefix of tokens whose store was given none.
-const DefaultPrefix = "metered"
-
-// Bounds, checked before any SQL. Lengths are in bytes.
+// Bounds, checked before any SQL, and defaults. Lengths are in bytes.
 const (
-	MaxPrefixLen  = 32
-	MaxPurposeLen = 128
-	MaxSubjectLen = 512
+	MinTTL     = time.Second
+	MaxTTL     = 400 * 24 * time.Hour
+	DefaultTTL = time.Hour
+	MaxUses    = 1_000_000
+	MaxMints   = 1000 // tokens of one MintMany
 
-	// MaxPayloadLen bounds a payload as JSON.
-	MaxPayloadLen = 8 << 10
+	MaxPrefixLen   = 32
+	DefaultPrefix  = "metered"
+	MaxPurposeLen  = 128
+	MaxSubjectLen  = 512
+	MaxPayloadLen  = 8 << 10 // as JSON
+	SecretLen      = 32      // the secret in a token
+	MinKeyLen      = 32      // the key of Derive
+	MaxKeyLen      = 1024
+	MaxDeriveParts = 16
+	MaxDeriveLen   = 4096 // the parts of Derive together
 
 	MinLockTimeout     = time.Millisecond
 	MaxLockTimeout     = time.Hour
 	DefaultLockTimeout = 5 * time.Second
+	DefaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
 )
 
 // Config says where a Store keeps its tokens and what they look like. The zero value works.
 type Config struct {
-	// Schema is the schema that metered.Migrate made. Defaults to "metered".
-	Schema string
-
+	Schema string // the schema that metered.Migrate made; defaults to "metered"
 	// Prefix begins the tokens: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _. Choose
 	// one per product, and register it with scanners of leaked secrets. Tokens of another prefix are refused: keep a
 	// second Store while old ones are in use. Defaults to "metered".
 	Prefix string
-
 	// LockTimeout bounds the wait for each lock, 1 ms to 1 hour; then it is ErrBusy. A shorter lock_timeout of the
 	// transaction counts too. Defaults to 5 s.
 	LockTimeout time.Duration
@@ -97,7 +102,6 @@ var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 // made refuses the zero Store, which has no prefix.
 func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil && s.prefix != "") }
 
-// Prefix returns what this store's tokens begin with.
 func (s *Store) Prefix() string { return s.prefix }
 
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
