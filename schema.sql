@@ -38,15 +38,6 @@ create function metered.clock() returns timestamptz
 language sql volatile
 as 'select pg_catalog.clock_timestamp()';
 
--- True. The planner works that out when a session first plans an expression in which this
--- stands, and nothing is left of it then. That takes and frees a block of a megabyte, and
--- so has glibc's malloc keep up to 2 MB of free memory: as it starts out it gives back to
--- the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a
--- capture or a release. See ADR 20.
-create function metered.memory_kept() returns boolean
-language sql immutable
-as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
-
 -- What calls are made of.
 
 -- The amount of an entry, never negative: nobody can make one that takes spending back. A
@@ -1220,7 +1211,7 @@ declare
     base_refunded bigint;
     w     record;
     look  boolean := mode = 'look';
-    plain boolean := metered.memory_kept();     -- true; what for, is said there
+    plain boolean := true;
     due   boolean := false;
     a     record;
     units bigint;
@@ -2199,7 +2190,7 @@ begin
     -- in which it is all locked does not matter. Otherwise the locks that it got are the
     -- first of its scopes' by key, or all of them and perhaps its row: in order, for what
     -- comes below. The row that is locked is read as it is by then, whatever the snapshot.
-    if cardinality(ids) = 1 and metered.memory_kept() then
+    if cardinality(ids) = 1 then
         select y.no, y.keys, y.state, y.due into h from metered.holds y
         where y.tenant = of_tenant and y.id = ids[1]
           and case when of_holder = '' or y.holder = of_holder then metered.try_keys(y.keys) end

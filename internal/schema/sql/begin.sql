@@ -37,12 +37,3 @@ $$;
 create function metered.clock() returns timestamptz
 language sql volatile
 as 'select pg_catalog.clock_timestamp()';
-
--- True. The planner works that out when a session first plans an expression in which this
--- stands, and nothing is left of it then. That takes and frees a block of a megabyte, and
--- so has glibc's malloc keep up to 2 MB of free memory: as it starts out it gives back to
--- the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a
--- capture or a release. See ADR 20.
-create function metered.memory_kept() returns boolean
-language sql immutable
-as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';

@@ -25,7 +25,7 @@ declare
     base_refunded bigint;
     w     record;
     look  boolean := mode = 'look';
-    plain boolean := metered.memory_kept();     -- true; what for, is said there
+    plain boolean := true;
     due   boolean := false;
     a     record;
     units bigint;

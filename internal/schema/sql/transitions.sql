@@ -49,7 +49,7 @@ begin
     -- in which it is all locked does not matter. Otherwise the locks that it got are the
     -- first of its scopes' by key, or all of them and perhaps its row: in order, for what
     -- comes below. The row that is locked is read as it is by then, whatever the snapshot.
-    if cardinality(ids) = 1 and metered.memory_kept() then
+    if cardinality(ids) = 1 then
         select y.no, y.keys, y.state, y.due into h from metered.holds y
         where y.tenant = of_tenant and y.id = ids[1]
           and case when of_holder = '' or y.holder = of_holder then metered.try_keys(y.keys) end
