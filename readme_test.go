@@ -58,14 +58,24 @@ func TestDocs_NameTestsThatExist(t *testing.T) {
 	files(t, "_test.go", func(path string) { all.WriteString(text(t, path)) })
 	named := 0
 	files(t, ".md", func(path string) {
-		for _, name := range regexp.MustCompile("`(Test[A-Za-z_0-9]+)`").FindAllStringSubmatch(text(t, path), -1) {
+		for _, name := range regexp.MustCompile("`((?:Test|Example)[A-Za-z_0-9]+)`").FindAllStringSubmatch(text(t, path), -1) {
 			named++
-			if !strings.Contains(all.String(), "func "+name[1]+"(t *testing.T)") {
+			if !strings.Contains(all.String(), "\nfunc "+name[1]+"(") {
 				t.Errorf("%s names %s, which is not there", path, name[1])
 			}
 		}
 	})
 	require.Greater(t, named, 60)
+}
+
+// What docs/compared.md says yes to, it names a test for.
+func TestDocs_ComparedNamesTests(t *testing.T) {
+	t.Parallel()
+	rows := regexp.MustCompile(`(?m)^\| (.*) \| yes \| .* \| *(.*?) *\|$`).FindAllStringSubmatch(text(t, "docs/compared.md"), -1)
+	require.Greater(t, len(rows), 100)
+	for _, row := range rows {
+		require.Regexp(t, "`(Test|Example)", row[2], row[1])
+	}
 }
 
 func TestDocs_LinksLeadSomewhere(t *testing.T) {
