@@ -47,8 +47,9 @@ type Denial struct {
 	Command Command // without its Token, which may still be unspent
 	// Err matches budget.ErrExceeded (a *budget.ExceededError), budget.ErrRefundExceeds, tokens.ErrInvalid, or
 	// holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
-	Err    error
-	Sticky bool // a sticky charge was refused: Err is ErrTooManyAttempts
+	Err      error
+	Sticky   bool // a sticky charge was refused: Err is ErrTooManyAttempts
+	Replayed bool // the refusal was on record (Command.RecordRefusal)
 }
 
 // Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema once:

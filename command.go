@@ -66,6 +66,12 @@ type Command struct {
 	// returns when it is durable. The price: a reader, or a refused command, may see state that a crash undoes (see
 	// docs/model.md). Not for sticky charges, nor in DoTx. Defaults to false.
 	EarlyRelease bool
+	// RecordRefusal makes a refusal the operation's answer: the same ID is refused in the same way, with the numbers of
+	// the first time, until its record is purged, though there may be room by then. What is recorded is a refusal (see
+	// Denial) by the command's own token, charges and holds, or by Sticky; neither failures nor errors of the function.
+	// The record is written after the rollback, in a transaction of its own; Do returns the refusal when that is
+	// durable, and else another error, with which nothing is decided. Not in DoTx. Defaults to false.
+	RecordRefusal bool
 	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx:
 	// call replica.CommitLSN after the commit. Defaults to false.
 	LSN bool
@@ -169,10 +175,22 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	} else {
 		op.rec, err = op.client.engine.DoTx(ctx, tx, &op.Operation)
 	}
+	denied := err
+	if err != nil && op.cmd.RecordRefusal && !op.Failed && fault.Refused(err) {
+		if op.rec, err = op.client.engine.Do(ctx, op.Refused(refusalJSON(denied))); err != nil {
+			err = fmt.Errorf("metered: record the refusal: %w", err)
+		} else if !op.rec.Replayed {
+			return denied
+		}
+	}
 	switch lost := (*command.Indefinite)(nil); {
 	case errors.As(err, &lost):
 		return &IndefiniteError{Namespace: op.Namespace, ID: op.ID, cause: lost.Cause}
 	case err != nil:
+		return err
+	case op.rec.Refusal != nil:
+		err = refusalOf(op.rec.Refusal)
+		op.refused = errors.Is(err, ErrTooManyAttempts)
 		return err
 	case op.rec.Replayed:
 		op.receipt, op.holds, err = recorded(op.rec)
@@ -219,7 +237,7 @@ func (op *operation) taken() budget.Receipt {
 func (c *Client) deny(ctx context.Context, cmd Command, op *operation, err error) error {
 	if c.cfg.OnDenial != nil && fault.Refused(err) {
 		cmd.Token = nil
-		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.refused})
+		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.refused, Replayed: op != nil && op.rec.Refusal != nil})
 	}
 	return err
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// Operation is the record of a command that committed.
+// Operation is the record of a command that committed, or of one that was refused (Command.RecordRefusal).
 type Operation struct {
 	Namespace string          `json:"namespace,omitempty"`
 	ID        string          `json:"id"`
@@ -27,10 +27,12 @@ type Operation struct {
 	Holds     []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed
 	At        time.Time       `json:"at"`                 // when it was completed, by the database's clock
 	IssuedAt  time.Time       `json:"issued_at,omitzero"` // zero if the id carried no time
+	Refusal   error           `json:"-"`                  // nil if it committed
+	Code      string          `json:"code,omitempty"`     // that of Refusal
 }
 
 const lookupSQL = `
-select result, scopes, amounts, seqs, ats, holds, at, issued_at
+select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal
 from metered.operations
 where namespace = $1 and id = $2`
 
@@ -49,7 +51,7 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	var rec command.Record
 	var issued *time.Time
 	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
-		Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued)
+		Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Operation{}, fmt.Errorf("%w: %q in namespace %q", ErrUnknownOperation, id, namespace)
 	}
@@ -62,6 +64,10 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	}
 	if issued != nil {
 		op.IssuedAt = *issued
+	}
+	if rec.Refusal != nil {
+		op.Result, op.Refusal = nil, refusalOf(rec.Refusal)
+		op.Code = Code(op.Refusal)
 	}
 	return op, nil
 }

@@ -49,7 +49,8 @@ func NewID() string { return uuidv7.New() }
 // after the command needs a context from elsewhere.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
-// Outcome is what came of a committed command. On error every field except Sticky is zero.
+// Outcome is what came of a committed command. On error every field except Sticky is zero; of a refusal on record also
+// Replayed and At are set.
 type Outcome[R any] struct {
 	Result R               `json:"result"` // what the function returned, as it comes back from JSON
 	Raw    json.RawMessage `json:"-"`      // that JSON, the same bytes for each replay
@@ -83,7 +84,7 @@ type Outcome[R any] struct {
 //
 // Errors: *ArgumentError before any SQL; refusals (see Denial); ErrConflict, ErrRetired, ErrFuture; those of the
 // section "Failures of a command"; ErrNotMigrated, ErrSchemaVersion; fn's own; errors of Postgres; *IndefiniteError. A
-// panic in fn rolls back and goes on. On error every field of the Outcome except Sticky is zero.
+// panic in fn rolls back and goes on. On error the Outcome is as its comment says.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := c.made(); err != nil {
 		return Outcome[R]{}, err
@@ -99,7 +100,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can
 // deadlock (40P01). Nothing is retried, and no timeout is set: after 40001 or 40P01 the caller retries tx. Sticky,
-// Isolation, EarlyRelease and LSN are refused. After a replay or ErrConflict the caller's commit waits until that
+// Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a replay or ErrConflict the caller's commit waits until that
 // record is durable. Otherwise as Do.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
@@ -112,6 +113,8 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 		return Outcome[R]{}, invalid("Command.Isolation", "is the caller's, who began the transaction")
 	case cmd.EarlyRelease:
 		return Outcome[R]{}, invalid("Command.EarlyRelease", "is about a COMMIT, which is the caller's: use Do")
+	case cmd.RecordRefusal:
+		return Outcome[R]{}, invalid("Command.RecordRefusal", "needs a transaction of its own: use Do")
 	case cmd.LSN:
 		return Outcome[R]{}, invalid("Command.LSN", "is that of a COMMIT, which is the caller's: use replica.CommitLSN after it")
 	}
@@ -137,7 +140,11 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 		out.Result = first
 	}
 	if err != nil {
-		return Outcome[R]{Sticky: op.taken()}, c.deny(ctx, cmd, op, err)
+		out = Outcome[R]{Sticky: op.taken()}
+		if op != nil && op.rec.Refusal != nil {
+			out.Replayed, out.At = true, op.rec.At
+		}
+		return out, c.deny(ctx, cmd, op, err)
 	}
 	out.Raw, out.Replayed, out.At, out.LSN = op.rec.Result, op.rec.Replayed, op.rec.At, op.rec.LSN
 	out.Receipt, out.Sticky, out.Holds = op.receipt, op.sticky, op.holds

@@ -301,7 +301,8 @@ create table metered.job_keys (
 create index job_keys_age on metered.job_keys (created_at);
 
 -- What committed, by the caller's id: written with the command's own writes, so
--- that a record exists exactly where they do.
+-- that a record exists exactly where they do. And what was refused, where the caller asked
+-- for the refusal to be remembered.
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
     issued_at   timestamptz,            -- the time that the id carries, if it does
@@ -314,6 +315,7 @@ create table metered.operations (
     seqs        bigint[],               -- the number of each entry
     ats         timestamptz[],          -- the time of each entry
     holds       text[],                 -- JSON: what was placed, captured, released
+    refusal     json,                   -- of one that was refused: why; its result is empty
     primary key (namespace, id)
 );
 
@@ -3016,7 +3018,7 @@ create function metered.begin_command(claiming boolean, opening boolean, command
     charges metered.new_charge[], ahead interval, wait_ms int,
     out status text, out fingerprint bytea, out result bytea,
     out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
-    out denied jsonb,
+    out refusal json, out denied jsonb,
     out token_status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
 language plpgsql volatile
@@ -3038,8 +3040,8 @@ begin
         if not pg_try_advisory_xact_lock(command.key) then
             perform metered.lock_keys(array[command.key], wait_ms);
         end if;
-        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at
-        into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at
+        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
+        into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
         from metered.operations o where o.namespace = command.namespace and o.id = command.id;
         if found then
             return;
@@ -3112,8 +3114,10 @@ $$;
 
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
--- before COMMIT, which is let pass by finish_command then.
-create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea,
+-- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
+-- command that was refused, whose transaction was rolled back; the result is empty, which a build that knows
+-- no refusals cannot take for an answer.
+create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
 language plpgsql volatile
@@ -3129,7 +3133,8 @@ declare
     amounts bigint[];
     unused  text;
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576 then
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576
+        or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0 or octet_length(of_refusal::text) > 1048576) then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then
@@ -3144,10 +3149,10 @@ begin
         end loop;
     end if;
     at := metered.clock();
-    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
+    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal)
     values (command.namespace, command.id, of_fingerprint, command.issued_at, complete_command.at, of_result,
         scopes, amounts, complete_command.seqs, complete_command.ats,
-        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)))
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal)
     on conflict do nothing;
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
@@ -3377,7 +3382,7 @@ comment on column metered.job_keys.key is 'chosen by the caller, once in the que
 comment on column metered.job_keys.kind is 'of the job';
 comment on column metered.job_keys.tenant is 'of the job';
 comment on column metered.job_keys.digest is 'of kind and args, its first byte the version: see jobs/digest.go';
-comment on table metered.operations is 'What committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do.';
+comment on table metered.operations is 'What committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. And what was refused, where the caller asked for the refusal to be remembered.';
 comment on column metered.operations.at is 'when the command was completed';
 comment on column metered.operations.issued_at is 'the time that the id carries, if it does';
 comment on column metered.operations.namespace is 'keeps the ids of tenants apart';
@@ -3389,6 +3394,7 @@ comment on column metered.operations.amounts is 'what each was charged';
 comment on column metered.operations.seqs is 'the number of each entry';
 comment on column metered.operations.ats is 'the time of each entry';
 comment on column metered.operations.holds is 'JSON: what was placed, captured, released';
+comment on column metered.operations.refusal is 'of one that was refused: why; its result is empty';
 comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
 comment on column metered.operations_horizon.one is 'there is one row';
@@ -3423,7 +3429,7 @@ comment on function metered.find_job_key(text, text) is 'The record of a key, or
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
-comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then.';
+comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back; the result is empty, which a build that knows no refusals cannot take for an answer.';
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
 comment on view metered.ledger_words is 'The ledger, with words for the kinds of entries.';

@@ -21,7 +21,7 @@ import (
 // percent of its time. See docs/adr/0020-statements.md.
 func TestMemory_CallsTakeNoneFromTheKernel(t *testing.T) {
 	t.Parallel()
-	f := on(t, pgtest.Open(t), holds.Config{}, nil) // with the real clock, which it is about
+	f := on(t, pgtest.Open(t), holds.Config{}, nil)                                            // with the real clock, which it is about
 	f.mustPlace(holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("first", 1, 1)}}) // what comes once, comes elsewhere
 	f.pool.Reset()
 	conn, err := f.pool.Acquire(t.Context())

@@ -18,6 +18,7 @@ func init() {
 	lend.PlaceHold, lend.ClaimHold, lend.CaptureHolds = (*Book).preparePlace, (*Book).prepareClaim, (*Book).prepareCapture
 	lend.ReleaseHolds, lend.ExtendHolds, lend.RefundHolds = (*Book).prepareRelease, (*Book).prepareExtend, (*Book).prepareRefund
 	lend.BookSchema = func(b *Book) schema.Name { return b.schema }
+	lend.UnknownHold = unknown
 	lend.DecodeHold = func(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
 }
 

@@ -62,6 +62,7 @@ type transaction interface {
 // attempt makes one try at op in t. taken says whether op.First is over.
 func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, taken *bool) (a attempt) {
 	defer t.undo(ctx) // on a panic too
+	op.Failed = false
 	b, err := e.begin(ctx, op, t, op.First == nil || *taken)
 	if err != nil {
 		return attempt{err: err}
@@ -93,7 +94,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 	ctx = context.WithValue(ctx, inside{e}, true)
 	end, err := op.Function(ctx, t.tx())
 	if err != nil {
-		a.err = err
+		op.Failed, a.err = true, err
 		return a
 	}
 	a.ending = true
@@ -110,7 +111,7 @@ const (
 )
 
 const beginSQL = `
-select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, denied, token_` + ledger.TokenColumns + `
+select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal, denied, token_` + ledger.TokenColumns + `
 from metered.begin_command($1::bool, $2::bool, $3::metered.new_command, $4::metered.presented_token,
     $5::metered.new_charge[], $6::interval, $7::int)`
 
@@ -127,7 +128,7 @@ type begun struct {
 func (b *begun) scan(row pgx.Row) error {
 	r := &b.rec
 	var at *time.Time
-	err := row.Scan(append([]any{&b.status, &b.fingerprint, &r.Result, &r.Scopes, &r.Amounts, &r.Seqs, &r.Ats, &r.Holds, &at, &b.denied},
+	err := row.Scan(append([]any{&b.status, &b.fingerprint, &r.Result, &r.Scopes, &r.Amounts, &r.Seqs, &r.Ats, &r.Holds, &at, &r.Refusal, &b.denied},
 		b.token.Dest()...)...)
 	if r.Replayed = b.status == statusReplay; at != nil {
 		r.At = *at
@@ -198,7 +199,7 @@ func (b *begun) admit(op *Operation) error {
 
 const completeSQL = `
 select seqs, ats, used, held, at
-from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4::metered.new_charge[], $5::interval, $6::int, $7::bool)`
+from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4::json, $5::metered.new_charge[], $6::interval, $7::int, $8::bool)`
 
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers were
 // to be told first.
@@ -221,7 +222,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	charges, tolerance := sentCharges(end.Charges)
 	wait, _ := e.timeouts(ctx)
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
-		e.sent(op, marker).String(), op.Fingerprint, end.Result, charges, tolerance, wait, !telling)
+		e.sent(op, marker).String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 	if telling {
 		results := tx.SendBatch(ctx, &f.batch)
 		err := f.read(results)

@@ -70,10 +70,19 @@ type Operation struct {
 
 	// Function is called in each attempt.
 	Function func(context.Context, pgx.Tx) (Ending, error)
+	Failed   bool // the error of the last attempt is Function's
 
 	// Of Do alone.
 	Isolation         pgx.TxIsoLevel
 	EarlyRelease, LSN bool
+}
+
+// Refused is op as one that was refused, with the reason as JSON: it records that, unless there is a record by now.
+func (op *Operation) Refused(reason string) *Operation {
+	return &Operation{
+		Namespace: op.Namespace, ID: op.ID, Key: op.Key, IssuedAt: op.IssuedAt, Fingerprint: op.Fingerprint, Isolation: pgx.ReadCommitted,
+		Function: func(context.Context, pgx.Tx) (Ending, error) { return Ending{Result: []byte{}, Refusal: &reason}, nil },
+	}
 }
 
 // Ending is what a function leaves to be done.
@@ -81,6 +90,7 @@ type Ending struct {
 	Result  []byte           // JSON
 	Steps   []Step           // in this order, before the charges
 	Charges *ledger.Charging // nil for none
+	Refusal *string          // JSON: of an operation that was refused, with an empty Result and nothing to do
 }
 
 // Record is what is remembered of an operation.
@@ -95,6 +105,7 @@ type Record struct {
 	Scopes  []string
 	Amounts []int64
 	Holds   []string // of a replay, as JSON
+	Refusal []byte   // of a replay: Ending.Refusal
 }
 
 // Indefinite is the error of an operation whose COMMIT may or may not have taken effect.

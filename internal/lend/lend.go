@@ -25,12 +25,14 @@ var (
 	RefundHolds  any // func(*holds.Book, holds.Refund) (*ledger.Call[[]holds.Hold], error)
 	BookSchema   any // func(*holds.Book) schema.Name
 	DecodeHold   any // func([]byte) (holds.Hold, error)
+	UnknownHold  any // func(holds.Reason) error: the error of that reason
 )
 
 // Package tokens.
 var (
 	Present any // func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error)
 	Grant   any // func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error)
+	Refuse  any // func(tokens.Reason) error: the error of that reason
 )
 
 // Package replica.

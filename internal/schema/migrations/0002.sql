@@ -1,5 +1,7 @@
--- Version 2: the functions take other arguments; a line of a hold says how much of it was given back.
+-- Version 2: the functions take other arguments; a line of a hold says how much of it was
+-- given back; an operation can be one that was refused.
 alter table metered.hold_lines add column refunded bigint not null default 0;
+alter table metered.operations add column refusal json;
 
 -- What version 1 gave back: all that was captured, but for what it says it could not.
 update metered.hold_lines l set refunded = l.captured - coalesce((

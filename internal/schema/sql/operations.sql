@@ -25,7 +25,7 @@ create function metered.begin_command(claiming boolean, opening boolean, command
     charges metered.new_charge[], ahead interval, wait_ms int,
     out status text, out fingerprint bytea, out result bytea,
     out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
-    out denied jsonb,
+    out refusal json, out denied jsonb,
     out token_status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
 language plpgsql volatile
@@ -43,8 +43,8 @@ begin
         if not pg_try_advisory_xact_lock(command.key) then
             perform metered.lock_keys(array[command.key], wait_ms);
         end if;
-        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at
-        into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at
+        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
+        into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
         from metered.operations o where o.namespace = command.namespace and o.id = command.id;
         if found then
             return;
@@ -117,8 +117,10 @@ $$;
 
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
--- before COMMIT, which is let pass by finish_command then.
-create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea,
+-- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
+-- command that was refused, whose transaction was rolled back; the result is empty, which a build that knows
+-- no refusals cannot take for an answer.
+create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
 language plpgsql volatile
@@ -130,7 +132,8 @@ declare
     amounts bigint[];
     unused  text;
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576 then
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576
+        or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0 or octet_length(of_refusal::text) > 1048576) then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then
@@ -145,10 +148,10 @@ begin
         end loop;
     end if;
     at := metered.clock();
-    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds)
+    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal)
     values (command.namespace, command.id, of_fingerprint, command.issued_at, complete_command.at, of_result,
         scopes, amounts, complete_command.seqs, complete_command.ats,
-        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)))
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal)
     on conflict do nothing;
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';

@@ -185,7 +185,8 @@ create table metered.job_keys (
 create index job_keys_age on metered.job_keys (created_at);
 
 -- What committed, by the caller's id: written with the command's own writes, so
--- that a record exists exactly where they do.
+-- that a record exists exactly where they do. And what was refused, where the caller asked
+-- for the refusal to be remembered.
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
     issued_at   timestamptz,            -- the time that the id carries, if it does
@@ -198,6 +199,7 @@ create table metered.operations (
     seqs        bigint[],               -- the number of each entry
     ats         timestamptz[],          -- the time of each entry
     holds       text[],                 -- JSON: what was placed, captured, released
+    refusal     json,                   -- of one that was refused: why; its result is empty
     primary key (namespace, id)
 );
 
