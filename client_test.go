@@ -127,14 +127,14 @@ func TestDo_InsideACommandIsNested(t *testing.T) {
 	var c *metered.Client
 	nested := func(ctx context.Context) {
 		for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
-			_, err := metered.Do(ctx, c, metered.Command{ID: "inner"}, mustNotRun(t))
+			_, err := metered.Do(ctx, c, metered.Command{ID: "inner", Input: 1}, mustNotRun(t))
 			require.ErrorIs(t, err, metered.ErrNested)
 			require.Equal(t, "nested_command", metered.Code(err))
 		}
 	}
 	subscriber := func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {
 		nested(ctx)
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "inner"}, mustNotRun(t))
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "inner", Input: 1}, mustNotRun(t))
 		require.ErrorIs(t, err, metered.ErrNested)
 		return nil
 	}
@@ -145,16 +145,16 @@ func TestDo_InsideACommandIsNested(t *testing.T) {
 	other := newClient(t, pool, metered.Config{})
 	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		nested(ctx)
-		_, err := metered.Do[any](ctx, other, metered.Command{ID: metered.NewID()}, nil)
+		_, err := metered.Do[any](ctx, other, metered.Command{ID: metered.NewID(), Input: 1}, nil)
 		require.NoError(t, err, "of another client")
 		return placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})(ctx, tx)
 	}
-	_, err := metered.Do(ctx, c, metered.Command{ID: "outer"}, fn)
+	_, err := metered.Do(ctx, c, metered.Command{ID: "outer", Input: 1}, fn)
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "outer, in a transaction"}, fn)
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "outer, in a transaction", Input: 1}, fn)
 		return err
 	}))
-	_, err = metered.Do[any](ctx, c, metered.Command{ID: "inner"}, nil)
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "inner", Input: 1}, nil)
 	require.NoError(t, err, "afterwards")
 }

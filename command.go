@@ -53,6 +53,10 @@ type Command struct {
 	// Charges are made last, all or none. A first look refuses the command before its function runs, so a charge that
 	// the function makes room for belongs in Tx.Charge. The fingerprint has scopes and amounts, not limits.
 	Charges []budget.Charge
+	// Holds and Claims are placed with the charges, as Tx.Place and Tx.Claim do, and looked at early, at no round trip.
+	// What they reserve is part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has their ids.
+	Holds  []holds.Request
+	Claims []holds.Claim
 	// Sticky charges are taken before the command, in a transaction of their own on a second connection, and stay when
 	// it fails: for limits on attempts. They are taken once per call of Do, and not for a replay. A refusal is
 	// ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky last (Tx.RefundCharge). Their
@@ -100,6 +104,7 @@ type operation struct {
 	cmd     Command
 	do      work
 	charges *chargeCall   // nil without charges
+	placing []*holdsCall  // Command.Holds and Claims
 	grant   *tokens.Grant // of the token, in the last attempt
 	tx      *Tx           // of the last attempt
 
@@ -142,6 +147,9 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		}
 		op.Charges = &op.charges.Charging
 	}
+	if err := op.place(); err != nil {
+		return nil, err
+	}
 	if len(cmd.Sticky) > 0 {
 		if _, err = prepareCharges(c.Budget, cmd.Sticky...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Sticky: %w", err)
@@ -161,11 +169,35 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		op.grant = &grant
 		return err
 	}
-	if op.Fingerprint, err = fingerprint(cmd, op.Token); err != nil {
+	if op.Fingerprint, err = fingerprint(cmd, op.Token, op.Holds); err != nil {
 		return nil, err
 	}
 	op.Key = lockkey.Of("metered/operation/"+c.schema.String(), lengthPrefixed(cmd.Namespace, cmd.ID))
 	return op, nil
+}
+
+// place prepares the holds that the command declares.
+func (op *operation) place() error {
+	add := func(field string, i int, call *holdsCall, err error) error {
+		if err != nil {
+			return fmt.Errorf("metered: Command.%s[%d]: %w", field, i, err)
+		}
+		op.placing, op.Holds = append(op.placing, call), append(op.Holds, call.Placing)
+		return nil
+	}
+	for i, r := range op.cmd.Holds {
+		call, err := placeHold(op.client.Holds, r)
+		if err := add("Holds", i, call, err); err != nil {
+			return err
+		}
+	}
+	for i, c := range op.cmd.Claims {
+		call, err := claimHold(op.client.Holds, c)
+		if err := add("Claims", i, call, err); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // run runs op in tx, or in a transaction of its own if that is nil.
@@ -260,7 +292,7 @@ const fingerprintVersion = 1
 // preceded by its length in 8 bytes, big-endian, so that parts cannot run into
 // each other. Limits, notes, isolation and early release are left out: they may change
 // between a call and its repetition without making it another command.
-func fingerprint(cmd Command, token ledger.PresentedToken) ([]byte, error) {
+func fingerprint(cmd Command, token ledger.PresentedToken, holds []*ledger.Placing) ([]byte, error) {
 	input, err := encodeInput(cmd.Input)
 	if err != nil {
 		return nil, err
@@ -286,6 +318,9 @@ func fingerprint(cmd Command, token ledger.PresentedToken) ([]byte, error) {
 			part(h, []byte(charge.Scope))
 			number(h, charge.Amount)
 		}
+	}
+	for _, hold := range holds { // none leaves no trace: such commands are on record from before there were any
+		part(h, hold.Identity)
 	}
 	return h.Sum([]byte{fingerprintVersion}), nil
 }

@@ -27,7 +27,7 @@ func TestDo_AHoldThatIsPlacedWhileItWaitsIsNotLockedLate(t *testing.T) {
 	}
 	release := lockScope(t, pool, c, own)
 	command := pgtest.Going(func() error {
-		_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+		_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 			if err := tx.Capture(holds.Capture{IDs: []string{"h"}, All: true}); err != nil {
 				return nil, err
 			}

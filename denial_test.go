@@ -31,7 +31,7 @@ func TestDo_AFloodOfDenialsKeepsItsConnections(t *testing.T) {
 	late := func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(charge("full", 1, 5)) }
 	inParallel(callers, func(caller int) {
 		for i := range each {
-			cmd := metered.Command{ID: fmt.Sprint(caller, "/", i)}
+			cmd := metered.Command{ID: fmt.Sprint(caller, "/", i), Input: 1}
 			if i%2 == 0 {
 				cmd.Charges = []budget.Charge{charge("full", 1, 5)}
 			}
@@ -48,7 +48,7 @@ func TestDo_AFloodOfDenialsKeepsItsConnections(t *testing.T) {
 	require.Equal(t, int64(callers*each), heard.Load())
 	require.Zero(t, count(t, pool, "metered.operations"))
 	require.Equal(t, int64(5), used(t, pool, c, "full"))
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Token: redeem(presented)}, upload("a")) // unspent
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Token: redeem(presented)}, upload("a")) // unspent
 	require.NoError(t, err)
 }
 
@@ -95,7 +95,7 @@ func TestOnDenial_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 	fill(t, owner, c, "full", 5)
 	full := []budget.Charge{charge("full", 1, 5)}
 	spent := mint(t, owner, c)
-	_, err := metered.Do(ctx, c, metered.Command{ID: "spends", Token: redeem(spent)}, nil2)
+	_, err := metered.Do(ctx, c, metered.Command{ID: "spends", Input: 1, Token: redeem(spent)}, nil2)
 	require.NoError(t, err)
 
 	for _, d := range []struct {
@@ -104,14 +104,14 @@ func TestOnDenial_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 		err    error
 		sticky bool
 	}{
-		{metered.Command{ID: "early", Charges: full}, nil, budget.ErrExceeded, false},
-		{metered.Command{ID: "late"}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(full...) }, budget.ErrExceeded, false},
-		{metered.Command{ID: "sticky", Sticky: full}, nil, budget.ErrExceeded, true},
-		{metered.Command{ID: "spent", Token: redeem(spent)}, nil, tokens.ErrInvalid, false},
-		{metered.Command{ID: "malformed", Token: redeem("x")}, nil, tokens.ErrInvalid, false},
-		{metered.Command{ID: "own"}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn }, errOwn, false},
-		{metered.Command{ID: "argument", Name: "\xff"}, nil, metered.ErrArgument, false},
-		{metered.Command{ID: "spends"}, nil, metered.ErrConflict, false},
+		{metered.Command{ID: "early", Input: 1, Charges: full}, nil, budget.ErrExceeded, false},
+		{metered.Command{ID: "late", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(full...) }, budget.ErrExceeded, false},
+		{metered.Command{ID: "sticky", Input: 1, Sticky: full}, nil, budget.ErrExceeded, true},
+		{metered.Command{ID: "spent", Input: 1, Token: redeem(spent)}, nil, tokens.ErrInvalid, false},
+		{metered.Command{ID: "malformed", Input: 1, Token: redeem("x")}, nil, tokens.ErrInvalid, false},
+		{metered.Command{ID: "own", Input: 1}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn }, errOwn, false},
+		{metered.Command{ID: "argument", Input: 1, Name: "\xff"}, nil, metered.ErrArgument, false},
+		{metered.Command{ID: "spends", Input: 1}, nil, metered.ErrConflict, false},
 	} {
 		heard = nil
 		_, err := metered.Do(ctx, c, d.cmd, d.fn)
@@ -130,7 +130,7 @@ func TestOnDenial_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 	heard = nil
 	require.NoError(t, pgx.BeginFunc(ctx, owner, func(tx pgx.Tx) error {
 		require.Zero(t, pool.Stat().AcquiredConns())
-		_, err := metered.DoTx[any](ctx, c, tx, metered.Command{ID: "in", Charges: full}, nil)
+		_, err := metered.DoTx[any](ctx, c, tx, metered.Command{ID: "in", Input: 1, Charges: full}, nil)
 		require.ErrorIs(t, err, budget.ErrExceeded)
 		return nil
 	}))
@@ -149,11 +149,11 @@ func TestDo_ADenialSaysWhatRefusedAndWhenToRetry(t *testing.T) {
 	limits := []budget.Limit{budget.PerWindow(9, time.Hour), budget.Lifetime(100)}
 	for what, do := range map[string]func() error{
 		"early": func() error {
-			_, err := metered.Do[any](t.Context(), c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 3, Limits: limits}}}, nil)
+			_, err := metered.Do[any](t.Context(), c, metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{{Scope: "s", Amount: 3, Limits: limits}}}, nil)
 			return err
 		},
 		"late": func() error {
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 				return nil, tx.Charge(budget.Charge{Scope: "s", Amount: 3, Limits: limits})
 			})
 			return err
@@ -172,13 +172,13 @@ func TestDo_ALateDenialReadsAsAnEarlyOne(t *testing.T) {
 	_, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	full := budget.Charge{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}}
-	_, early := metered.Do[any](ctx, c, metered.Command{ID: "early", Charges: []budget.Charge{full}}, nil)
+	_, early := metered.Do[any](ctx, c, metered.Command{ID: "early", Input: 1, Charges: []budget.Charge{full}}, nil)
 	require.ErrorIs(t, early, budget.ErrExceeded)
-	_, late := metered.Do(ctx, c, metered.Command{ID: "late"}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(full) })
+	_, late := metered.Do(ctx, c, metered.Command{ID: "late", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(full) })
 	require.ErrorIs(t, late, budget.ErrExceeded)
 	require.Equal(t, early.Error(), late.Error())
 
-	_, err := metered.Do(ctx, c, metered.Command{ID: "hold"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+	_, err := metered.Do(ctx, c, metered.Command{ID: "hold", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, tx.Release(holds.Release{IDs: []string{"unknown"}})
 	})
 	require.EqualError(t, err, holds.ErrUnknown.Error())

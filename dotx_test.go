@@ -34,7 +34,7 @@ func TestDoTx_ARefusedOrFailedCommandLeavesTheTransactionAsItWas(t *testing.T) {
 	lockScope(t, pool, c, "locked")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // timeouts are not set from it
 	defer cancel()
-	done, err := metered.Do(ctx, c, metered.Command{ID: "done"}, upload("done"))
+	done, err := metered.Do(ctx, c, metered.Command{ID: "done", Input: 1}, upload("done"))
 	require.NoError(t, err)
 
 	for what, test := range map[string]struct {

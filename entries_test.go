@@ -32,7 +32,7 @@ func balance(t *testing.T, c *metered.Client, db budget.Querier, scope string) i
 
 // transfer takes from one scope what it gives to another.
 func transfer(ctx context.Context, c *metered.Client, id, from, to string, amount int64, level pgx.TxIsoLevel) error {
-	_, err := metered.Do(ctx, c, metered.Command{ID: id, Charges: []budget.Charge{prepaid(from, amount)}, Isolation: level},
+	_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: amount, Charges: []budget.Charge{prepaid(from, amount)}, Isolation: level},
 		func(_ context.Context, tx *metered.Tx) (any, error) {
 			return nil, tx.Credit(budget.Credit{Scope: to, Amount: amount})
 		})
@@ -110,7 +110,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			ctx := t.Context()
 			do := func(id string, fn metered.Func[uploaded], charges ...budget.Charge) (out metered.Outcome[uploaded], err error) {
-				cmd := metered.Command{Namespace: "bank", ID: id, Charges: charges}
+				cmd := metered.Command{Input: 1, Namespace: "bank", ID: id, Charges: charges}
 				if own {
 					return metered.Do(ctx, c, cmd, fn)
 				}
@@ -194,14 +194,14 @@ func TestDo_RefundsItsOwnAttemptAtEachIsolationLevel(t *testing.T) {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			pool, c := setUp(t, metered.Config{})
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Isolation: level, Sticky: []budget.Charge{charge("attempts", 2, 5)}},
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, Sticky: []budget.Charge{charge("attempts", 2, 5)}},
 				func(_ context.Context, tx *metered.Tx) (any, error) {
 					attempt := tx.Sticky.Entries[0]
 					return nil, tx.RefundCharge(budget.Refund{Scope: attempt.Scope, Seq: attempt.Seq, Amount: 1})
 				})
 			require.NoError(t, err)
 			require.Equal(t, int64(1), used(t, pool, c, "attempts"))
-			_, err = metered.Do(t.Context(), c, metered.Command{ID: "op2", Isolation: level}, func(_ context.Context, tx *metered.Tx) (any, error) {
+			_, err = metered.Do(t.Context(), c, metered.Command{ID: "op2", Input: 1, Isolation: level}, func(_ context.Context, tx *metered.Tx) (any, error) {
 				return nil, tx.RefundCharge(budget.Refund{Scope: "attempts", Seq: 3, Amount: 1})
 			})
 			require.ErrorIs(t, err, budget.ErrUnknownEntry)
@@ -221,7 +221,7 @@ func TestDo_ADeniedTransferCreditsNobody(t *testing.T) {
 		}
 		return nil, tx.Credit(budget.Credit{Scope: "ben", Amount: 6})
 	}
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, late)
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, late)
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	require.Equal(t, int64(5), balance(t, c, pool, "ann"))
 	require.Zero(t, balance(t, c, pool, "ben"))
@@ -235,7 +235,7 @@ func TestTx_CreditAndRefundChargeCheckWhatTheyAreGiven(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	var dead *metered.Tx
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		dead = tx
 		for field, err := range map[string]error{
 			"Credit.Amount": tx.Credit(budget.Credit{Scope: "s", Amount: 1}, budget.Credit{Scope: "s"}),
@@ -322,7 +322,7 @@ func TestDoTx_EndsWhatIsDueInOneOrderWithOthers(t *testing.T) {
 			other := started(t, pool, func() error {
 				return within(func(tx pgx.Tx) error { return place(tx, "both", time.Hour, "c1", "c2") })
 			})
-			cmd := metered.Command{ID: "op"}
+			cmd := metered.Command{ID: "op", Input: 1}
 			if test.charge != "" {
 				cmd.Charges = []budget.Charge{{Scope: test.charge, Amount: 1, Limits: full}}
 			}
@@ -346,7 +346,7 @@ func TestDoTx_TakesTheIDsOfItsHoldsInOneOrderWithOthers(t *testing.T) {
 	ctx := t.Context()
 	do := func(op string, ids ...string) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: op}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: op, Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 				for _, id := range ids {
 					r := holds.Request{ID: id, Lines: []holds.Line{{Scope: op + id, Amount: 1}}, TTL: time.Hour}
 					if _, err := tx.Place(ctx, r, nil); err != nil {

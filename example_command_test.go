@@ -24,7 +24,7 @@ func ExampleCommand_sticky() {
 	errPassword := errors.New("wrong password")
 	login := func(user, password string) {
 		out, err := metered.Do(ctx, client, metered.Command{
-			ID: metered.NewID(), Name: "login",
+			ID: metered.NewID(), Input: 1, Name: "login",
 			Sticky: []budget.Charge{{
 				Scope: budget.ScopeKey("login", user, ""), Amount: 1, Limits: []budget.Limit{budget.PerWindow(2, time.Hour)},
 			}},
@@ -85,7 +85,7 @@ func ExampleTx_Claim() {
 		seconds, ok := taken.RetryAfterSeconds()
 		fmt.Println("taken, may be free within 10 minutes:", ok && seconds <= 600)
 	}
-	_, err = metered.Do(ctx, client, metered.Command{ID: "request-2", Namespace: "visitor-1", Name: "confirm"},
+	_, err = metered.Do(ctx, client, metered.Command{ID: "request-2", Input: 1, Namespace: "visitor-1", Name: "confirm"},
 		func(_ context.Context, tx *metered.Tx) (any, error) {
 			// The user's row would be written here, through tx.
 			return nil, tx.Capture(holds.Capture{IDs: []string{claimed.ID}, All: true, Holder: "visitor-1", Entity: "user/1"})

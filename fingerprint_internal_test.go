@@ -20,7 +20,7 @@ func fingerprintOf(t testing.TB, cmd Command, token *ledger.PresentedToken) stri
 	if token == nil {
 		token = &ledger.PresentedToken{}
 	}
-	fp, err := fingerprint(cmd, *token)
+	fp, err := fingerprint(cmd, *token, nil)
 	require.NoError(t, err)
 	require.Len(t, fp, 1+sha256.Size)
 	return hex.EncodeToString(fp)

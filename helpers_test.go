@@ -96,7 +96,7 @@ func mustNotRun(t *testing.T) metered.Func[uploaded] {
 func whole(t *testing.T, pool *pgxpool.Pool, c *metered.Client, id string) metered.Command {
 	t.Helper()
 	return metered.Command{
-		ID: id, Token: redeem(mint(t, pool, c)),
+		ID: id, Input: 1, Token: redeem(mint(t, pool, c)),
 		Charges: []budget.Charge{charge(id+"/a", 2, 100), charge(id+"/b", 3, 100)},
 	}
 }

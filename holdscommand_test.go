@@ -31,7 +31,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	r := holds.Request{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
-	cmd := metered.Command{ID: "op1", Namespace: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
+	cmd := metered.Command{ID: "op1", Input: 1, Namespace: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 	out, err := metered.Do(ctx, c, cmd, placing(r))
 	require.NoError(t, err)
 	require.Equal(t, "h1", out.Result)
@@ -60,7 +60,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	_, err = c.Holds.Get(ctx, pool, "", "h2", "")
 	require.ErrorIs(t, err, holds.ErrUnknown)
 	r.ID = "h3"
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op3", Charges: []budget.Charge{{Scope: "user/ben", Amount: 1}}}, placing(r))
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op3", Input: 1, Charges: []budget.Charge{{Scope: "user/ben", Amount: 1}}}, placing(r))
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
 	require.Equal(t, "seat", exceeded.Refusals[0].Scope)
@@ -71,11 +71,11 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	require.ErrorIs(t, err, metered.ErrUnknownOperation)
 
 	// In one command: capture one, release another, place a third.
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op4"}, placing(other))
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op4", Input: 1}, placing(other))
 	require.NoError(t, err)
 	third := r
 	third.ID, third.Lines = "h4", []holds.Line{room("seat 2", 1, 1)}
-	out4, err := metered.Do(ctx, c, metered.Command{ID: "op5"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+	out4, err := metered.Do(ctx, c, metered.Command{ID: "op5", Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		if err := tx.Capture(holds.Capture{IDs: []string{"h1"}, All: true, Entity: "ticket/1"}); err != nil {
 			return nil, err
 		}
@@ -90,7 +90,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 		[]holds.State{out4.Holds[0].State, out4.Holds[1].State, out4.Holds[2].State})
 
 	// A refusal of the second takes the first back.
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op6"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op6", Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		if err := tx.Capture(holds.Capture{IDs: []string{"h4"}, All: true}); err != nil {
 			return nil, err
 		}
@@ -103,7 +103,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 
 	// A place that repeats the id of a hold that has ended.
 	r.ID = "h1"
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op7"}, placing(r))
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op7", Input: 1}, placing(r))
 	require.ErrorIs(t, err, holds.ErrCaptured)
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 }
@@ -114,11 +114,11 @@ func TestDoTx_PlacesAndRefusesWithoutATrace(t *testing.T) {
 	ctx := t.Context()
 	r := holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		out, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op1"}, placing(r))
+		out, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op1", Input: 1}, placing(r))
 		require.NoError(t, err)
 		require.Equal(t, holds.Held, out.Holds[0].State)
 		r.ID = "h2"
-		_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "op2"}, placing(r))
+		_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "op2", Input: 1}, placing(r))
 		require.ErrorIs(t, err, budget.ErrExceeded)
 		return nil
 	}))
@@ -145,7 +145,7 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}})
 	ctx := t.Context()
 	r := holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}
-	out, err := metered.Do(ctx, c, metered.Command{ID: "op1", LSN: true}, placing(r))
+	out, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1, LSN: true}, placing(r))
 	require.NoError(t, err)
 	require.Positive(t, out.LSN)
 	require.Len(t, told, 1)
@@ -153,13 +153,13 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 	_, err = kept.Exec(ctx, "select 1")
 	require.ErrorIs(t, err, metered.ErrTxDone)
 	r.ID = "h2"
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op2"}, placing(r))
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op2", Input: 1}, placing(r))
 	require.ErrorIs(t, err, refuse)
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	_, err = c.Holds.Get(ctx, pool, "", "h2", "")
 	require.ErrorIs(t, err, holds.ErrUnknown)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op3"}, placing(r))
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op3", Input: 1}, placing(r))
 		require.ErrorIs(t, err, refuse)
 		return nil
 	}))
@@ -172,9 +172,9 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 	var denied []metered.Denial
 	pool, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) { denied = append(denied, d) }})
 	ctx := t.Context()
-	first, err := metered.Do(ctx, c, metered.Command{ID: "op1"}, placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
+	first, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
 	require.NoError(t, err)
-	out, err := metered.Do(ctx, c, metered.Command{ID: "op2"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+	out, err := metered.Do(ctx, c, metered.Command{ID: "op2", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, errors.Join(
 			tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute}),
 			tx.Capture(holds.Capture{IDs: []string{"h1"}, All: true}),
@@ -188,7 +188,7 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, usage[0].Used)
 
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op3"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op3", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute})
 	})
 	require.ErrorIs(t, err, holds.ErrReturned)
@@ -202,10 +202,10 @@ func TestOnDenial_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	_, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) { denied = append(denied, d.Err) }})
 	ctx := t.Context()
 	do := func(id string, f func(tx *metered.Tx) error) error {
-		_, err := metered.Do(ctx, c, metered.Command{ID: id}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, f(tx) })
+		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, f(tx) })
 		return err
 	}
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op1"}, placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
 	require.NoError(t, err)
 	want := []error{holds.ErrExcess, holds.ErrCeiling, holds.ErrExcess, budget.ErrRefundExceeds}
 	require.ErrorIs(t, do("op2", func(tx *metered.Tx) error {
@@ -238,10 +238,10 @@ func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 	fn := func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, errors.Join(tx.Release(holds.Release{IDs: []string{"a"}}), tx.Capture(holds.Capture{IDs: []string{"b"}, All: true}))
 	}
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, fn)
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1}, fn)
 	require.ErrorIs(t, err, holds.ErrUnknown)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op"}, fn)
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op", Input: 1}, fn)
 		require.ErrorIs(t, err, holds.ErrUnknown)
 		_, err = tx.Exec(ctx, "select metered.lock_all('{}', '{}', '{}', '{}', 1)")
 		return err
@@ -253,14 +253,14 @@ func TestDo_WaitsForNothingOfAnothersHold(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
 	r := holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op1"}, placing(r))
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op1", Input: 1}, placing(r))
 	require.NoError(t, err)
 	lockScope(t, pool, c, "seat")
 	for _, test := range []struct {
 		id, holder string
 		want       error
 	}{{"h", "ben", holds.ErrUnknown}, {"none", "ben", holds.ErrUnknown}, {"none", "", holds.ErrUnknown}, {"h", "ann", metered.ErrBusy}, {"h", "", metered.ErrBusy}} {
-		_, err := metered.Do(t.Context(), c, metered.Command{ID: "op2", Charges: []budget.Charge{charge("fee", 1, 0)}},
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: "op2", Input: 1, Charges: []budget.Charge{charge("fee", 1, 0)}},
 			func(_ context.Context, tx *metered.Tx) (any, error) {
 				return nil, tx.Release(holds.Release{IDs: []string{test.id}, Holder: test.holder})
 			})
@@ -296,7 +296,7 @@ func TestDo_SubscribersCannotEndTheTransaction(t *testing.T) {
 				}
 				return placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})(ctx, tx)
 			}
-			cmd := metered.Command{ID: sql, Charges: []budget.Charge{charge("s", 1, 10)}}
+			cmd := metered.Command{ID: sql, Input: 1, Charges: []budget.Charge{charge("s", 1, 10)}}
 			for what, do := range map[string]func() error{
 				"Do": func() error { _, err := metered.Do(ctx, c, cmd, fn); return err },
 				"DoTx": func() error {
@@ -322,7 +322,7 @@ func TestDo_SubscribersCannotEndTheTransaction(t *testing.T) {
 	}
 	sql = "select 1"
 	returned = false
-	_, err := metered.Do(ctx, c, metered.Command{ID: "after"}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "after", Input: 1}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
 	require.NoError(t, err)
 }
 
@@ -333,7 +333,7 @@ func TestDo_ASubscriberThatOutlastsTheDeadlineIsATimeout(t *testing.T) {
 	}}})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
 	require.ErrorIs(t, err, metered.ErrTimeout)
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Zero(t, count(t, pool, "metered.holds"))
@@ -350,7 +350,7 @@ func TestDo_WithSubscribersAnErrorBeforeTheirTurnIsDefinite(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		errs := make(chan error, 1)
 		go func() {
-			_, err := metered.Do(ctx, c, metered.Command{ID: "op", EarlyRelease: early}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
+			_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1, EarlyRelease: early}, placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
 			errs <- err
 		}()
 		waitingForLock(t, pool, 1)
@@ -378,10 +378,10 @@ func TestDo_AnErrorOfASubscriberIsItsOwn(t *testing.T) {
 		require.ErrorAs(t, err, &refused)
 		require.Empty(t, metered.Code(err))
 	}
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, place)
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: 1}, place)
 	requireOwn(err)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op"}, place)
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op", Input: 1}, place)
 		requireOwn(err)
 		return nil
 	}))

@@ -112,13 +112,13 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "before"},
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "before", Input: 1},
 				placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
 			require.NoError(t, err)
 			lockScope(t, pool, c, "seat")
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 			defer cancel()
-			_, err = metered.Do(ctx, c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			_, err = metered.Do(ctx, c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 				if _, err := tx.Exec(ctx, "select pg_sleep(1)"); err != nil {
 					return nil, err
 				}

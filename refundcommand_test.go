@@ -19,7 +19,7 @@ func TestDo_FailsWithARefundOfAHoldThatIsRefused(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op1"}, placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}, All: true}); err != nil {
@@ -31,10 +31,10 @@ func TestDo_FailsWithARefundOfAHoldThatIsRefused(t *testing.T) {
 	refund := func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, tx.Refund(holds.Refund{IDs: []string{"h1"}, Lines: []holds.Line{{Scope: "seat", Amount: 1}}})
 	}
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op2"}, refund)
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op2", Input: 1}, refund)
 	require.ErrorIs(t, err, holds.ErrExcess)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op2"}, refund)
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "op2", Input: 1}, refund)
 		require.ErrorIs(t, err, holds.ErrExcess)
 		return nil
 	}))

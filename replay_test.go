@@ -77,7 +77,7 @@ func TestDo_ReplayRepeatsWhatAHoldCharged(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	r := holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1), room("both", 2, 9)},
 		Charges: []budget.Charge{{Scope: "fee", Amount: 5}, {Scope: "both", Amount: 1}, {Scope: "user", Amount: 7}}}
-	cmd := metered.Command{ID: "op"}
+	cmd := metered.Command{ID: "op", Input: 1}
 	out, err := metered.Do(t.Context(), c, cmd, placing(r))
 	require.NoError(t, err)
 	require.Len(t, out.Holds[0].Charges, 3)
@@ -111,7 +111,7 @@ func TestDo_ReplayHasTheHoldsOfEveryCall(t *testing.T) {
 			tx.Refund(holds.Refund{IDs: []string{"h"}, All: true}),
 			tx.Release(holds.Release{IDs: []string{"other"}}))
 	}} {
-		cmd := metered.Command{ID: fmt.Sprint(i)}
+		cmd := metered.Command{ID: fmt.Sprint(i), Input: 1}
 		out, err := metered.Do(ctx, c, cmd, fn)
 		require.NoError(t, err)
 		require.Len(t, out.Holds, []int{2, 2, 5}[i])
@@ -139,7 +139,7 @@ func TestDoTx_EachCommandOfATransactionRecordsItsOwnHolds(t *testing.T) {
 				if id == "c" {
 					fn = func(context.Context, *metered.Tx) (string, error) { return "", nil }
 				}
-				if _, err := metered.DoTx(ctx, c, tx, metered.Command{ID: id}, fn); err != nil {
+				if _, err := metered.DoTx(ctx, c, tx, metered.Command{ID: id, Input: 1}, fn); err != nil {
 					return err
 				}
 			}

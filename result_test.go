@@ -118,7 +118,7 @@ func TestDo_WithoutAFunctionJustCharges(t *testing.T) {
 func TestDo_ChargesOfTheFunctionAddToThoseDeclared(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
-	cmd := metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 2, 10)}}
+	cmd := metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{charge("s", 2, 10)}}
 	out, err := metered.Do(t.Context(), c, cmd, func(_ context.Context, tx *metered.Tx) (any, error) {
 		require.NoError(t, tx.Charge(charge("s", 3, 10), charge("t", 1, 0)))
 		require.ErrorIs(t, tx.Charge(charge("", 1, 0)), budget.ErrArgument) // and leaves the others

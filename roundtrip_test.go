@@ -59,8 +59,8 @@ func TestDo_RoundTrips(t *testing.T) {
 		"token, a keyed job and charges": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			return tx.Enqueue(ctx, process{"x"}, &jobs.Options{Key: fmt.Sprint(n)})
 		}, 4},
-		"a replay, and the rollback":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed"} }, nil, 2},
-		"a replay with its position":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed", LSN: true} }, nil, 3},
+		"a replay, and the rollback":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed", Input: 1} }, nil, 2},
+		"a replay with its position":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed", Input: 1, LSN: true} }, nil, 3},
 		"a refusal, and the rollback": {full, nil, 2},
 		"a refusal by the last flush": {as, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(charge("full", 9, 5)) }, 5}, // pgx prepares a failed batch again: 2 more
 		"with sticky charges":         {func(cmd *metered.Command) { cmd.Sticky = tries }, nil, 6},
@@ -82,7 +82,7 @@ func TestDo_PositionTakesNoRoundTripBehindSubscribersEither(t *testing.T) {
 	trips := func(id string, early, asked bool) (n int) {
 		for i := range 3 { // warm
 			w.Each(nil)
-			out, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(id, i), EarlyRelease: early, LSN: asked},
+			out, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(id, i), Input: 1, EarlyRelease: early, LSN: asked},
 				placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 99)}}))
 			require.NoError(t, err)
 			require.Equal(t, asked, out.LSN > 0)
@@ -129,15 +129,15 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 				require.ErrorIs(t, err, metered.ErrConflict)
 			}
 			fill(t, owner, c, "full", 5)
-			_, err := metered.Do[any](ctx, c, metered.Command{ID: "early", Charges: []budget.Charge{charge("full", 1, 5)}}, nil)
+			_, err := metered.Do[any](ctx, c, metered.Command{ID: "early", Input: 1, Charges: []budget.Charge{charge("full", 1, 5)}}, nil)
 			require.ErrorIs(t, err, budget.ErrExceeded)
-			_, err = metered.Do(ctx, c, metered.Command{ID: "late"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+			_, err = metered.Do(ctx, c, metered.Command{ID: "late", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 				return nil, tx.Charge(charge("full", 1, 5))
 			})
 			require.ErrorIs(t, err, budget.ErrExceeded)
 			cmd := whole(t, owner, c, "in")
 			require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-				_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "failed"}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn })
+				_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "failed", Input: 1}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn })
 				require.ErrorIs(t, err, errOwn)
 				_, err = metered.DoTx(ctx, c, tx, cmd, wholeFunc("in", nil))
 				return err

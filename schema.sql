@@ -1922,6 +1922,39 @@ begin
 end
 $$;
 
+-- What place would refuse now, without a lock: status is taken, denied, or null where it would
+-- not, or where only place can tell: of what was placed before, and from an older snapshot.
+create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval,
+    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    was record;
+begin
+    if metered.one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
+        return;
+    end if;
+    if hold.claim is not null then
+        at := metered.clock();
+        select h.state, h.holder, h.due into was
+        from metered.holds h where h.claim = hold.claim and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
+        if found then
+            if was.state = 'c' or was.holder <> hold.holder then
+                status := 'taken';
+                deadline := case when was.state = 'h' then was.due end;
+            end if;
+            return;
+        end if;
+    end if;
+    denied := (metered.check_charge(charges, ahead)).denied;
+    status := case when denied is not null then 'denied' end;
+end
+$$;
+
 -- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
 -- status: placed; same (placed before, with the same content: stored tells); conflict (with other
 -- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
@@ -3412,6 +3445,7 @@ comment on function metered.announced(bigint[], text) is 'Marks swept holds as a
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
+comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval) is 'What place would refuse now, without a lock: status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot.';
 comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null); denied.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
@@ -3486,8 +3520,8 @@ begin
             extend_holds,find_job_key,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
             fresh,held_here,hold_as_json,hold_json,inspect_token,judge,key_fits,last_entry,later_due,leaves_at,
             line_json,lock_all,lock_all_scopes,lock_charges,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
-            memory_kept,mint_tokens,missing_hold,missing_token,named_holds,next_entry,no_amount,one_snapshot,
-            others_fall_due,overdue,place,placed_before,post,purge_holds,purge_job_keys,purge_operations,
+            look_place,memory_kept,mint_tokens,missing_hold,missing_token,named_holds,next_entry,no_amount,
+            one_snapshot,others_fall_due,overdue,place,placed_before,post,purge_holds,purge_job_keys,purge_operations,
             purge_scope,purge_tokens,raise_sequence,refund,refund_hold,refund_holds,refunds_after,refuse_hold,
             refuse_stale,release_holds,release_lines,remember_hold,repair_clock,replace_token,require,revoke_token,
             revoke_tokens,scope_key,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,

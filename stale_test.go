@@ -104,7 +104,7 @@ func TestDo_NoRefusalOfAnOldSnapshotIsFinal(t *testing.T) {
 				}
 				// The snapshot is that of the first statement, which has been made when the function runs.
 				attempts := 0
-				_, err := metered.Do(t.Context(), client, metered.Command{ID: "op", Isolation: iso},
+				_, err := metered.Do(t.Context(), client, metered.Command{ID: "op", Input: 1, Isolation: iso},
 					func(ctx context.Context, tx *metered.Tx) (any, error) {
 						if attempts++; attempts == 1 {
 							if err := c.meanwhile(ctx, pool, client); err != nil {

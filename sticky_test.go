@@ -31,11 +31,11 @@ func TestSticky_StaysWhenTheCommandFails(t *testing.T) {
 		fn  metered.Func[any]
 		err error
 	}{
-		{metered.Command{}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn }, errOwn},
-		{metered.Command{Charges: []budget.Charge{charge("full", 1, 5)}}, nil, budget.ErrExceeded},
-		{metered.Command{}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(charge("full", 1, 5)) }, budget.ErrExceeded},
-		{metered.Command{Token: redeem(unknownToken(t, c))}, nil, tokens.ErrInvalid},
-		{metered.Command{}, nil, nil},
+		{metered.Command{Input: 1}, func(context.Context, *metered.Tx) (any, error) { return nil, errOwn }, errOwn},
+		{metered.Command{Input: 1, Charges: []budget.Charge{charge("full", 1, 5)}}, nil, budget.ErrExceeded},
+		{metered.Command{Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(charge("full", 1, 5)) }, budget.ErrExceeded},
+		{metered.Command{Input: 1, Token: redeem(unknownToken(t, c))}, nil, tokens.ErrInvalid},
+		{metered.Command{Input: 1}, nil, nil},
 	} {
 		test.cmd.ID, test.cmd.Sticky = fmt.Sprint(i), tries
 		out, err := metered.Do(ctx, c, test.cmd, test.fn)
@@ -49,11 +49,11 @@ func TestSticky_StaysWhenTheCommandFails(t *testing.T) {
 		}
 	}
 	require.Panics(t, func() {
-		_, _ = metered.Do(ctx, c, metered.Command{ID: "panics", Sticky: tries}, func(context.Context, *metered.Tx) (any, error) { panic("oh") })
+		_, _ = metered.Do(ctx, c, metered.Command{ID: "panics", Input: 1, Sticky: tries}, func(context.Context, *metered.Tx) (any, error) { panic("oh") })
 	})
 	require.Equal(t, int64(6), used(t, pool, c, "tries"))
 	require.Zero(t, pool.Stat().AcquiredConns())
-	out, err := metered.Do[any](ctx, c, metered.Command{ID: "4", Sticky: tries}, nil)
+	out, err := metered.Do[any](ctx, c, metered.Command{ID: "4", Input: 1, Sticky: tries}, nil)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
 	require.Empty(t, out.Sticky)

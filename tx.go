@@ -34,6 +34,7 @@ type Tx struct {
 
 	Grant  *tokens.Grant  // what the command's token granted; nil without Command.Token
 	Sticky budget.Receipt // what Command.Sticky charged, whatever the function returns
+	Placed []string       // the ids of Command.Holds and Claims, in this order, which are placed after the function
 
 	over    *atomic.Bool // the function has returned; nil for the zero value, which was never begun
 	client  *Client
@@ -59,6 +60,10 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 		charges: slices.Clone(op.cmd.Charges), charged: op.charges,
 	}
 	op.tx = tx
+	for _, call := range op.placing {
+		tx.Placed = append(tx.Placed, call.Placing.ID)
+		tx.holds = append(tx.holds, command.StepOf(call, tx.held))
+	}
 	result, err := op.do(ctx, tx)
 	if err != nil {
 		return command.Ending{}, err
@@ -70,6 +75,19 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	return end, nil
 }
 
+// open refuses a call of Tx after the function has returned, and one that the command does not declare its Input for: the
+// same id could then be answered by the record of a command that asked for something else.
+func (t *Tx) open() error {
+	switch {
+	case t.dead():
+		return ErrTxDone
+	case t.op.cmd.Input == nil:
+		return invalid("Command.Input", "is nil: a command whose function charges, credits, refunds or calls holds declares what these depend on, "+
+			"so that the same id with other input is a conflict")
+	}
+	return nil
+}
+
 // dead reports whether the function has returned.
 func (t *Tx) dead() bool { return t.over == nil || t.over.Load() }
 
@@ -78,8 +96,8 @@ func (t *Tx) held(holds []holds.Hold) { t.done = append(t.done, holds...) }
 
 // Charge adds charges to the command's, once their amounts are known.
 func (t *Tx) Charge(charges ...budget.Charge) error {
-	if t.dead() {
-		return ErrTxDone
+	if err := t.open(); err != nil {
+		return err
 	}
 	all := append(slices.Clone(t.charges), charges...)
 	call, err := prepareCharges(t.client.Budget, all...)
@@ -102,8 +120,8 @@ func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
 }
 
 func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, error), entries []E) error {
-	if t.dead() {
-		return ErrTxDone
+	if err := t.open(); err != nil {
+		return err
 	}
 	all := slices.Clone(t.entries)
 	for _, e := range entries {
@@ -150,15 +168,15 @@ func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup
 }
 
 func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string, ttl time.Duration, prepare func() (*holdsCall, error)) (string, error) {
-	if t.dead() {
-		return "", ErrTxDone
+	if err := t.open(); err != nil {
+		return "", err
 	}
 	p, err := prepare()
 	if err != nil {
 		return "", err
 	}
 	if cleanup != nil {
-		args, opts, err := cleanup.Job(tenant, p.ID, ttl)
+		args, opts, err := cleanup.Job(tenant, p.Placing.ID, ttl)
 		if err == nil {
 			_, err = t.Enqueue(ctx, args, &jobs.Options{Tenant: tenant, InsertOpts: opts})
 		}
@@ -167,7 +185,7 @@ func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string
 		}
 	}
 	t.holds = append(t.holds, command.StepOf(p, t.held))
-	return p.ID, nil
+	return p.Placing.ID, nil
 }
 
 // Capture is holds.Book.Capture as part of the command.
@@ -191,8 +209,8 @@ func (t *Tx) Refund(r holds.Refund) error {
 }
 
 func end[E any](t *Tx, prepare func(*holds.Book, E) (*holdsCall, error), e E) error {
-	if t.dead() {
-		return ErrTxDone
+	if err := t.open(); err != nil {
+		return err
 	}
 	p, err := prepare(t.client.Holds, e)
 	if err != nil {

@@ -238,7 +238,7 @@ func denialFlood(ctx context.Context, b *bench) (samples, error) {
 	began := k.Stat().NewConnsCount()
 	op := func(ctx context.Context, _ int) error {
 		charge := budget.Charge{Scope: k.scope(), Amount: 1, Limits: none}
-		cmd := metered.Command{ID: metered.NewID()}
+		cmd := metered.Command{ID: metered.NewID(), Input: 1}
 		late := n.Add(1)%2 == 0
 		if !late {
 			cmd.Charges = []budget.Charge{charge}

@@ -25,7 +25,7 @@ func seat(event string, n int, user string) holds.Claim {
 }
 
 func (k *kit) holdSeat(ctx context.Context, c holds.Claim) (holds.Hold, error) {
-	out, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID()}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+	out, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID(), Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		_, err := tx.Claim(ctx, c, &holdjobs.Cleanup{})
 		return nil, err
 	})
@@ -36,7 +36,7 @@ func (k *kit) holdSeat(ctx context.Context, c holds.Claim) (holds.Hold, error) {
 }
 
 func (k *kit) buySeat(ctx context.Context, h holds.Hold) error {
-	_, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID()}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+	_, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID(), Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		return nil, tx.Capture(holds.Capture{IDs: []string{h.ID}, All: true, Holder: h.Holder, Entity: "ticket"})
 	})
 	return err

@@ -49,6 +49,10 @@ const placeSQL = `
 select status, placed_at, deadline, seqs, ats, denied, stored
 from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
+const lookSQL = `
+select status, at, deadline, denied
+from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval)`
+
 // Place reserves the amounts of all lines and makes all charges, in one round trip. Holds that are due count as free;
 // Place ends those whose room it needs.
 //
@@ -91,8 +95,17 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		hold.Key = lockkey.Of("metered/hold/"+b.schema.String(), r.Tenant+"\x00"+r.ID)
 		locks.IDKeys = []int64{hold.Key}
 	}
+	identity := append([]byte(r.Tenant+"\x00"), hold.Fingerprint...)
+	if chosen {
+		identity = append(identity, r.ID...)
+	}
 	return &call{
-		SQL: b.sql.place, Locks: locks, ID: r.ID, Tell: b.teller(EventPlaced, r.Note),
+		SQL: b.sql.place, Locks: locks, Tell: b.teller(EventPlaced, r.Note),
+		Placing: &ledger.Placing{
+			ID: r.ID, Identity: identity, LookSQL: b.sql.look,
+			LookArgs: func() []any { return []any{hold.String(), ledger.Charges(charges), priced.Tolerance} },
+			Looked:   func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
+		},
 		Args: func(s ledger.Sending) []any {
 			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising}
 		},
@@ -154,6 +167,29 @@ func (b *Book) check(r *Request) (*charging, error) {
 	})
 }
 
+// looked reads the row of lookSQL.
+func looked(priced *charging, key Key, row pgx.Row) (refusal, err error) {
+	var status *string
+	var at, deadline *time.Time
+	var denied []byte
+	if err := row.Scan(&status, &at, &deadline, &denied); err != nil || status == nil {
+		return nil, err
+	}
+	if *status == "denied" {
+		return priced.Denied(denied), nil
+	}
+	return takenUntil(key, at, deadline), nil
+}
+
+// takenUntil is the refusal of a claim that is taken until its deadline, or for good without one.
+func takenUntil(key Key, at, deadline *time.Time) error {
+	if deadline == nil {
+		return taken(key, nil)
+	}
+	after := deadline.Sub(*at).Microseconds()
+	return taken(key, &after)
+}
+
 // placeFailed turns an error of Postgres into that of Place.
 func placeFailed(priced *charging, key Key, err error) error {
 	switch sqlstate.Of(err) {
@@ -186,11 +222,7 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row) ([]Hold, err
 	case "denied":
 		return nil, priced.Denied(denied)
 	case "taken":
-		if deadline == nil {
-			return nil, taken(r.key, nil)
-		}
-		after := deadline.Sub(*at).Microseconds()
-		return nil, taken(r.key, &after)
+		return nil, takenUntil(r.key, at, deadline)
 	case "same":
 		var h Hold
 		if err := h.decode(same); err != nil {

@@ -24,7 +24,7 @@ func ExampleReadAt() {
 	client, err := metered.New(primary, metered.Config{})
 	check(err)
 
-	out, err := metered.Do(ctx, client, metered.Command{ID: "top-up 1", LSN: true}, func(_ context.Context, tx *metered.Tx) (any, error) {
+	out, err := metered.Do(ctx, client, metered.Command{ID: "top-up 1", LSN: true, Input: 100}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, tx.Credit(budget.Credit{Scope: "wallet/ann", Amount: 100})
 	})
 	check(err)

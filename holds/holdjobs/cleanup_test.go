@@ -46,7 +46,7 @@ func reserve(t *testing.T) *reserved {
 	}}})
 	s.clock = pgtest.SetClock(t, s.pool, time.Now())
 	r := holds.Request{ID: "h", Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
-	_, err := metered.Do(t.Context(), s.c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (string, error) {
+	_, err := metered.Do(t.Context(), s.c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
 		return tx.Place(ctx, r, &holdjobs.Cleanup{Delay: 7 * time.Second})
 	})
 	require.NoError(t, err)
@@ -238,7 +238,7 @@ func TestCleanup_OfAClaimThatTheHolderHadAlready(t *testing.T) {
 	clock := pgtest.SetClock(t, pool, time.Now())
 	claim := holds.Claim{Key: holds.Key{Type: "name", Value: "ann"}, Holder: "ann", TTL: time.Minute}
 	for _, op := range []string{"op1", "op2"} {
-		_, err := metered.Do(t.Context(), c, metered.Command{ID: op}, func(ctx context.Context, tx *metered.Tx) (string, error) {
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: op, Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
 			return tx.Claim(ctx, claim, &holdjobs.Cleanup{})
 		})
 		require.NoError(t, err)

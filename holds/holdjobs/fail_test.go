@@ -91,7 +91,7 @@ func TestHeldWorker_AJobWhoseHoldIsInItsGraceIsWorked(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, time.Now())
-	out, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+	out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 		id, err := tx.Place(ctx, holds.Request{ID: "h", TTL: time.Minute, Grace: time.Hour, Lines: []holds.Line{room("gpu", 10, 100)}}, nil)
 		if err != nil {
 			return 0, err

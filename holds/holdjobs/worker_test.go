@@ -35,7 +35,7 @@ type rendering = river.Job[render]
 // submit holds 10 of the scope "gpu" for a minute, and enqueues a job.
 func submit(t *testing.T, c *metered.Client, maxAttempts int) (jobID int64) {
 	t.Helper()
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: metered.NewID()}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: metered.NewID(), Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		id, err := tx.Place(ctx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}}, nil)
 		if err != nil {
 			return nil, err

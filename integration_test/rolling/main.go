@@ -199,7 +199,7 @@ func (a *app) token(ctx context.Context, id string) (map[string]int64, error) {
 // command runs one, and then meets its record.
 func (a *app) command(ctx context.Context, id string) (map[string]int64, error) {
 	for replayed := range 2 {
-		out, err := metered.Do(ctx, a.c, metered.Command{ID: id, Charges: []budget.Charge{{Scope: "commands", Amount: 2, Limits: limited}}},
+		out, err := metered.Do(ctx, a.c, metered.Command{ID: id, Input: 1, Charges: []budget.Charge{{Scope: "commands", Amount: 2, Limits: limited}}},
 			func(ctx context.Context, tx *metered.Tx) (string, error) {
 				if _, err := tx.Place(ctx, holds.Request{ID: id, Lines: []holds.Line{{Scope: "placed", Amount: 1, Limits: limited}}, TTL: time.Minute}, nil); err != nil {
 					return "", err

@@ -122,6 +122,7 @@ type begun struct {
 	fingerprint []byte
 	rec         Record
 	denied      []byte
+	refused     error // of a hold, by the first look
 	token       ledger.TokenRow
 }
 
@@ -143,6 +144,9 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	f := &flush{}
 	t.first(f)
 	f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
+	if opening {
+		b.look(f, op)
+	}
 	results := t.send(ctx, &f.batch)
 	err := f.read(results)
 	if err = firstOf(err, results.Close()); err != nil {
@@ -161,11 +165,26 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 
 // open looks at the token and the charges of an operation that is claimed.
 func (e *Engine) open(ctx context.Context, op *Operation, t transaction, b *begun) error {
-	err := b.scan(t.tx().QueryRow(ctx, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, false, true)...))
-	if err != nil {
+	f := &flush{}
+	f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, false, true)...)
+	b.look(f, op)
+	results := t.tx().SendBatch(ctx, &f.batch)
+	err := f.read(results)
+	if err = firstOf(err, results.Close()); err != nil {
 		return failed("open", ofCharges(op.Charges, err))
 	}
 	return nil
+}
+
+// look asks whether the holds of op would be refused.
+func (b *begun) look(f *flush, op *Operation) {
+	for _, h := range op.Holds {
+		f.row(func(row pgx.Row) error {
+			refusal, err := h.Looked(row)
+			b.refused = cmp.Or(b.refused, refusal)
+			return err
+		}, h.LookSQL, h.LookArgs()...)
+	}
 }
 
 func (e *Engine) beginArgs(ctx context.Context, op *Operation, t transaction, marker string, claiming, opening bool) []any {
@@ -184,7 +203,7 @@ func sentCharges(c *ledger.Charging) (charges string, tolerance pgtype.Interval)
 	return ledger.Charges(c.Charges), c.Tolerance
 }
 
-// admit judges what was said of the token and of the budget, in this order.
+// admit judges what was said of the token, of the budget and of the holds, in this order.
 func (b *begun) admit(op *Operation) error {
 	if op.Token.Digest != nil {
 		if err := op.Granted(b.token); err != nil {
@@ -194,7 +213,7 @@ func (b *begun) admit(op *Operation) error {
 	if len(b.denied) > 0 {
 		return op.Charges.Denied(b.denied)
 	}
-	return nil
+	return b.refused
 }
 
 const completeSQL = `

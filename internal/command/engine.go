@@ -63,6 +63,7 @@ type Operation struct {
 	Token   ledger.PresentedToken           // without a digest there is none
 	Granted func(row ledger.TokenRow) error // judges what became of the token
 	Charges *ledger.Charging                // for a first look; nil for none
+	Holds   []*ledger.Placing               // for a first look
 
 	// First is called once, when the id is claimed and is no replay, before the token and the
 	// charges are looked at. It uses a connection of its own. nil for none.

@@ -37,8 +37,18 @@ type Call[R any] struct {
 	Args  func(Sending) []any
 	Scan  func(pgx.Row) (R, error) // with the errors of the call
 
-	ID   string                                 // of the hold that it places
-	Tell func(context.Context, pgx.Tx, R) error // tells subscribers; nil without any
+	Placing *Placing                               // of a call that places a hold
+	Tell    func(context.Context, pgx.Tx, R) error // tells subscribers; nil without any
+}
+
+// Placing is what a placement has besides.
+type Placing struct {
+	ID       string // of the hold
+	Identity []byte // what makes another placement the same one, whatever its id if that was made up
+	LookSQL  string // asks, without a lock, whether it would be refused
+	LookArgs func() []any
+	// Looked reads the answer.
+	Looked func(pgx.Row) (refusal, err error)
 }
 
 // Charging are validated charges, whoever makes them.

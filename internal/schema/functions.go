@@ -52,6 +52,7 @@ var Functions = []Function{
 	{"repair_clock", Maintenance, write},
 
 	{"place", Application, write},
+	{"look_place", Application, write},
 	{"capture_holds", Application, write},
 	{"release_holds", Application, write},
 	{"extend_holds", Application, write},

@@ -129,6 +129,35 @@ begin
 end
 $$;
 
+-- What place would refuse now, without a lock: status is taken, denied, or null where it would
+-- not, or where only place can tell: of what was placed before, and from an older snapshot.
+create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval,
+    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb)
+language plpgsql stable
+as $$
+declare
+    was record;
+begin
+    if metered.one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
+        return;
+    end if;
+    if hold.claim is not null then
+        at := metered.clock();
+        select h.state, h.holder, h.due into was
+        from metered.holds h where h.claim = hold.claim and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
+        if found then
+            if was.state = 'c' or was.holder <> hold.holder then
+                status := 'taken';
+                deadline := case when was.state = 'h' then was.due end;
+            end if;
+            return;
+        end if;
+    end if;
+    denied := (metered.check_charge(charges, ahead)).denied;
+    status := case when denied is not null then 'denied' end;
+end
+$$;
+
 -- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
 -- status: placed; same (placed before, with the same content: stored tells); conflict (with other
 -- content); retired; taken (of a claim: somebody else has it, until deadline if that is not

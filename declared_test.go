@@ -1,0 +1,200 @@
+package metered_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+func seat(number, holder string) holds.Claim {
+	return holds.Claim{Tenant: "hall", Key: holds.Key{Type: "seat", Value: number}, Holder: holder, TTL: time.Minute}
+}
+
+// The hold of seat 21A is no answer to who asks for 22B under the same id, in any of the ways to ask.
+func TestCommand_TheSameIDForAnotherHoldIsAConflict(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			_, c := setUp(t, metered.Config{})
+			ctx := t.Context()
+			first := metered.Command{
+				ID: "op", Isolation: level,
+				Claims: []holds.Claim{seat("21A", "ann")},
+				Holds:  []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}}},
+			}
+			out, err := metered.Do[any](ctx, c, first, nil)
+			require.NoError(t, err)
+			require.Equal(t, []string{"power", "claim"}, []string{out.Holds[0].Lines[0].Scope, out.Holds[1].Lines[0].Scope[:5]})
+			same := first
+			same.Claims = []holds.Claim{seat("21A", "ann")}
+			same.Claims[0].TTL = time.Hour // when it ends, and how much there is, may change between the calls
+			same.Holds = []holds.Request{{Holder: "ann", TTL: time.Hour, Lines: []holds.Line{room("power", 2, 5)}}}
+			again, err := metered.Do[any](ctx, c, same, nil)
+			require.NoError(t, err)
+			require.True(t, again.Replayed)
+			require.Equal(t, out.Holds, again.Holds)
+
+			for name, change := range map[string]func(*metered.Command){
+				"another seat":   func(cmd *metered.Command) { cmd.Claims = []holds.Claim{seat("22B", "ann")} },
+				"another holder": func(cmd *metered.Command) { cmd.Claims = []holds.Claim{seat("21A", "ben")} },
+				"another tenant": func(cmd *metered.Command) { cmd.Claims = []holds.Claim{seat("21A", "ann")}; cmd.Claims[0].Tenant = "" },
+				"no claim":       func(cmd *metered.Command) { cmd.Claims = nil },
+				"one claim more": func(cmd *metered.Command) { cmd.Claims = append(cmd.Claims[:1:1], seat("22B", "ann")) },
+				"another amount": func(cmd *metered.Command) {
+					cmd.Holds = []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 3, 9)}}}
+				},
+				"another scope": func(cmd *metered.Command) {
+					cmd.Holds = []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("water", 2, 9)}}}
+				},
+				"an id": func(cmd *metered.Command) {
+					cmd.Holds = []holds.Request{{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}}}
+				},
+				"a charge with it": func(cmd *metered.Command) {
+					cmd.Holds = []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}, Charges: []budget.Charge{charge("fee", 1, 0)}}}
+				},
+			} {
+				cmd := first
+				change(&cmd)
+				_, err := metered.Do[any](ctx, c, cmd, nil)
+				require.ErrorIs(t, err, metered.ErrConflict, name)
+			}
+		})
+	}
+}
+
+// A function's holds, charges and so on are known by what the command declares: without Input they are refused, and
+// with another one the same id is a conflict.
+func TestTx_WhatTheFunctionAsksForNeedsAnInput(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	for name, call := range map[string]func(ctx context.Context, tx *metered.Tx) error{
+		"Place": func(ctx context.Context, tx *metered.Tx) error {
+			_, err := tx.Place(ctx, holds.Request{TTL: time.Minute, Lines: []holds.Line{room("a", 1, 9)}}, nil)
+			return err
+		},
+		"Claim": func(ctx context.Context, tx *metered.Tx) error {
+			_, err := tx.Claim(ctx, seat("21A", "ann"), nil)
+			return err
+		},
+		"Capture": func(_ context.Context, tx *metered.Tx) error {
+			return tx.Capture(holds.Capture{IDs: []string{"h"}, All: true})
+		},
+		"Release": func(_ context.Context, tx *metered.Tx) error { return tx.Release(holds.Release{IDs: []string{"h"}}) },
+		"Extend": func(_ context.Context, tx *metered.Tx) error {
+			return tx.Extend(holds.Extend{IDs: []string{"h"}, By: time.Second})
+		},
+		"Refund": func(_ context.Context, tx *metered.Tx) error {
+			return tx.Refund(holds.Refund{IDs: []string{"h"}, All: true})
+		},
+		"Charge": func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("a", 1, 0)) },
+		"Credit": func(_ context.Context, tx *metered.Tx) error { return tx.Credit(budget.Credit{Scope: "a", Amount: 1}) },
+		"RefundCharge": func(_ context.Context, tx *metered.Tx) error {
+			return tx.RefundCharge(budget.Refund{Scope: "a", Seq: 1, Amount: 1})
+		},
+	} {
+		_, err := metered.Do(ctx, c, metered.Command{ID: name}, func(ctx context.Context, tx *metered.Tx) (any, error) { return nil, call(ctx, tx) })
+		var argument *metered.ArgumentError
+		require.ErrorAs(t, err, &argument, name)
+		require.Equal(t, "Command.Input", argument.Field, name)
+	}
+	require.Zero(t, count(t, pool, "metered.operations"))
+
+	claim := func(number string) error {
+		_, err := metered.Do(ctx, c, metered.Command{ID: "op", Input: number}, func(ctx context.Context, tx *metered.Tx) (string, error) {
+			return tx.Claim(ctx, seat(number, "ann"), nil)
+		})
+		return err
+	}
+	require.NoError(t, claim("21A"))
+	require.ErrorIs(t, claim("22B"), metered.ErrConflict)
+}
+
+// A command that declares what it places is refused before its function works, in the flush that begins it.
+func TestCommand_DeclaredHoldsAreLookedAtEarly(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	one := func(holder string) []holds.Request {
+		return []holds.Request{{ID: "h", Holder: holder, TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}
+	}
+	for i, holder := range []string{"ann", "ann"} { // what is hers already is not in her way
+		out, err := metered.Do[any](ctx, c, metered.Command{ID: fmt.Sprint(i), Holds: one(holder), Claims: []holds.Claim{seat("21A", holder)}}, nil)
+		require.NoError(t, err)
+		require.Equal(t, i == 0, out.Holds[0].Created)
+	}
+	for name, cmd := range map[string]metered.Command{
+		"denied":         {Holds: []holds.Request{{TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}},
+		"taken":          {Claims: []holds.Claim{seat("21A", "ben")}},
+		"taken, sticky":  {Claims: []holds.Claim{seat("21A", "ben")}, Sticky: tries},
+		"the line of it": {Claims: []holds.Claim{{Key: holds.Key{Type: "seat", Value: "23C"}, Holder: "ben", TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}},
+	} {
+		cmd.ID = name
+		_, err := metered.Do(ctx, c, cmd, mustNotRun(t))
+		late := func(ctx context.Context, tx *metered.Tx) (s string, err error) {
+			for _, r := range cmd.Holds {
+				s, err = tx.Place(ctx, r, nil)
+			}
+			for _, r := range cmd.Claims {
+				s, err = tx.Claim(ctx, r, nil)
+			}
+			return s, err
+		}
+		_, lateErr := metered.Do(ctx, c, metered.Command{ID: name, Input: 1}, late)
+		require.NotEmpty(t, metered.Code(err), name)
+		require.Equal(t, metered.Code(lateErr), metered.Code(err), name)
+		require.IsType(t, lateErr, err, name)
+	}
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := c.Holds.Release(ctx, tx, holds.Release{IDs: []string{"h"}})
+		return err
+	}))
+	_, err := metered.Do(ctx, c, metered.Command{ID: "denied", Holds: one("ben")[:1]}, placedIDs)
+	require.ErrorIs(t, err, holds.ErrConflict, "its id is ann's: only placing tells")
+}
+
+func placedIDs(_ context.Context, tx *metered.Tx) (int, error) { return len(tx.Placed), nil }
+
+// Declared holds are placed with all the rest or not at all, and a limit is never passed.
+func TestCommand_DeclaredHoldsNeverPassTheirLimit(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUpWith(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: 12})
+			const callers, each, stock = 10, 6, 20
+			var placed atomic.Int64
+			inParallel(callers, func(i int) {
+				for j := range each {
+					cmd := metered.Command{
+						ID: fmt.Sprint(i, "/", j), Isolation: level, Charges: []budget.Charge{charge(fmt.Sprint("fee", i), 1, 100)},
+						Holds: []holds.Request{{TTL: time.Hour, Lines: []holds.Line{room("stock", 1, stock), room(fmt.Sprint("own", i), 1, 100)}}},
+					}
+					switch _, err := metered.Do(t.Context(), c, cmd, placedIDs); metered.Code(err) {
+					case "budget_exceeded":
+					case "":
+						require.NoError(t, err)
+						placed.Add(1)
+					default:
+						t.Errorf("%v", err)
+					}
+				}
+			})
+			require.EqualValues(t, stock, placed.Load())
+			require.EqualValues(t, stock, queryRow[int64](t, pool, "select held from metered.ledger where scope = 'stock' order by seq desc limit 1"))
+			require.EqualValues(t, stock, queryRow[int64](t, pool, "select sum(amount) from metered.ledger where scope like 'fee%'"))
+			require.Equal(t, stock, count(t, pool, "metered.holds"))
+		})
+	}
+}
