@@ -49,6 +49,17 @@ func TestDo_RoundTrips(t *testing.T) {
 	}{
 		"token and charges":                {as, nil, 2},
 		"token, a keyless job and charges": {as, keyless, 3},
+		"with declared holds": {func(cmd *metered.Command) {
+			cmd.Holds = []holds.Request{{TTL: time.Minute, Lines: []holds.Line{room("a", 1, 99)}}}
+			cmd.Claims = []holds.Claim{seat(fmt.Sprint(n), "ann")}
+		}, nil, 2},
+		"with limits from queries": {func(cmd *metered.Command) {
+			ten := budget.Lifetime(0).MaxFrom("select 10")
+			cmd.Charges = []budget.Charge{{Scope: fmt.Sprint(n), Amount: 1, Limits: []budget.Limit{ten}}}
+			cmd.Holds = []holds.Request{{TTL: time.Minute, Lines: []holds.Line{{Scope: fmt.Sprint("b", n), Amount: 1, Limits: []budget.Limit{ten}}}}}
+		}, nil, 3},
+		"with a refusal to record": {func(cmd *metered.Command) { cmd.RecordRefusal = true }, nil, 2},
+		"one that is recorded":     {func(cmd *metered.Command) { full(cmd); cmd.RecordRefusal = true }, nil, 4},
 		"the same with early release":      {func(cmd *metered.Command) { cmd.EarlyRelease = true }, keyless, 3},
 		"early, and with its position":     {func(cmd *metered.Command) { cmd.EarlyRelease, cmd.LSN = true, true }, keyless, 3},
 		"not early, with its position":     {func(cmd *metered.Command) { cmd.LSN = true }, keyless, 3},
@@ -143,6 +154,17 @@ func TestDo_WorksInEachExecMode(t *testing.T) {
 				return err
 			}))
 			require.Equal(t, everything, footprintOf(t, owner, cmd))
+			hall(t, owner, 4)
+			declared := metered.Command{ID: "declared", Claims: []holds.Claim{seat("21A", "ann")}, RecordRefusal: true,
+				Holds: []holds.Request{{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 3, Limits: seatsOf}}}}}
+			for i, code := range []string{"", "", "claim_taken", "claim_taken"} {
+				if i == 2 {
+					declared.ID, declared.Claims[0].Holder = "refused", "ben"
+				}
+				out, err := metered.Do[any](ctx, c, declared, nil)
+				require.Equal(t, code, metered.Code(err))
+				require.Equal(t, i%2 == 1, out.Replayed)
+			}
 			_, err = c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: 3600e9})
 			require.NoError(t, err)
 		})

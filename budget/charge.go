@@ -2,6 +2,7 @@ package budget
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -66,6 +67,12 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Rece
 		return Receipt{}, err
 	}
 	call := p.Call
+	if len(call.Queries) > 0 {
+		lock := ledger.LockAllArgs(l.waitMS(), call.Locks)
+		if err := ledger.Ask(ctx, tx, l.sql.lockAll, lock, call.Queries, func(err error) error { return failed("charge", err) }); err != nil {
+			return Receipt{}, err
+		}
+	}
 	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 }
 
@@ -83,6 +90,16 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 	call, err := l.prepare(charges...)
 	if err != nil {
 		return Receipt{}, err
+	}
+	for _, q := range call.Queries {
+		var most *int64
+		err := db.QueryRow(ctx, q.SQL, q.Args...).Scan(&most)
+		if errors.Is(err, pgx.ErrNoRows) {
+			err = nil
+		}
+		if err := q.Set(most, err); err != nil {
+			return Receipt{}, err
+		}
 	}
 	var a ledger.Answer
 	row := db.QueryRow(ctx, l.sql.check, ledger.Charges(call.Charges), call.Tolerance)

@@ -16,9 +16,11 @@ import (
 
 // Errors of calls. They abort the transaction, except ErrArgument and ErrExceeded.
 var (
-	ErrArgument    error = errArgument          // every refused argument; the error is an *ArgumentError
-	ErrExceeded    error = errExceeded          // a limit refuses; the error is an *ExceededError
-	ErrBusy        error = fault.ErrBusy        // a scope's lock was not free within the lock timeout; try again later
+	ErrArgument error = errArgument   // every refused argument; the error is an *ArgumentError
+	ErrExceeded error = errExceeded   // a limit refuses; the error is an *ExceededError
+	ErrBusy     error = fault.ErrBusy // a scope's lock was not free within the lock timeout; try again later
+	// ErrLimitQuery: the query of a Limit.MaxFrom failed, or did not answer with an integer from 0 to MaxLimit.
+	ErrLimitQuery  error = fault.New("limit_query", "budget: the query of a limit")
 	ErrNotMigrated error = fault.ErrNotMigrated // the schema's tables or functions are missing
 	ErrNotGranted  error = fault.ErrNotGranted  // the role has not been given what the call needs
 	// ErrClock: the scope's last entry is ahead of the database's clock by more than Config.ClockTolerance. The error

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/schema"
 )
@@ -82,15 +83,15 @@ func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	lock, charge, check, usage, credit, refund string
-	entries, newest                            string
-	scopes, purge, repair                      string
-	chain, refundSums, refunded, held          string
+	lock, lockAll, charge, check, usage, credit, refund string
+	entries, newest                                     string
+	scopes, purge, repair                               string
+	chain, refundSums, refunded, held                   string
 }
 
 func render(n schema.Name) statements {
 	return statements{
-		lock: n.SQL(lockSQL), charge: n.SQL(chargeSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
+		lock: n.SQL(lockSQL), lockAll: n.SQL(ledger.LockAllSQL), charge: n.SQL(chargeSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),

@@ -2,6 +2,8 @@ package budget
 
 import (
 	"encoding/json"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -22,6 +24,13 @@ type Limit struct {
 	// scope's lifetime. Required.
 	Window time.Duration
 	Name   string // yours, to tell limits apart in a Refusal or a Standing; defaults to ""
+
+	query *query // what Max is to be; nil if it is that
+}
+
+type query struct {
+	sql  string
+	args []any
 }
 
 // PerWindow is a limit of max units over a sliding window.
@@ -41,8 +50,20 @@ func (l Limit) Named(name string) Limit {
 	return l
 }
 
+// MaxFrom returns the same limit with the Max that a query answers: one row of one integer from 0 to MaxLimit, else
+// ErrLimitQuery. Charge, Place, Claim and commands run it when they have the scopes' locks, at one round trip for all
+// queries of the call: a capacity that was lowered while the call waited for the locks counts, where one that was read
+// before would let too many in. At REPEATABLE READ and SERIALIZABLE the query must lock what it reads (FOR SHARE): a row that
+// changed since the snapshot is 40001 then. The early look of a command leaves the limit out. Not for Capture.
+func (l Limit) MaxFrom(sql string, args ...any) Limit {
+	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
+	return l
+}
+
 func (l Limit) check(field string) error {
 	switch {
+	case l.query != nil && strings.TrimSpace(l.query.sql) == "":
+		return invalid(field+".MaxFrom", "is an empty query")
 	case l.Max < 0 || l.Max > MaxLimit:
 		return invalid(field+".Max", "%d is not from 0 to %d", l.Max, int64(MaxLimit))
 	case l.Window == 0:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -51,10 +52,14 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 		}
 	}
 	var locks ledger.Locks
+	var queries []*ledger.Query
 	for i, limits := range m.limits {
 		c := &m.charges[i]
-		for _, limit := range limits {
+		for j, limit := range limits {
 			c.Limits = append(c.Limits, ledger.Limit{Max: limit.Max, Window: max(limit.Window, 0)})
+			if limit.query != nil {
+				queries = append(queries, m.ask(i, j))
+			}
 		}
 		c.Key = l.LockKey(c.Scope)
 		locks.Keys, locks.Scopes = append(locks.Keys, c.Key), append(locks.Scopes, c.Scope)
@@ -62,15 +67,39 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	// In the order of the keys, not of the names: two names may share a key.
 	slices.SortFunc(locks.Keys, cmp.Compare[int64])
 	locks.Keys = slices.Compact(locks.Keys)
-	sent, tolerance := ledger.Charges(m.charges), interval(l.tolerance)
+	tolerance := interval(l.tolerance)
 	return &ledger.ChargeCall[Receipt]{
-		Charging: ledger.Charging{Charges: m.charges, Locks: locks, Tolerance: tolerance, Denied: m.exceeded, Failed: m.failed},
+		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks, Tolerance: tolerance, Denied: m.exceeded, Failed: m.failed},
 		Call: ledger.Call[Receipt]{
-			SQL: l.sql.charge, Locks: locks, Scan: m.scan,
-			Args: func(s ledger.Sending) []any { return []any{sent, tolerance, s.WaitMS} },
+			SQL: l.sql.charge, Locks: locks, Scan: m.scan, Queries: queries,
+			Args: func(s ledger.Sending) []any { return []any{ledger.Charges(m.charges), tolerance, s.WaitMS} },
 		},
 		Receipt: m.receipt,
 	}, nil
+}
+
+// ask is the query of a limit, which is left out until it is answered.
+func (m *merged) ask(i, j int) *ledger.Query {
+	limit := &m.limits[i][j]
+	q := limit.query
+	limit.query = nil // what is answered to the caller has the number
+	set := func(most int64) { limit.Max, m.charges[i].Limits[j].Max = most, most }
+	return &ledger.Query{
+		SQL: q.sql, Args: q.args, Forget: func() { set(MaxLimit) },
+		Set: func(most *int64, err error) error {
+			where := fmt.Sprintf("of scope %q", m.charges[i].Scope)
+			switch {
+			case err != nil:
+				return fmt.Errorf("%w %s: %w", ErrLimitQuery, where, err)
+			case most == nil:
+				return fmt.Errorf("%w %s: it answered nothing, want an integer from 0 to %d", ErrLimitQuery, where, int64(MaxLimit))
+			case *most < 0 || *most > MaxLimit:
+				return fmt.Errorf("%w %s: %d is not from 0 to %d", ErrLimitQuery, where, *most, int64(MaxLimit))
+			}
+			set(*most)
+			return nil
+		},
+	}
 }
 
 // add merges c into the charge of the same scope, or appends it.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -134,13 +135,13 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	place, look, capture, release, extend, refund, expire             string
+	place, look, lockAll, capture, release, extend, refund, expire    string
 	get, claimed, claimedMany, list, history, sweep, announced, purge string
 }
 
 func render(n schema.Name) statements {
 	return statements{
-		place: n.SQL(placeSQL), look: n.SQL(lookSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
+		place: n.SQL(placeSQL), look: n.SQL(lookSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		extend: n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
 		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), claimedMany: n.SQL(claimedManySQL), list: n.SQL(listSQL), history: n.SQL(historySQL),
 		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL),

@@ -133,6 +133,9 @@ func (b *Book) used(lines []Line, over Over) (used []ledger.Used, tolerance any,
 		if err != nil {
 			return nil, nil, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
 		}
+		if err == nil && len(priced.Queries) > 0 {
+			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "have a MaxFrom, which is for placing and charging")
+		}
 		if over == OverIfFits && len(line.Limits) == 0 { // everything would fit
 			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits needs a limit to fit into")
 		}

@@ -100,9 +100,9 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		identity = append(identity, r.ID...)
 	}
 	return &call{
-		SQL: b.sql.place, Locks: locks, Tell: b.teller(EventPlaced, r.Note),
+		SQL: b.sql.place, Locks: locks, Queries: priced.Queries, Tell: b.teller(EventPlaced, r.Note),
 		Placing: &ledger.Placing{
-			ID: r.ID, Identity: identity, LookSQL: b.sql.look,
+			ID: r.ID, Queries: priced.Queries, Identity: identity, LookSQL: b.sql.look,
 			LookArgs: func() []any { return []any{hold.String(), ledger.Charges(charges), priced.Tolerance} },
 			Looked:   func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},

@@ -97,6 +97,12 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, prepare func(*Book, E) (
 		return nil, err
 	}
 	send := func(tx pgx.Tx) ([]Hold, error) {
+		if len(c.Queries) > 0 {
+			lock := ledger.LockAllArgs(b.waitMS(), c.Locks)
+			if err := ledger.Ask(ctx, tx, b.sql.lockAll, lock, c.Queries, func(err error) error { return failed("place", err) }); err != nil {
+				return nil, err
+			}
+		}
 		return c.Scan(tx.QueryRow(ctx, c.SQL, c.Args(ledger.Sending{WaitMS: b.waitMS()})...))
 	}
 	if c.Tell == nil {

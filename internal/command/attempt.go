@@ -63,6 +63,7 @@ type transaction interface {
 func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, taken *bool) (a attempt) {
 	defer t.undo(ctx) // on a panic too
 	op.Failed = false
+	op.forget()
 	b, err := e.begin(ctx, op, t, op.First == nil || *taken)
 	if err != nil {
 		return attempt{err: err}
@@ -234,12 +235,23 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 		return Record{}, false, err
 	}
 	rec := Record{Result: end.Result}
+	wait, _ := e.timeouts(ctx)
+	queries := end.queries()
+	if len(queries) > 0 {
+		lock := ledger.LockAllArgs(wait, end.locks()...)
+		err := ledger.Ask(ctx, tx, e.sql.lockAll, lock, queries, func(err error) error { return failed("complete", err) })
+		if err == nil {
+			err = guardtx.Intact(ctx, pg)
+		}
+		if err != nil {
+			return Record{}, false, err
+		}
+	}
 	telling := slices.ContainsFunc(end.Steps, func(s Step) bool { return s.tell != nil })
 	f := &flush{}
 	t.early(f)
-	e.queue(ctx, f, op, end)
+	e.queue(ctx, f, op, end, len(queries) > 0)
 	charges, tolerance := sentCharges(end.Charges)
-	wait, _ := e.timeouts(ctx)
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
 		e.sent(op, marker).String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 	if telling {

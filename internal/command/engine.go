@@ -40,7 +40,7 @@ type statements struct{ begin, complete, finish, lockAll string }
 func New(pool *pgxpool.Pool, cfg Config) *Engine {
 	n := cfg.Schema
 	return &Engine{pool: pool, cfg: cfg, places: places(pool), sql: statements{
-		begin: n.SQL(beginSQL), complete: n.SQL(completeSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(lockAllSQL),
+		begin: n.SQL(beginSQL), complete: n.SQL(completeSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
 
@@ -76,6 +76,20 @@ type Operation struct {
 	// Of Do alone.
 	Isolation         pgx.TxIsoLevel
 	EarlyRelease, LSN bool
+}
+
+// forget leaves the limits that are asked for out of the first look.
+func (op *Operation) forget() {
+	if op.Charges != nil {
+		for _, q := range op.Charges.Queries {
+			q.Forget()
+		}
+	}
+	for _, h := range op.Holds {
+		for _, q := range h.Queries {
+			q.Forget()
+		}
+	}
 }
 
 // Refused is op as one that was refused, with the reason as JSON: it records that, unless there is a record by now.

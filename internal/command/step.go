@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -11,17 +10,18 @@ import (
 
 // Step is what a command does at its end.
 type Step struct {
-	locks ledger.Locks
-	sql   string
-	args  func(ledger.Sending) []any
-	read  func(pgx.Row) error
-	tell  func(context.Context, pgx.Tx) error // nil if nobody is to be told
+	locks   ledger.Locks
+	sql     string
+	args    func(ledger.Sending) []any
+	read    func(pgx.Row) error
+	queries []*ledger.Query
+	tell    func(context.Context, pgx.Tx) error // nil if nobody is to be told
 }
 
 // StepOf makes a call a step. answered is given its answer, if it is not nil.
 func StepOf[R any](call *ledger.Call[R], answered func(R)) Step {
 	var answer R
-	s := Step{locks: call.Locks, sql: call.SQL, args: call.Args}
+	s := Step{locks: call.Locks, sql: call.SQL, args: call.Args, queries: call.Queries}
 	s.read = func(row pgx.Row) (err error) {
 		if answer, err = call.Scan(row); err == nil && answered != nil {
 			answered(answer)
@@ -34,37 +34,38 @@ func StepOf[R any](call *ledger.Call[R], answered func(R)) Step {
 	return s
 }
 
-const lockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::metered.hold_ids[], $5::int)`
+// locks are those of an ending, if they must be taken before its steps: these take theirs one after the other.
+func (end *Ending) locks() []ledger.Locks {
+	var all []ledger.Locks
+	if end.Charges != nil {
+		all = append(all, end.Charges.Locks)
+	}
+	for _, s := range end.Steps {
+		all = append(all, s.locks)
+	}
+	return all
+}
+
+// queries are to be asked under the locks.
+func (end *Ending) queries() (all []*ledger.Query) {
+	if end.Charges != nil {
+		all = append(all, end.Charges.Queries...)
+	}
+	for _, s := range end.Steps {
+		all = append(all, s.queries...)
+	}
+	return all
+}
 
 // queue queues the steps of an ending. If they are more than one, or if it charges too, all locks are
-// taken first, in one order.
-func (e *Engine) queue(ctx context.Context, f *flush, op *Operation, end Ending) {
+// taken first, in one order, unless they are taken.
+func (e *Engine) queue(ctx context.Context, f *flush, op *Operation, end Ending, locked bool) {
 	wait, _ := e.timeouts(ctx)
-	if len(end.Steps) > 1 || len(end.Steps) == 1 && end.Charges != nil {
-		keys, idKeys := []int64{}, []int64{} // not nil, which is sent as null
-		scopes := []string{}
-		var named []ledger.HoldIDs
-		lock := func(l ledger.Locks) {
-			keys, idKeys, scopes = append(keys, l.Keys...), append(idKeys, l.IDKeys...), append(scopes, l.Scopes...)
-			if l.Holds != nil {
-				named = append(named, *l.Holds)
-			}
-		}
-		if end.Charges != nil {
-			lock(end.Charges.Locks)
-		}
-		for _, s := range end.Steps {
-			lock(s.locks)
-		}
-		f.exec(e.sql.lockAll, inOrder(keys), inOrder(idKeys), scopes, ledger.AllHoldIDs(named), wait)
+	if all := end.locks(); len(all) > 1 && !locked {
+		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, all...)...)
 	}
 	sending := ledger.Sending{WaitMS: wait, Namespace: op.Namespace, Operation: op.ID, Raising: true}
 	for _, s := range end.Steps {
 		f.row(s.read, s.sql, s.args(sending)...)
 	}
-}
-
-func inOrder(keys []int64) []int64 {
-	slices.Sort(keys)
-	return slices.Compact(keys)
 }

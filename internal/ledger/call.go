@@ -37,6 +37,8 @@ type Call[R any] struct {
 	Args  func(Sending) []any
 	Scan  func(pgx.Row) (R, error) // with the errors of the call
 
+	Queries []*Query // to be asked under the locks, before Args
+
 	Placing *Placing                               // of a call that places a hold
 	Tell    func(context.Context, pgx.Tx, R) error // tells subscribers; nil without any
 }
@@ -44,6 +46,7 @@ type Call[R any] struct {
 // Placing is what a placement has besides.
 type Placing struct {
 	ID       string // of the hold
+	Queries  []*Query
 	Identity []byte // what makes another placement the same one, whatever its id if that was made up
 	LookSQL  string // asks, without a lock, whether it would be refused
 	LookArgs func() []any
@@ -54,6 +57,7 @@ type Placing struct {
 // Charging are validated charges, whoever makes them.
 type Charging struct {
 	Charges   []Charge // one for each distinct scope
+	Queries   []*Query // to be asked under the locks, before Charges are sent
 	Locks     Locks
 	Tolerance pgtype.Interval
 	Denied    func(denial []byte) error // the error of a denial

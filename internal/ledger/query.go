@@ -1,0 +1,106 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Query asks for the most of a limit.
+type Query struct {
+	SQL    string
+	Args   []any
+	Set    func(most *int64, err error) error // nil without a row or for null
+	Forget func()                             // leaves the limit out until it is Set
+}
+
+// LockAllSQL takes all locks of a call, or of a command, in one order.
+const LockAllSQL = `select metered.lock_all($1::bigint[], $2::bigint[], $3::text[], $4::metered.hold_ids[], $5::int)`
+
+// LockAllArgs are the arguments of LockAllSQL.
+func LockAllArgs(waitMS int32, all ...Locks) []any {
+	keys, idKeys, scopes := []int64{}, []int64{}, []string{} // not nil, which is sent as null
+	var named []HoldIDs
+	for _, l := range all {
+		keys, idKeys, scopes = append(keys, l.Keys...), append(idKeys, l.IDKeys...), append(scopes, l.Scopes...)
+		if l.Holds != nil {
+			named = append(named, *l.Holds)
+		}
+	}
+	return []any{inOrder(keys), inOrder(idKeys), scopes, AllHoldIDs(named), waitMS}
+}
+
+func inOrder(keys []int64) []int64 {
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// Ask takes locks and asks queries, in one flush, in which they see what was committed while the locks were waited for. Without
+// lockSQL it takes none. The errors of the locks are turned by failed.
+func Ask(ctx context.Context, tx Sender, lockSQL string, lockArgs []any, queries []*Query, failed func(error) error) error {
+	batch := &pgx.Batch{}
+	if lockSQL != "" {
+		batch.Queue(lockSQL, lockArgs...)
+	}
+	batch.Queue(`select pg_catalog.current_setting('transaction_isolation') like 'read %'`)
+	for _, q := range queries {
+		batch.Queue(q.SQL, q.Args...)
+	}
+	results := tx.SendBatch(ctx, batch)
+	err := answers(results, lockSQL != "", queries, failed)
+	if closing := results.Close(); err == nil && closing != nil {
+		err = failed(closing)
+	}
+	return err
+}
+
+// Sender sends batches: a pool, a connection or a transaction.
+type Sender interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+func answers(results pgx.BatchResults, locked bool, queries []*Query, failed func(error) error) error {
+	if locked {
+		if _, err := results.Exec(); ofQuery(err) { // pgx prepares a batch before it sends it
+			return queries[0].Set(nil, err)
+		} else if err != nil {
+			return failed(err)
+		}
+	}
+	var fresh bool // each statement sees what is committed by then
+	if err := results.QueryRow().Scan(&fresh); err != nil {
+		return failed(err)
+	}
+	for _, q := range queries {
+		var most *int64
+		err := results.QueryRow().Scan(&most)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			err = nil
+		case err == nil && !fresh && locked && !locking.MatchString(q.SQL):
+			err = errNotLocking
+		}
+		if err := q.Set(most, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ofQuery reports whether err says that a statement is wrong which is not ours.
+func ofQuery(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && sqlstate.Class(pgErr.Code) == sqlstate.Wrong && !ours.MatchString(pgErr.Message)
+}
+
+var (
+	ours          = regexp.MustCompile(`\b(lock_all|hold_ids)\b`)
+	locking       = regexp.MustCompile(`(?i)\bfor\s+(share|update|no\s+key\s+update)\b`)
+	errNotLocking = errors.New("above READ COMMITTED it must end with FOR SHARE, or it answers from before the locks")
+)
