@@ -2,11 +2,14 @@ package metered
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 
@@ -15,7 +18,9 @@ import (
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/migrate"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -156,4 +161,59 @@ func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, er
 		return tokens.Secret{}, invalid("Config.SecretKey", "is needed to derive a secret")
 	}
 	return tokens.Derive(c.cfg.SecretKey, namespace, operationID, label)
+}
+
+// RunTx runs fn in a transaction of the Client's pool, and again after a serialization failure or a deadlock, up to
+// Config.MaxAttempts times, as Do does: who lost to another transaction at REPEATABLE READ or SERIALIZABLE then gets the
+// refusal that it is, or its turn. fn may be called several times, and must have no effect outside tx. It is for the pieces
+// alone and for DoTx; Do needs no transaction of yours. The transaction is rolled back if fn returns an error, which is
+// RunTx's then. Errors: fn's and Postgres's; ErrSerialization; ErrCommitUnknown; ErrNested inside a command.
+func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
+		return err
+	}
+	if c.engine.Inside(ctx) {
+		return ErrNested
+	}
+	for n := 1; ; n++ {
+		err := c.runTx(ctx, opts, fn)
+		switch {
+		case !sqlstate.Collided(err):
+			return err
+		case n == c.cfg.MaxAttempts:
+			return fmt.Errorf("%w: gave up after %d attempts: %w", ErrSerialization, n, err)
+		}
+		if stopped := pause.Before(ctx, n); stopped != nil {
+			return fmt.Errorf("metered: %w, while retrying: %w", stopped, err)
+		}
+	}
+}
+
+func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) error {
+	tx, err := c.pool.BeginTx(ctx, opts)
+	if err != nil {
+		return fmt.Errorf("metered: begin: %w", err)
+	}
+	defer func() { // also on a panic; after COMMIT it does nothing
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = tx.Rollback(ctx)
+	}()
+	if err := fn(ctx, tx); err != nil {
+		return err
+	}
+	conn := tx.Conn()
+	err = tx.Commit(ctx)
+	var answer *pgconn.PgError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return fmt.Errorf("%w: %w", ErrTxFailed, err)
+	case errors.Is(err, pgx.ErrTxClosed):
+		return fmt.Errorf("%w: %w", ErrTxControl, err)
+	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !conn.IsClosed():
+		return fmt.Errorf("metered: commit: %w", err)
+	}
+	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 }

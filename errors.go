@@ -30,11 +30,12 @@ var (
 
 // Failures of a command. Except after ErrIndefinite, the call committed nothing.
 var (
-	ErrBusy      error = fault.ErrBusy      // a lock was not free within the lock timeout; try again later
-	ErrTimeout   error = command.ErrTimeout // the server gave up at the deadline; also context.DeadlineExceeded
-	ErrTxControl error = guardtx.ErrControl // the function, a subscriber or Cost.Write tried to end the transaction
-	ErrTxDone    error = guardtx.ErrDone    // the transaction was used after the function had returned
-	ErrNested    error = command.ErrNested  // a command began in another's function or subscriber, with its context or tx
+	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout; try again later
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: Do and Client.RunTx ran it MaxAttempts times; in DoTx run tx again
+	ErrTimeout       error = command.ErrTimeout     // the server gave up at the deadline; also context.DeadlineExceeded
+	ErrTxControl     error = guardtx.ErrControl     // the function, a subscriber or Cost.Write tried to end the transaction
+	ErrTxDone        error = guardtx.ErrDone        // the transaction was used after the function had returned
+	ErrNested        error = command.ErrNested      // a command began in another's function or subscriber, with its context or tx
 	// ErrTxFailed: a statement of the function or a subscriber failed, and it returned nil all the same. In DoTx also:
 	// the caller's transaction had failed before.
 	ErrTxFailed error = guardtx.ErrFailed
@@ -49,6 +50,8 @@ var (
 	// ErrTooManyAttempts: the budget refused Command.Sticky (HTTP 429), not Command.Charges (402). The error is also a
 	// *budget.ExceededError and budget.ErrExceeded, whose Code it has.
 	ErrTooManyAttempts = fault.ErrTooManyAttempts
+	// ErrCommitUnknown: the answer to the COMMIT of Client.RunTx was lost. Nobody can tell whether it took effect.
+	ErrCommitUnknown error = fault.New("commit_unknown", "metered: the answer to COMMIT was lost")
 	// ErrIndefinite: the outcome of a COMMIT is not known. The error is an *IndefiniteError.
 	ErrIndefinite error = errIndefinite
 )
@@ -85,13 +88,13 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 // errors that are not this library's. An error has the same code in every package: budget.ErrBusy is metered.ErrBusy.
 //
 //	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
-//	try again       busy timeout stale_read
-//	not known       indefinite
+//	try again       busy timeout stale_read serialization
+//	not known       indefinite commit_unknown
 //	arguments       invalid_argument ttl_too_short ttl_too_long
 //	set-up          not_migrated not_granted schema_version schema_differs no_river job_plugin
 //	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
 //	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry
-//	                budget_entry_purged budget_not_charge budget_refund_exceeds
+//	                limit_query budget_entry_purged budget_not_charge budget_refund_exceeds
 //	tokens, jobs    token_exists job_conflict job_key_not_found
 //	holds           hold_unknown hold_retired hold_conflict claim_taken hold_state hold_held hold_captured
 //	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable

@@ -58,11 +58,11 @@ func TestDo_RoundTrips(t *testing.T) {
 			cmd.Charges = []budget.Charge{{Scope: fmt.Sprint(n), Amount: 1, Limits: []budget.Limit{ten}}}
 			cmd.Holds = []holds.Request{{TTL: time.Minute, Lines: []holds.Line{{Scope: fmt.Sprint("b", n), Amount: 1, Limits: []budget.Limit{ten}}}}}
 		}, nil, 3},
-		"with a refusal to record": {func(cmd *metered.Command) { cmd.RecordRefusal = true }, nil, 2},
-		"one that is recorded":     {func(cmd *metered.Command) { full(cmd); cmd.RecordRefusal = true }, nil, 4},
-		"the same with early release":      {func(cmd *metered.Command) { cmd.EarlyRelease = true }, keyless, 3},
-		"early, and with its position":     {func(cmd *metered.Command) { cmd.EarlyRelease, cmd.LSN = true, true }, keyless, 3},
-		"not early, with its position":     {func(cmd *metered.Command) { cmd.LSN = true }, keyless, 3},
+		"with a refusal to record":     {func(cmd *metered.Command) { cmd.RecordRefusal = true }, nil, 2},
+		"one that is recorded":         {func(cmd *metered.Command) { full(cmd); cmd.RecordRefusal = true }, nil, 4},
+		"the same with early release":  {func(cmd *metered.Command) { cmd.EarlyRelease = true }, keyless, 3},
+		"early, and with its position": {func(cmd *metered.Command) { cmd.EarlyRelease, cmd.LSN = true, true }, keyless, 3},
+		"not early, with its position": {func(cmd *metered.Command) { cmd.LSN = true }, keyless, 3},
 		"and a statement of the function": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			_, _ = tx.Exec(ctx, "select 1")
 			return keyless(ctx, tx)

@@ -16,9 +16,10 @@ import (
 
 // Errors of calls. They abort the transaction, except ErrArgument and ErrExceeded.
 var (
-	ErrArgument error = errArgument   // every refused argument; the error is an *ArgumentError
-	ErrExceeded error = errExceeded   // a limit refuses; the error is an *ExceededError
-	ErrBusy     error = fault.ErrBusy // a scope's lock was not free within the lock timeout; try again later
+	ErrArgument      error = errArgument            // every refused argument; the error is an *ArgumentError
+	ErrExceeded      error = errExceeded            // a limit refuses; the error is an *ExceededError
+	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within the lock timeout; try again later
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	// ErrLimitQuery: the query of a Limit.MaxFrom failed, or did not answer with an integer from 0 to MaxLimit.
 	ErrLimitQuery  error = fault.New("limit_query", "budget: the query of a limit")
 	ErrNotMigrated error = fault.ErrNotMigrated // the schema's tables or functions are missing

@@ -44,9 +44,10 @@ var (
 
 // Failures of the moment or of the set-up. They abort the transaction.
 var (
-	ErrBusy        error = fault.ErrBusy        // a scope's lock could not be had within the ledger's lock timeout
-	ErrNotMigrated error = fault.ErrNotMigrated // the schema's tables or functions are missing
-	ErrNotGranted  error = fault.ErrNotGranted  // the role has not been given what the call needs
+	ErrBusy          error = fault.ErrBusy          // a scope's lock could not be had within the ledger's lock timeout
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema's tables or functions are missing
+	ErrNotGranted    error = fault.ErrNotGranted    // the role has not been given what the call needs
 )
 
 var (

@@ -54,9 +54,12 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"operation_retired":  {metered.ErrRetired, answered{409, ""}},
 		"operation_future":   {metered.ErrFuture, answered{400, ""}},
 
-		"busy":       {budget.ErrBusy, answered{503, "1"}},
-		"timeout":    {fmt.Errorf("%w: %w", metered.ErrTimeout, context.DeadlineExceeded), answered{503, "1"}},
-		"indefinite": {metered.ErrIndefinite, answered{503, "1"}},
+		"busy":           {budget.ErrBusy, answered{503, "1"}},
+		"timeout":        {fmt.Errorf("%w: %w", metered.ErrTimeout, context.DeadlineExceeded), answered{503, "1"}},
+		"serialization":  {budget.ErrSerialization, answered{503, "1"}},
+		"commit_unknown": {metered.ErrCommitUnknown, answered{500, ""}},
+		"limit_query":    {budget.ErrLimitQuery, answered{500, ""}},
+		"indefinite":     {metered.ErrIndefinite, answered{503, "1"}},
 
 		"invalid_argument": {jobs.ErrArgument, answered{400, ""}},
 

@@ -157,7 +157,7 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 		case lost != nil: // not through to the answer yet: try on
 		case sqlstate.Collided(a.err) && n < e.cfg.MaxAttempts:
 		case sqlstate.Collided(a.err):
-			return Record{}, fmt.Errorf("metered: gave up after %d attempts: %w", n, a.err)
+			return Record{}, fmt.Errorf("%w: gave up after %d attempts: %w", fault.ErrSerialization, n, a.err)
 		default:
 			return Record{}, timedOut(resolve, a.err)
 		}

@@ -8,9 +8,11 @@ import (
 
 // What every package's statements can fail with.
 var (
-	ErrBusy        = New("busy", "metered: a lock is held by another transaction for too long")
-	ErrNotMigrated = New("not_migrated", "metered: a schema is missing or incomplete: call metered.Migrate, and migrate River for jobs; metered.Validate says what")
-	ErrNotGranted  = New("not_granted", "metered: the role lacks what metered.GrantSQL gives, or GrantMaintenanceSQL to purge and repair, or rights on River's tables")
+	ErrBusy = New("busy", "metered: a lock is held by another transaction for too long")
+	// ErrSerialization: SQLSTATE 40001 or 40P01.
+	ErrSerialization = New("serialization", "metered: the transaction collided with another one, and has to run again")
+	ErrNotMigrated   = New("not_migrated", "metered: a schema is missing or incomplete: call metered.Migrate, and migrate River for jobs; metered.Validate says what")
+	ErrNotGranted    = New("not_granted", "metered: the role lacks what metered.GrantSQL gives, or GrantMaintenanceSQL to purge and repair, or rights on River's tables")
 )
 
 // Failed names what failed, and of which package it is. It turns those errors of Postgres that
@@ -21,6 +23,8 @@ func Failed(pkg, doing string, err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.LockNotAvailable:
 		kind = ErrBusy
+	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected:
+		kind = ErrSerialization
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		kind = ErrNotMigrated
 	case sqlstate.InsufficientPrivilege:

@@ -33,9 +33,9 @@ func Retryable(err error) bool {
 	switch {
 	case Is(err, "indefinite"):
 		return true
-	case err == nil, Refused(err), errors.Is(err, context.Canceled):
+	case err == nil, Refused(err), Is(err, "commit_unknown"), errors.Is(err, context.Canceled):
 		return false
-	case Is(err, "busy"), Is(err, "stale_read"), errors.Is(err, context.DeadlineExceeded): // the code timeout is that, too
+	case Is(err, "busy"), Is(err, "serialization"), Is(err, "stale_read"), errors.Is(err, context.DeadlineExceeded): // the code timeout is that, too
 		return true
 	}
 	var answer *pgconn.PgError
