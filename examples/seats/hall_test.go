@@ -86,7 +86,7 @@ func (h *hall) seatsOf(event string) []string {
 }
 
 func (h *hall) adminOf(org string) *browser {
-	return h.login(one[string](h, `select id::text from hall.users where org = $1 and admin`, org))
+	return h.login(one[string](h, `select id::text from hall.users where org = $1 and role = 'manager'`, org))
 }
 
 func one[T any](h *hall, sql string, args ...any) (v T) {

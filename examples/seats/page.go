@@ -34,7 +34,7 @@ func (a *app) pages(mux *http.ServeMux) {
 type choice struct{ ID, Name, Org string }
 
 const (
-	eventsSQL = `select id, name, '' from hall.events where org = $1 and ($2 or status <> 'draft') order by name`
+	eventsSQL = `select id, name, '' from hall.events where org = $1 and ($2 or status not in ('draft', 'archived')) order by name`
 	usersSQL  = `select u.id, u.name, o.name from hall.users u join hall.organisations o on o.id = u.org order by o.name, u.name limit 100`
 )
 
@@ -44,7 +44,7 @@ func (a *app) serveHome(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = a.known(r.Context(), &who)
 	}
-	name, sql, args := "home.html", eventsSQL, []any{who.Org, who.Admin}
+	name, sql, args := "home.html", eventsSQL, []any{who.Org, who.Role.may(manages)}
 	if errors.Is(err, errNoSession) {
 		name, sql, args, err = "login.html", usersSQL, nil, nil
 	}
@@ -133,7 +133,7 @@ func show(w http.ResponseWriter, name string, data any) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.Header().Set("Cache-Control", "no-store")
+
 	_, _ = page.WriteTo(w)
 }
 
