@@ -69,6 +69,9 @@ type sectionReport struct {
 	Hours []tally `json:"hours"`
 }
 
+// Free is how many seats nobody has.
+func (s sectionReport) Free() int { return s.Seats - s.Now.Sold - s.Now.Held - s.Now.Blocked }
+
 type tally struct {
 	Sold    int `json:"sold"`
 	Held    int `json:"held"`

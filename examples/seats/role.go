@@ -35,6 +35,17 @@ var rights = map[role][]right{
 
 func (r role) may(do right) bool { return slices.Contains(rights[r], do) }
 
+// usual is the source that the page of such a user names.
+func (r role) usual() string {
+	switch r {
+	case scanner:
+		return "scanner"
+	case boxOffice, manager:
+		return "box_office"
+	}
+	return web
+}
+
 // source is a way by which seats are held. A request names it.
 type source struct {
 	roles    []role         // who may use it

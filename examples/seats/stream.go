@@ -14,9 +14,8 @@ import (
 type hallMap struct {
 	Status status `json:"status"`
 	// Sale is "open", or the code that a hold by way of the web is refused with.
-	Sale   string     `json:"sale"`
-	Opens  *time.Time `json:"opens,omitempty"`
-	Closes *time.Time `json:"closes,omitempty"`
+	Sale string `json:"sale"`
+	sale
 	// Seats has a letter for each seat, in their order: a available, h held, s sold, b blocked.
 	Seats  string     `json:"seats"`
 	Counts counts     `json:"counts"`
@@ -128,7 +127,7 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 		return nil, errNotFound
 	}
 	m.Seats, m.Counts.Seats = string(seats), len(seats)
-	m.Status, m.Opens, m.Closes, m.nextEnd = e.status, e.sale.Opens, e.sale.Closes, min(nextEnd, e.nextChange())
+	m.Status, m.sale, m.nextEnd = e.status, e.sale, min(nextEnd, e.nextChange())
 	m.Sale = "open"
 	if err := e.refuses(sources[web]); err != nil {
 		m.Sale = explain(err).Code
