@@ -142,6 +142,14 @@ func (h *hall) people(org string, n int) []*browser {
 	return list
 }
 
+// staff makes a user of the organisation with a role and signs them in.
+func (h *hall) staff(as role) *browser {
+	h.t.Helper()
+	id := metered.NewID()
+	h.exec(`insert into hall.users values ($1, $2, $3, $4)`, id, h.org, string(as), as)
+	return h.login(id)
+}
+
 // at is the same user in a tab at another process.
 func (b *browser) at(process int) *browser {
 	other := *b
@@ -207,6 +215,25 @@ func (b *browser) hold(seat string) answer {
 	return b.ask(http.MethodPost, b.seatPath(seat, "hold"), "", nil)
 }
 
+// holdBy is hold by way of a source.
+func (b *browser) holdBy(seat, source string) answer {
+	b.h.t.Helper()
+	return b.ask(http.MethodPost, b.seatPath(seat, "hold"), "", map[string]any{"source": source})
+}
+
+// set has the manager change the event, or what belongs to it.
+func (h *hall) set(what string, body any) answer {
+	h.t.Helper()
+	return h.admin.ask(http.MethodPut, "/api/events/"+h.event+what, "", body)
+}
+
+// setSale has the manager set the sale, which is not refused.
+func (h *hall) setSale(body map[string]any) {
+	h.t.Helper()
+	a := h.set("/sale", body)
+	require.Equal(h.t, http.StatusOK, a.status, a.text)
+}
+
 func (b *browser) holding(seat string) string {
 	b.h.t.Helper()
 	a := b.hold(seat)
@@ -261,7 +288,7 @@ func (h *hall) written() (w written) {
 	return w
 }
 
-// refusals are the codes in the audit table, oldest first.
+// refusals are the codes of failures in the audit table, oldest first.
 func (h *hall) refusals() []string {
 	h.t.Helper()
 	return all[string](h, `select code from hall.audit where code <> '' order by id`)

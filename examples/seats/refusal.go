@@ -57,6 +57,7 @@ var words = map[string]string{
 	"block_full":         "No more seats of this section are sold.",
 	"too_many_holds":     "That were many seats in a short time.",
 	"hold_expired":       "The hold has run out.",
+	"hold_conflict":      "You hold this seat already, in another way.",
 	"hold_captured":      "The hold has ended.",
 	"hold_released":      "The hold has ended.",
 	"hold_returned":      "The hold has ended.",

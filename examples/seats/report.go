@@ -36,7 +36,7 @@ func (a *app) serveHolds(w http.ResponseWriter, r *request) error {
 	}
 	list := []ending{}
 	var e ending
-	var h holds.Hold
+	h := holds.Hold{State: holds.Held}
 	rows, _ := a.pool.Query(r.Context(), endingSQL, r.event) // the error is that of the rows
 	row := []any{&e.HoldID, &e.SeatID, &e.Section, &e.Row, &e.Number, &e.Holder, &e.Source, &h.Deadline, &h.Now}
 	_, err := pgx.ForEachRow(rows, row, func() error {
