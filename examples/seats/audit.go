@@ -67,17 +67,18 @@ func (r *request) audit(ctx context.Context, db interface {
 	return err
 }
 
-// recordFailure writes a failure down, when the transaction that it ended is gone: also one whose outcome is not known,
-// by the code that says so. One without a session has no organisation to write it to, and goes to the log: whoever cannot
-// sign in cannot fill the table.
+// recordFailure writes a failure down, when the transaction that it ended is gone: also one whose outcome is not known, as
+// service_unavailable or by the library's code. One without a session has no organisation to write it to, and goes to the
+// log: whoever cannot sign in cannot fill the table.
 func (a *app) recordFailure(r *request, err error) {
-	code := explain(err).Code
+	p := explain(err)
+	code := p.Code
+	if code == "" {
+		code = strings.ToLower(strings.ReplaceAll(http.StatusText(p.Status), " ", "_"))
+	}
 	if r.who.Org == "" {
 		slog.Info("refused", "action", r.action, "code", code, "address", r.address(), "agent", r.agent())
 		return
-	}
-	if code == "" {
-		code = "internal"
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 2*time.Second) // the client may have gone
 	defer cancel()

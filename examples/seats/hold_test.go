@@ -233,6 +233,7 @@ func TestHold_AKilledBackendLeavesNothing(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, a.status, a.text)
 	require.Equal(t, key, a.header.Get("Idempotency-Key"))
 	require.Equal(t, "1", a.header.Get("Retry-After"))
+	require.Equal(t, []string{"service_unavailable"}, h.refusals(), "it is not known to have failed, and is written down as that")
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, before, h.written())
 	h.verify()
