@@ -273,7 +273,7 @@ func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
 	ben.clickSeat(8)
 	ben.seesText("#toasts", "The sale has ended.")
 	ada.do(chromedp.Click(chromedp.CSS(`.office a`)), chromedp.WaitVisible(chromedp.CSS("table")))
-	ada.see(`[...document.querySelectorAll("main > picture img")].filter((i) => i.complete && i.naturalWidth === 1000).length === 2`, "two plots")
+	ada.see(`[...document.querySelectorAll("main > picture img")].filter((i) => i.complete && i.naturalWidth > 0).length === 2`, "two plots")
 	ada.see(`[...document.querySelectorAll("tr")].some((r) => r.textContent.includes("Balcony right") && r.cells[2].textContent === "1")`, "one sold")
 	ada.noSideways()
 	ada.shot("report")

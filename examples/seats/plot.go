@@ -38,6 +38,9 @@ func (p *report) byHour() plotted {
 	return b
 }
 
+// colours of what is sold, held and blocked.
+var colours = []charts.Color{charts.ColorFromHex("#3557d5"), charts.ColorFromHex("#e0a92e"), charts.ColorFromHex("#7c8494")}
+
 // svg draws the bars.
 func (b plotted) svg(dark bool) ([]byte, error) {
 	theme := charts.GetTheme(charts.ThemeLight)
@@ -51,7 +54,7 @@ func (b plotted) svg(dark bool) ([]byte, error) {
 		}
 	}
 	opt := charts.NewBarChartOptionWithData(series)
-	opt.Theme = theme
+	opt.Theme = theme.WithSeriesColors(colours)
 	opt.StackSeries = charts.Ptr(true)
 	opt.Title.Text = b.title
 	opt.Legend.SeriesNames = []string{"sold", "held", "blocked"}
