@@ -29,8 +29,12 @@ func (p *report) byHour() plotted {
 	if len(p.Sections) == 1 {
 		b.title = "Seats by hour (UTC), " + p.Sections[0].Name
 	}
+	layout := "15h"
+	if len(p.Hours) > defaultHours {
+		layout = "Jan 2 15h"
+	}
 	for i, hour := range p.Hours {
-		b.names = append(b.names, hour.Format("15:04"))
+		b.names = append(b.names, hour.Format(layout))
 		for _, s := range p.Sections {
 			b.values[i] = b.values[i].plus(s.Hours[i])
 		}
@@ -61,9 +65,10 @@ func (b plotted) svg(dark bool) ([]byte, error) {
 	opt.Legend.Offset = charts.OffsetRight
 	opt.CategoryAxis.Labels = b.names
 	opt.ValueFormatter = func(v float64) string { return strconv.Itoa(int(v)) }
-	if len(b.names) <= defaultHours {
-		opt.CategoryAxis.LabelCount = len(b.names)
-		opt.CategoryAxis.LabelFontStyle.FontSize = 10
+	opt.CategoryAxis.BoundaryGap = charts.Ptr(true) // a name is below its bar
+	opt.CategoryAxis.LabelFontStyle.FontSize = 10
+	if opt.CategoryAxis.LabelCount = len(b.names); len(b.names) > defaultHours {
+		opt.CategoryAxis.LabelCount = maxHours / 24
 	}
 	p := charts.NewPainter(charts.PainterOptions{OutputFormat: charts.ChartOutputSVG, Width: 1000, Height: 360})
 	if err := p.BarChart(opt); err != nil {

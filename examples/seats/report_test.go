@@ -153,14 +153,15 @@ func TestReport_IsPlottedBySectionAndHour(t *testing.T) {
 	proportional(heights, 1, 2, 1)
 	texts, heights := h.drawing("?by=hour&hours=6")
 	proportional(heights, 1, 3, 1)
-	for _, hour := range []string{"07:00", "08:00", "09:00", "10:00", "11:00", "12:00"} {
+	for _, hour := range []string{"07h", "08h", "09h", "10h", "11h", "12h"} {
 		require.Contains(t, texts, hour)
 	}
 	texts, heights = h.drawing("?by=hour&section=" + h.blocks[1])
 	proportional(heights, 0, 1, 0)
 	require.Contains(t, texts, "Seats by hour (UTC), Stalls centre")
-	_, heights = h.drawing("?by=hour&hours=168&theme=dark")
+	texts, heights = h.drawing("?by=hour&hours=168&theme=dark")
 	proportional(heights, 1, 3, 1)
+	require.Contains(t, texts, noon.AddDate(0, 0, -7).Add(time.Hour).Format("Jan 2 15h"))
 	require.Equal(t, http.StatusBadRequest, h.admin.ask(http.MethodGet, "/api/events/"+h.event+"/report.svg", "", nil).status)
 	h.verify()
 }
