@@ -41,8 +41,10 @@ type order struct {
 	Payment string   `json:"payment"`
 }
 
-func (a *app) serveCheckout(w http.ResponseWriter, r request) error {
-	var body struct{ Holds []string }
+func (a *app) serveCheckout(w http.ResponseWriter, r *request) error {
+	var body struct {
+		Holds []string `json:"holds"`
+	}
 	if err := decode(w, r, &body); err != nil {
 		return err
 	}
@@ -72,7 +74,7 @@ where e.id = $1 and e.org = $2 and s.hold = any ($3) and s.holder = $4`
 // would be given back when the order is asked for again. What stays authorised after an outcome that is unknown, or after
 // the end of the process, is found by comparing the provider's payments with hall.orders.payment: those that no order
 // has after a while are given back.
-func (a *app) checkout(ctx context.Context, r request, ids []string) (order, error) {
+func (a *app) checkout(ctx context.Context, r *request, ids []string) (order, error) {
 	o := order{Holds: ids}
 	_, err := a.metered.Lookup(ctx, a.pool, r.who.namespace(), r.operation)
 	if replay := err == nil; !replay {
@@ -108,24 +110,32 @@ func (a *app) giveBack(ctx context.Context, payment string) {
 	}
 }
 
+// With the ways by which the holds that are paid for were made.
+const payingSQL = `
+select (select coalesce(array_agg(distinct s.source), '{}') from hall.seats s where s.event = e.id and s.hold = any ($3) and s.source is not null),
+    ` + eventColumns + `
+from (select metered.clock() as now) c, hall.events e
+where e.id = $1 and e.org = $2`
+
 const orderSQL = `
-insert into hall.orders (id, org, event, buyer, holds, cents, payment)
-select $1, e.org, e.id, $4, $5, $6, $7
-from hall.events e
-where e.id = $2 and e.org = $3 and e.status = 'published'`
+insert into hall.orders (id, org, event, buyer, holds, cents, payment) values ($1, $2, $3, $4, $5, $6, $7)`
 
 // sell is the part of the checkout that is one transaction.
-func (a *app) sell(ctx context.Context, tx *metered.Tx, r request, o order) (order, error) {
-	if err := selling(ctx, tx, r.who.Org, r.event); err != nil {
+func (a *app) sell(ctx context.Context, tx *metered.Tx, r *request, o order) (order, error) {
+	var e hallEvent
+	var vias []string
+	row := append([]any{&vias}, e.columns()...)
+	if err := selling(ctx, tx, r.who.Org, r.event, row, payingSQL, r.event, r.who.Org, o.Holds); err != nil {
 		return order{}, err
+	}
+	for _, via := range vias {
+		if err := e.refusesPayment(sources[via]); err != nil {
+			return order{}, err
+		}
 	}
 	o.ID = metered.NewID()
-	tag, err := tx.Exec(ctx, orderSQL, o.ID, r.event, r.who.Org, r.who.User, o.Holds, o.Cents, o.Payment)
-	if err != nil {
+	if _, err := tx.Exec(ctx, orderSQL, o.ID, r.who.Org, r.event, r.who.User, o.Holds, o.Cents, o.Payment); err != nil {
 		return order{}, err
-	}
-	if tag.RowsAffected() == 0 {
-		return order{}, errNotOpen
 	}
 	return o, tx.Capture(holds.Capture{
 		Tenant: r.who.Org, IDs: o.Holds, Holder: r.who.User, All: true, Entity: "order/" + o.ID, Note: r.note(""),
@@ -133,7 +143,7 @@ func (a *app) sell(ctx context.Context, tx *metered.Tx, r request, o order) (ord
 }
 
 // whyNot finds out what is wrong with holds that cannot be paid for. The holds of others do not exist.
-func (a *app) whyNot(ctx context.Context, r request, ids []string) error {
+func (a *app) whyNot(ctx context.Context, r *request, ids []string) error {
 	for _, id := range ids {
 		h, err := a.metered.Holds.Get(ctx, a.pool, r.who.Org, id, r.who.User)
 		if err != nil {

@@ -156,7 +156,7 @@ func TestCheckout_TriedAgainAfterARefusalIsPaidForAgain(t *testing.T) {
 	})
 	ben := h.people(h.org, 1)[0]
 	id := ben.holding(h.seats[0])
-	require.Equal(t, "event_not_open", ben.checkout("pay-1", id).code())
+	require.Equal(t, "sale_closed", ben.checkout("pay-1", id).code())
 	require.Len(t, paid.voided, 1)
 	h.exec(`update hall.events set status = 'published' where id = $1`, h.event)
 	require.Equal(t, http.StatusOK, ben.checkout("pay-1", id).status)
@@ -265,7 +265,7 @@ func TestCheckout_RefusesWhatIsNotOnesOwnOrNotOpen(t *testing.T) {
 	// Closed while the payment is on its way.
 	paid = h.till(func(int) { h.exec(`update hall.events set status = 'closed' where id = $1`, h.event) })
 	a = people[0].checkout("", mine)
-	require.Equal(t, "event_not_open", a.code())
+	require.Equal(t, "sale_closed", a.code())
 	require.Len(t, paid.voided, 1)
 	m, err := h.apps[0].readMap(t.Context(), h.org, h.event)
 	require.NoError(t, err)

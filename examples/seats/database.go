@@ -54,12 +54,20 @@ func sessionKey(ctx context.Context, pool *pgxpool.Pool) (key []byte, err error)
 // organisation is one to try the program with.
 type organisation struct {
 	name, event string
-	users       []string // the first is the admin
+	users       []user
+}
+
+type user struct {
+	name string
+	role role
 }
 
 var demo = []organisation{
-	{"City Theatre", "A Winter's Tale", []string{"Ada (box office)", "Ben", "Cleo", "Dan"}},
-	{"Harbour Hall", "Chamber Music on Sunday", []string{"Eve (box office)", "Finn", "Gwen"}},
+	{"City Theatre", "A Winter's Tale", []user{
+		{"Ada (manager)", manager}, {"Bo (box office)", boxOffice}, {"Door 1 (scanner)", scanner},
+		{"Ben", customer}, {"Cleo", customer}, {"Dan", customer},
+	}},
+	{"Harbour Hall", "Chamber Music on Sunday", []user{{"Eve (manager)", manager}, {"Finn", customer}, {"Gwen", customer}}},
 }
 
 // blockSeats is the size of a block: 10 rows of 10 seats.
@@ -74,10 +82,10 @@ func (o organisation) insert(ctx context.Context, tx pgx.Tx, seats int) error {
 	org, event := metered.NewID(), metered.NewID()
 	b := &pgx.Batch{}
 	b.Queue(`insert into hall.organisations values ($1, $2)`, org, o.name)
-	for i, name := range o.users {
-		b.Queue(`insert into hall.users values ($1, $2, $3, $4)`, metered.NewID(), org, name, i == 0)
+	for _, u := range o.users {
+		b.Queue(`insert into hall.users values ($1, $2, $3, $4)`, metered.NewID(), org, u.name, u.role)
 	}
-	b.Queue(`insert into hall.events values ($1, $2, $3, 'published')`, event, org, o.event)
+	b.Queue(`insert into hall.events values ($1, $2, $3, $4)`, event, org, o.event, statusPublished)
 	block := ""
 	for i := range seats {
 		no, in := i/blockSeats, i%blockSeats

@@ -1,12 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"sync"
@@ -86,7 +81,7 @@ func (h *hall) seatsOf(event string) []string {
 }
 
 func (h *hall) adminOf(org string) *browser {
-	return h.login(one[string](h, `select id::text from hall.users where org = $1 and admin`, org))
+	return h.login(one[string](h, `select id::text from hall.users where org = $1 and role = 'manager'`, org))
 }
 
 func one[T any](h *hall, sql string, args ...any) (v T) {
@@ -108,120 +103,6 @@ func (h *hall) exec(sql string, args ...any) {
 	h.t.Helper()
 	_, err := h.pool.Exec(context.Background(), sql, args...)
 	require.NoError(h.t, err)
-}
-
-// browser is a user who is signed in, at any of the processes.
-type browser struct {
-	h       *hall
-	user    string
-	cookie  *http.Cookie
-	process int
-}
-
-// login signs a user in over HTTP.
-func (h *hall) login(user string) *browser {
-	h.t.Helper()
-	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	response, err := client.PostForm(h.bases[0]+"/login", map[string][]string{"user": {user}})
-	require.NoError(h.t, err)
-	require.NoError(h.t, response.Body.Close())
-	require.Len(h.t, response.Cookies(), 1)
-	return &browser{h: h, user: user, cookie: response.Cookies()[0]}
-}
-
-// people makes n users of an organisation and signs them in, at the processes in turn.
-func (h *hall) people(org string, n int) []*browser {
-	h.t.Helper()
-	list := make([]*browser, n)
-	for i := range list {
-		user := metered.NewID()
-		h.exec(`insert into hall.users values ($1, $2, $3)`, user, org, fmt.Sprint("user ", i))
-		list[i] = h.login(user)
-		list[i].process = i % len(h.bases)
-	}
-	return list
-}
-
-// at is the same user in a tab at another process.
-func (b *browser) at(process int) *browser {
-	other := *b
-	other.process = process
-	return &other
-}
-
-// answer is what came back.
-type answer struct {
-	status int
-	header http.Header
-	text   string
-	body   map[string]any
-}
-
-func (a answer) code() string { s, _ := a.body["code"].(string); return s }
-
-func (a answer) hold() string { s, _ := a.body["hold_id"].(string); return s }
-
-func (b *browser) do(method, path, key string, body any) (a answer, err error) {
-	var reader io.Reader
-	if body != nil {
-		raw, err := json.Marshal(body)
-		if err != nil {
-			return a, err
-		}
-		reader = bytes.NewReader(raw)
-	}
-	request, err := http.NewRequest(method, b.h.bases[b.process]+path, reader)
-	if err != nil {
-		return a, err
-	}
-	if b.cookie != nil {
-		request.AddCookie(b.cookie)
-	}
-	if key != "" {
-		request.Header.Set("Idempotency-Key", key)
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return a, err
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(response.Body)
-	a = answer{status: response.StatusCode, header: response.Header, text: string(raw)}
-	_ = json.Unmarshal(raw, &a.body)
-	return a, err
-}
-
-func (b *browser) ask(method, path, key string, body any) answer {
-	b.h.t.Helper()
-	a, err := b.do(method, path, key, body)
-	require.NoError(b.h.t, err)
-	return a
-}
-
-func (b *browser) seatPath(seat, what string) string {
-	return "/api/events/" + b.h.event + "/seats/" + seat + "/" + what
-}
-
-func (b *browser) hold(seat string) answer {
-	b.h.t.Helper()
-	return b.ask(http.MethodPost, b.seatPath(seat, "hold"), "", nil)
-}
-
-func (b *browser) holding(seat string) string {
-	b.h.t.Helper()
-	a := b.hold(seat)
-	require.Equal(b.h.t, http.StatusCreated, a.status, a.text)
-	return a.hold()
-}
-
-func (b *browser) checkout(key string, ids ...string) answer {
-	b.h.t.Helper()
-	return b.ask(http.MethodPost, "/api/events/"+b.h.event+"/checkout", key, map[string]any{"holds": ids})
-}
-
-func (b *browser) cancel(hold string) answer {
-	b.h.t.Helper()
-	return b.ask(http.MethodDelete, "/api/holds/"+hold, "", nil)
 }
 
 // together calls f for each at the same time.
@@ -261,7 +142,7 @@ func (h *hall) written() (w written) {
 	return w
 }
 
-// refusals are the codes in the audit table, oldest first.
+// refusals are the codes of failures in the audit table, oldest first.
 func (h *hall) refusals() []string {
 	h.t.Helper()
 	return all[string](h, `select code from hall.audit where code <> '' order by id`)

@@ -2,11 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -25,8 +24,17 @@ type place struct {
 	Section string `json:"section"`
 	Row     string `json:"row"`
 	Number  int    `json:"number"`
-	block   string
-	limit   int64
+}
+
+// end is when a hold ends, absolutely and as what is left of it by the database's clock: that of a client may be wrong.
+type end struct {
+	HeldUntil        time.Time `json:"held_until"`
+	HeldUntilUnix    int64     `json:"held_until_unix"`
+	ExpiresInSeconds int64     `json:"expires_in_seconds"`
+}
+
+func endOf(h holds.Hold) end {
+	return end{h.Deadline, h.Deadline.Unix(), int64(h.Remaining() / time.Second)}
 }
 
 // heldSeat is the answer to a hold.
@@ -35,86 +43,85 @@ type heldSeat struct {
 	EventID string `json:"event_id"`
 	SeatID  string `json:"seat_id"`
 	place
-	Status           string    `json:"status"`
-	HeldUntil        time.Time `json:"held_until"`
-	ExpiresInSeconds int64     `json:"expires_in_seconds"`
+	Status string `json:"status"`
+	Source string `json:"source"`
+	end
 }
 
-// An event is sold and changed under a lock of its own, shared by all who sell. It is taken before anything that depends on
-// it is read, with a statement of its own, so that the next one sees what was waited for; and before the locks of the
-// library's scopes. It is no row lock: those who share a row let each other past whoever waits to change it, so that in a
-// rush nobody could close the sale. Advisory locks are granted in turn.
-const (
-	sellingSQL  = `select pg_advisory_xact_lock_shared($1, hashtext($2))`
-	changingSQL = `select pg_advisory_xact_lock($1, hashtext($2))`
-
-	eventLocks = 7_328_322 // the first half of their keys
-)
-
-// selling keeps an event as it is until the transaction ends: one that is being closed, or a capacity that is being
-// lowered, is waited for, and its new state is the one that counts.
-func selling(ctx context.Context, tx pgx.Tx, org, event string) error {
-	_, err := tx.Exec(ctx, sellingSQL, eventLocks, org+"/"+event)
-	return err
+// origin is the metadata of a hold.
+type origin struct {
+	Source string `json:"source"`
 }
 
-// changing waits for the sales that are being made, and lets none begin until the transaction ends.
-func changing(ctx context.Context, tx pgx.Tx, org, event string) error {
-	_, err := tx.Exec(ctx, changingSQL, eventLocks, org+"/"+event)
-	return err
+func sourceOf(h holds.Hold) string {
+	var o origin
+	_ = json.Unmarshal(h.Metadata, &o) // one that is not ours has none
+	return o.Source
 }
 
 const seatSQL = `
-select b.name, s.row, s.number, b.id, b.capacity, e.status
-from hall.seats s join hall.blocks b on b.id = s.block join hall.events e on e.id = s.event
+select b.name, s.row, s.number, b.id, b.capacity, ` + eventColumns + `
+from (select metered.clock() as now) c, hall.seats s join hall.blocks b on b.id = s.block join hall.events e on e.id = s.event
 where s.id = $1 and e.id = $2 and e.org = $3`
-
-// openSeat is a seat of an event whose seats are being sold, and are until the transaction ends.
-func openSeat(ctx context.Context, tx pgx.Tx, org, event, seat string) (p place, err error) {
-	if err := selling(ctx, tx, org, event); err != nil {
-		return p, err
-	}
-	var status string
-	err = tx.QueryRow(ctx, seatSQL, seat, event, org).Scan(&p.Section, &p.Row, &p.Number, &p.block, &p.limit, &status)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return p, errNotFound
-	case err == nil && status != "published":
-		return p, errNotOpen
-	}
-	return p, err
-}
 
 // hold holds a seat for whoever asks: the seat, a place of its block's capacity and the user's allowance, with a cleanup
 // job and the history, all or none of them. Who holds the seat already gets the same hold, and is charged nothing.
 //
 // EarlyRelease, since the sections are hot: a commit that notifies would otherwise keep all others of the database waiting
 // for the disk. The browsers may see the hold a moment before it is durable; its answer comes after that.
-func (a *app) hold(ctx context.Context, r request) (metered.Outcome[place], error) {
+func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome[place], error) {
+	by := sources[via]
 	return metered.Do(ctx, a.metered, metered.Command{
-		ID: r.operation, Namespace: r.who.namespace(), Name: "hold", Input: []string{r.event, r.seat}, EarlyRelease: true,
-	}, func(ctx context.Context, tx *metered.Tx) (place, error) {
-		p, err := openSeat(ctx, tx, r.who.Org, r.event, r.seat)
-		if err != nil {
-			return place{}, err
+		ID: r.operation, Namespace: r.who.namespace(), Name: "hold", Input: []string{r.event, r.seat, via}, EarlyRelease: true,
+	}, func(ctx context.Context, tx *metered.Tx) (p place, err error) {
+		var e hallEvent
+		var block string
+		var capacity int64
+		row := append([]any{&p.Section, &p.Row, &p.Number, &block, &capacity}, e.columns()...)
+		if err := selling(ctx, tx, r.who.Org, r.event, row, seatSQL, r.seat, r.event, r.who.Org); err != nil {
+			return p, err
 		}
-		_, err = tx.Claim(ctx, holds.Claim{
-			Tenant: r.who.Org, Key: seatKey(r.seat), Holder: r.who.User,
+		if err := e.refuses(by); err != nil {
+			return p, err
+		}
+		ttl, err := e.holdFor(by, a.cfg.holdFor)
+		if err != nil {
+			return p, err
+		}
+		metadata, err := json.Marshal(origin{via})
+		if err != nil {
+			return p, err
+		}
+		claim := holds.Claim{
+			Tenant: r.who.Org, Key: seatKey(r.seat), Holder: r.who.User, TTL: ttl, Metadata: metadata, Note: r.note(""),
 			Lines: []holds.Line{{
-				Scope: budget.ScopeKey("block", p.block, ""), Amount: 1,
-				Limits: []budget.Limit{budget.Lifetime(p.limit)},
+				Scope: budget.ScopeKey("block", block, ""), Amount: 1,
+				Limits: []budget.Limit{budget.Lifetime(capacity)},
 			}},
-			Charges: []budget.Charge{{
-				Scope: budget.ScopeKey("holds", r.who.User, ""), Amount: 1, Limits: []budget.Limit{perUser},
-			}},
-			TTL: a.cfg.holdFor, Note: r.note(""),
-		}, &holdjobs.Cleanup{})
+		}
+		if len(by.limits) > 0 {
+			claim.Charges = []budget.Charge{{Scope: budget.ScopeKey("holds", r.who.User, ""), Amount: 1, Limits: by.limits}}
+		}
+		_, err = tx.Claim(ctx, claim, &holdjobs.Cleanup{})
 		return p, err
 	})
 }
 
-func (a *app) serveHold(w http.ResponseWriter, r request) error {
-	out, err := a.hold(r.Context(), r)
+func (a *app) serveHold(w http.ResponseWriter, r *request) error {
+	var body struct {
+		Source string `json:"source"`
+	}
+	if err := decode(w, r, &body); err != nil && !errors.Is(err, errNoBody) {
+		return err
+	}
+	via, err := r.via(body.Source)
+	if err != nil {
+		return err
+	}
+	out, err := a.hold(r.Context(), r, via)
+	if errors.Is(err, holds.ErrTaken) {
+		return a.whyTaken(r.Context(), r)
+	}
 	if err != nil {
 		return err
 	}
@@ -127,14 +134,31 @@ func (a *app) serveHold(w http.ResponseWriter, r request) error {
 			return err
 		}
 	}
-	return reply(w, status, heldSeat{
-		HoldID: h.ID, EventID: r.event, SeatID: r.seat, place: out.Result, Status: string(h.State),
-		HeldUntil: h.Deadline, ExpiresInSeconds: int64(h.Remaining() / time.Second),
-	})
+	return reply(w, status, heldSeat{h.ID, r.event, r.seat, out.Result, string(h.State), sourceOf(h), endOf(h)})
+}
+
+// whyTaken says what a seat is that somebody else has, and until when, and not who they are.
+func (a *app) whyTaken(ctx context.Context, r *request) error {
+	h, err := a.metered.Holds.Claimed(ctx, a.pool, r.who.Org, seatKey(r.seat))
+	switch {
+	case errors.Is(err, holds.ErrUnknown):
+		return errChanged // it is free by now
+	case err != nil:
+		return err
+	case isBlock(h):
+		return errBlocked
+	case h.State == holds.Captured:
+		return errSold
+	}
+	until := endOf(h)
+	return &refusal{
+		status: http.StatusConflict, code: "seat_held", detail: "Somebody else is holding this seat.",
+		retryAfter: h.Remaining(), held: &until,
+	}
 }
 
 // serveCancel gives a hold up.
-func (a *app) serveCancel(w http.ResponseWriter, r request) error {
+func (a *app) serveCancel(w http.ResponseWriter, r *request) error {
 	_, err := metered.Do(r.Context(), a.metered, metered.Command{
 		ID: r.operation, Namespace: r.who.namespace(), Name: "cancel", Input: r.hold, EarlyRelease: true,
 	}, func(_ context.Context, tx *metered.Tx) (any, error) {
@@ -146,10 +170,10 @@ func (a *app) serveCancel(w http.ResponseWriter, r request) error {
 	return reply(w, http.StatusOK, map[string]string{"hold_id": r.hold, "status": "released"})
 }
 
-// serveOneHold tells what is and was with a hold: its holder, and an admin.
-func (a *app) serveOneHold(w http.ResponseWriter, r request) error {
+// serveOneHold tells what is and was with a hold: its holder, and those who sell.
+func (a *app) serveOneHold(w http.ResponseWriter, r *request) error {
 	holder := r.who.User
-	if r.who.Admin {
+	if r.who.Role.may(sells) {
 		holder = ""
 	}
 	h, err := a.metered.Holds.Get(r.Context(), a.pool, r.who.Org, r.hold, holder)
@@ -160,16 +184,20 @@ func (a *app) serveOneHold(w http.ResponseWriter, r request) error {
 	if err != nil {
 		return err
 	}
-	type event struct {
+	type change struct {
 		Kind holds.EventKind `json:"kind"`
 		At   time.Time       `json:"at"`
 	}
-	history := []event{}
+	history := []change{}
 	for _, e := range events {
-		history = append(history, event{e.Kind, e.At})
+		history = append(history, change{e.Kind, e.At})
 	}
-	return reply(w, http.StatusOK, map[string]any{
-		"hold_id": h.ID, "seat_id": h.Claim.Value, "status": h.State, "held_until": h.Deadline,
-		"expires_in_seconds": int64(h.Remaining() / time.Second), "history": history,
-	})
+	return reply(w, http.StatusOK, struct {
+		HoldID string      `json:"hold_id"`
+		SeatID string      `json:"seat_id"`
+		Status holds.State `json:"status"`
+		Source string      `json:"source"`
+		end
+		History []change `json:"history"`
+	}{h.ID, h.Claim.Value, h.State, sourceOf(h), endOf(h), history})
 }

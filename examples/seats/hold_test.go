@@ -25,8 +25,9 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 	require.Regexp(t, holdForm, a.hold())
 	require.Equal(t, map[string]any{
 		"hold_id": a.hold(), "event_id": h.event, "seat_id": h.seats[123],
-		"section": "Stalls centre", "row": "C", "number": 4.0, "status": "held",
-		"held_until": noon.Add(5 * time.Minute).Format(time.RFC3339), "expires_in_seconds": 300.0,
+		"section": "Stalls centre", "row": "C", "number": 4.0, "status": "held", "source": "web",
+		"held_until": noon.Add(5 * time.Minute).Format(time.RFC3339), "held_until_unix": float64(noon.Add(5 * time.Minute).Unix()),
+		"expires_in_seconds": 300.0,
 	}, a.body)
 	// The seat, the block and the user each have their entry; the rest is there once.
 	require.Equal(t, written{Holds: 1, Events: 1, Entries: 3, Jobs: 1, Operations: 1, Audit: 1}, h.written())
@@ -94,7 +95,7 @@ func TestHold_OneOfTwoHundredGetsTheSeat(t *testing.T) {
 	require.Equal(t, http.StatusOK, bought.status, bought.text)
 	a := clients[(winner+1)%200].hold(h.seats[0])
 	require.Equal(t, http.StatusConflict, a.status)
-	require.Equal(t, "seat_taken", a.code())
+	require.Equal(t, "seat_sold", a.code())
 	require.Empty(t, a.header.Get("Retry-After"))
 	require.NotContains(t, a.text, "seconds")
 	require.NotContains(t, a.text, clients[winner].user)
@@ -176,8 +177,8 @@ func TestHold_WaitsForTheBoxOfficeAndKeepsToWhatItDecided(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ sql, code string }{
 		"capacity lowered": {`update hall.blocks set capacity = 0 where event = $1`, "block_full"},
-		"unpublished":      {`update hall.events set status = 'draft' where id = $1`, "event_not_open"},
-		"closed":           {`update hall.events set status = 'closed' where id = $1`, "event_not_open"},
+		"unpublished":      {`update hall.events set status = 'draft' where id = $1`, "event_draft"},
+		"closed":           {`update hall.events set status = 'closed' where id = $1`, "sale_closed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -232,6 +233,7 @@ func TestHold_AKilledBackendLeavesNothing(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, a.status, a.text)
 	require.Equal(t, key, a.header.Get("Idempotency-Key"))
 	require.Equal(t, "1", a.header.Get("Retry-After"))
+	require.Equal(t, []string{"service_unavailable"}, h.refusals(), "it is not known to have failed, and is written down as that")
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, before, h.written())
 	h.verify()

@@ -27,6 +27,10 @@ func endpoints(event, seat, block, hold string) map[string]any {
 		"POST " + e + "/seats/" + seat + "/unblock": nil,
 		"PUT " + e + "/blocks/" + block:             map[string]any{"capacity": 1},
 		"PUT " + e:                                  map[string]any{"status": "closed"},
+		"PUT " + e + "/sale":                        map[string]any{"hold_seconds": 60},
+		"GET " + e + "/holds":                       nil,
+		"GET " + e + "/report":                      nil,
+		"GET " + e + "/report.svg?by=hour":          nil,
 		"POST " + e + "/checkout":                   map[string]any{"holds": []string{hold}},
 		"GET /api/holds/" + hold:                    nil,
 		"DELETE /api/holds/" + hold:                 nil,
@@ -106,6 +110,7 @@ func (s *sent) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryDa
 
 func (s *sent) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
+// Of malformed ones, by somebody who is signed in, only the audit table hears.
 func TestRequests_WithoutSessionOrWithMalformedIDsDoNotReachTheDatabase(t *testing.T) {
 	t.Parallel()
 	var statements sent
@@ -127,15 +132,21 @@ func TestRequests_WithoutSessionOrWithMalformedIDsDoNotReachTheDatabase(t *testi
 			require.Equal(t, http.StatusUnauthorized, who.ask(method, path, "", body).status, request)
 		}
 	}
+	require.Equal(t, before, statements.n.Load())
+	written := 0
 	for _, bad := range []string{"1", "x'; drop table hall.seats; --", "%00", strings.ToUpper(h.seats[1]), h.seats[1] + "0", "{" + h.seats[1] + "}"} {
 		bad = strings.NewReplacer("'", "%27", " ", "%20", ";", "%3B", "{", "%7B", "}", "%7D").Replace(bad)
 		for request, body := range endpoints(bad, bad, bad, bad) {
 			method, path, _ := strings.Cut(request, " ")
 			require.Equal(t, http.StatusBadRequest, h.admin.ask(method, path, "", body).status, request)
+			if method != http.MethodGet {
+				written++
+			}
 		}
 	}
 	require.Equal(t, http.StatusBadRequest, ben.ask(http.MethodPost, ben.seatPath(h.seats[1], "hold"), strings.Repeat("k", 256), nil).status)
-	require.Equal(t, before, statements.n.Load())
+	require.Equal(t, before+int64(written)+1, statements.n.Load())
+	require.Len(t, h.refusals(), written+1)
 
 	// A session of somebody who has gone, and one from another site's page.
 	h.exec(`delete from hall.users where id = $1`, ben.user)

@@ -50,7 +50,7 @@ func (b *browser) watch() <-chan message {
 			}
 			var m message
 			if json.Unmarshal([]byte(data), &m) != nil {
-				m.Status = "broken: " + data
+				m.Status = status("broken: " + data)
 			}
 			messages <- m
 		}

@@ -1,5 +1,6 @@
 // Command seats sells the seats of a hall: a map that changes live in the browser, holds of five minutes with a
-// countdown, a checkout of all that one holds, and an admin who blocks seats.
+// countdown, a checkout of all that one holds, a box office that blocks seats, and a manager who sets the sale and reads the
+// sales report.
 //
 //	go run ./examples/seats                             # then open http://127.0.0.1:8080
 //	go run ./examples/seats -listen 127.0.0.1:8081      # a second process, with the DATABASE_URL that the first prints
@@ -7,10 +8,10 @@
 // Any number of processes serve one database. Each may end at any time, and none knows anything that the database does
 // not.
 //
-// What to read: hold.go, the command behind a click; checkout.go, which pays for what is held; admin.go; projection.go
-// and live.go, from the library's transitions to the browsers. See README.md for what it guarantees. main.go starts it, on
-// the database of DATABASE_URL or on a throwaway Postgres. What it takes from examples/internal for that is the only thing
-// here that another module cannot import.
+// What to read: hold.go, the command behind a click; checkout.go, which pays for what is held; event.go, when it is
+// for sale; block.go; projection.go and live.go, from the library's transitions to the browsers. See README.md for what it
+// guarantees. main.go starts it, on the database of DATABASE_URL or on a throwaway Postgres. What it takes from
+// examples/internal for that is the only thing here that another module cannot import.
 package main
 
 import (

@@ -2,8 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
-	"net/http"
+	"encoding/json"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,12 +15,22 @@ import (
 const projectSQL = `
 with changed as (
     update hall.seats s
-    set state = $2, hold = $3, holder = $4, held_until = $5
-    where s.id = $1 and (s.hold = $6 or $7))
-insert into hall.audit (org, actor, action, event, seat, hold, operation)
-select e.org, $8, $9, e.id, s.id, $6, nullif($10, '')
+    set state = $2, hold = $3, holder = $4, held_until = $5, source = $6
+    where s.id = $1 and (s.hold = $7 or $8))
+insert into hall.audit (org, actor, action, event, seat, hold, operation, address, agent, changes)
+select e.org, $9, $10, e.id, s.id, $7, nullif($11, ''), $12, $13, $14
 from hall.seats s join hall.events e on e.id = s.event
 where s.id = $1`
+
+// changes are what the audit table has of a transition.
+type changes struct {
+	Transition holds.EventKind `json:"transition"`
+	State      string          `json:"state"` // of the seat
+	Source     string          `json:"source,omitempty"`
+	HeldUntil  *time.Time      `json:"held_until,omitempty"`
+	Entity     string          `json:"entity,omitempty"`
+	Reason     string          `json:"reason,omitempty"`
+}
 
 // project writes what became of a hold into the copy that the map is read from, and into the audit table: in the
 // transaction of the transition, so that neither is without the other.
@@ -30,55 +39,33 @@ func project(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
 	if h.Claim == nil || h.Claim.Type != "seat" {
 		return nil
 	}
-	state, hold, holder, until := "free", (*string)(nil), (*string)(nil), (*time.Time)(nil)
+	if isBlock(h) && t.Kind == holds.EventPlaced {
+		return nil // it is captured at once
+	}
+	c := changes{Transition: t.Kind, State: "free", Source: sourceOf(h), Entity: h.Entity, Reason: t.Note.Reason}
+	hold, holder, source := &h.ID, &h.Holder, &c.Source
 	switch t.Kind {
 	case holds.EventPlaced, holds.EventExtended:
-		state, hold, holder, until = "held", &h.ID, &h.Holder, &h.Due
+		c.State, c.HeldUntil = "held", &h.Due
 	case holds.EventCaptured:
-		state, hold, holder = "sold", &h.ID, &h.Holder
+		c.State = "sold"
 		if isBlock(h) {
-			state = "blocked"
+			c.State = "blocked"
 		}
+	default:
+		hold, holder, source = nil, nil, nil
 	}
-	_, err := tx.Exec(ctx, projectSQL, h.Claim.Value, state, hold, holder, until,
-		h.ID, t.Kind == holds.EventPlaced, t.Note.Actor, string(t.Kind), t.Note.Correlation)
-	return err
-}
-
-const historySQL = `
-select a.at, a.action, a.actor from hall.audit a where a.seat = $1 and a.code = '' order by a.id desc limit 100`
-
-// serveHistory tells what became of a seat; who did it only to admins.
-func (a *app) serveHistory(w http.ResponseWriter, r request) error {
-	var found bool
-	if err := noRows(a.pool.QueryRow(r.Context(), ownSeatSQL, r.seat, r.event, r.who.Org).Scan(&found)); err != nil {
-		return err
-	}
-	rows, err := a.pool.Query(r.Context(), historySQL, r.seat)
+	text, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
-	type line struct {
-		At     time.Time `json:"at"`
-		Action string    `json:"action"`
-		Actor  string    `json:"actor,omitempty"`
+	takes := t.Kind == holds.EventPlaced || c.State == "blocked"
+	r := askingIn(ctx)
+	action := r.action
+	if action == "" {
+		action = string(t.Kind)
 	}
-	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[line])
-	if err != nil {
-		return err
-	}
-	for i := range lines {
-		if !r.who.Admin {
-			lines[i].Actor = ""
-		}
-	}
-	return reply(w, http.StatusOK, map[string]any{"seat_id": r.seat, "history": lines})
-}
-
-// noRows makes of an answer without rows that there is no such thing.
-func noRows(err error) error {
-	if errors.Is(err, pgx.ErrNoRows) {
-		return errNotFound
-	}
+	_, err = tx.Exec(ctx, projectSQL, h.Claim.Value, c.State, hold, holder, c.HeldUntil, source,
+		h.ID, takes, t.Note.Actor, action, t.Note.Correlation, r.address(), r.agent(), text)
 	return err
 }

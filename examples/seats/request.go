@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"regexp"
 	"time"
@@ -18,45 +17,64 @@ import (
 // requestTimeout bounds a request, payment aside. What cannot be found out about a lost COMMIT by then is a 503.
 const requestTimeout = 10 * time.Second
 
+// action is what a request asks for.
+type action struct {
+	name  string // in the audit table, whether it is done or refused
+	needs right
+	serve func(http.ResponseWriter, *request) error
+}
+
 // handler serves the page and
 //
 //	GET    /api/events/{event}/map                      the seats, and one's own holds
 //	GET    /api/events/{event}/stream                   the same, whenever it changes
-//	POST   /api/events/{event}/seats/{seat}/hold
+//	POST   /api/events/{event}/seats/{seat}/hold        {"source": "web"}
 //	GET    /api/events/{event}/seats/{seat}/history
 //	GET    /api/holds/{hold}
 //	DELETE /api/holds/{hold}
 //	POST   /api/events/{event}/checkout                 {"holds": ["…"]}
 //
-// and for admins
+// for those who sell
 //
+//	GET    /api/events/{event}/holds                    which holds end next, and when
 //	POST   /api/events/{event}/seats/{seat}/block
 //	POST   /api/events/{event}/seats/{seat}/unblock
+//
+// and for those who manage
+//
 //	PUT    /api/events/{event}/blocks/{block}           {"capacity": 80}
 //	PUT    /api/events/{event}                          {"status": "closed"}
+//	PUT    /api/events/{event}/sale                     {"opens": "…", "closes": "…", "hold_seconds": 120, "holds_end_with_sale": true}
+//	GET    /api/events/{event}/report?hours=24          what is sold, held and blocked, by section and hour
+//	GET    /api/events/{event}/report.svg?by=section    the same as a plot, or by=hour, or of one &section=
 //
 // What changes something takes an Idempotency-Key: repeated with it, because the answer was lost, it is answered again
 // and not done again.
 func (a *app) handler() http.Handler {
 	mux := http.NewServeMux()
-	for pattern, serve := range map[string]func(http.ResponseWriter, request) error{
-		"GET /api/events/{event}/map":                  a.serveMap,
-		"GET /api/events/{event}/stream":               a.serveStream,
-		"POST /api/events/{event}/seats/{seat}/hold":   a.serveHold,
-		"GET /api/events/{event}/seats/{seat}/history": a.serveHistory,
-		"GET /api/holds/{hold}":                        a.serveOneHold,
-		"DELETE /api/holds/{hold}":                     a.serveCancel,
-		"POST /api/events/{event}/checkout":            a.serveCheckout,
+	for pattern, act := range map[string]action{
+		"GET /api/events/{event}/map":                  {"map", buys, a.serveMap},
+		"GET /api/events/{event}/stream":               {"stream", buys, a.serveStream},
+		"POST /api/events/{event}/seats/{seat}/hold":   {"hold", buys, a.serveHold},
+		"GET /api/events/{event}/seats/{seat}/history": {"history", buys, a.serveHistory},
+		"GET /api/holds/{hold}":                        {"look", buys, a.serveOneHold},
+		"DELETE /api/holds/{hold}":                     {"cancel", buys, a.serveCancel},
+		"POST /api/events/{event}/checkout":            {"checkout", buys, a.serveCheckout},
 
-		"POST /api/events/{event}/seats/{seat}/block":   forAdmins(a.serveBlock),
-		"POST /api/events/{event}/seats/{seat}/unblock": forAdmins(a.serveUnblock),
-		"PUT /api/events/{event}/blocks/{block}":        forAdmins(a.serveCapacity),
-		"PUT /api/events/{event}":                       forAdmins(a.serveStatus),
+		"GET /api/events/{event}/holds":                 {"holds", sells, a.serveHolds},
+		"POST /api/events/{event}/seats/{seat}/block":   {"block", sells, a.serveBlock},
+		"POST /api/events/{event}/seats/{seat}/unblock": {"unblock", sells, a.serveUnblock},
+
+		"PUT /api/events/{event}/blocks/{block}": {"capacity", manages, a.serveCapacity},
+		"PUT /api/events/{event}":                {"status", manages, a.serveStatus},
+		"PUT /api/events/{event}/sale":           {"sale", manages, a.serveSale},
+		"GET /api/events/{event}/report":         {"report", manages, a.serveReport},
+		"GET /api/events/{event}/report.svg":     {"report", manages, a.servePlot},
 	} {
-		mux.HandleFunc(pattern, a.api(pattern, serve))
+		mux.HandleFunc(pattern, a.api(act))
 	}
 	a.pages(mux)
-	return http.NewCrossOriginProtection().Handler(secured(mux))
+	return secured(http.NewCrossOriginProtection().Handler(mux))
 }
 
 // request is a request whose parts have been looked at.
@@ -65,6 +83,8 @@ type request struct {
 	who                      session
 	event, seat, block, hold string
 	operation                string
+	action                   string
+	asked                    any // its body
 }
 
 var (
@@ -73,58 +93,77 @@ var (
 	keyForm  = regexp.MustCompile(`^[!-~]{1,255}$`)
 )
 
-// api checks a request before it reaches the database: the session, then the ids. Refusals of what changes something are
-// written to the audit table.
-func (a *app) api(pattern string, serve func(http.ResponseWriter, request) error) http.HandlerFunc {
+// api checks a request before it is carried out: the session and the ids before anything reaches the database, then what
+// its user may do. Failures of what changes something are written to the audit table.
+func (a *app) api(act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, raw *http.Request) {
-		r, err := a.read(raw)
+		r := &request{Request: raw, action: act.name}
+		if raw.Method != http.MethodGet { // a stream has no end
+			ctx, cancel := context.WithTimeout(raw.Context(), requestTimeout+a.cfg.payTakes)
+			defer cancel()
+			r.Request = raw.WithContext(r.asking(ctx))
+		}
+		err := a.serve(w, r, act)
 		if err == nil {
-			if raw.Method != http.MethodGet { // a stream has no end
-				ctx, cancel := context.WithTimeout(raw.Context(), requestTimeout+a.cfg.payTakes)
-				defer cancel()
-				r.Request = raw.WithContext(ctx)
-			}
-			if err = a.known(r.Context(), &r.who); err == nil {
-				err = serve(w, r)
-			}
-			if err != nil && raw.Method != http.MethodGet {
-				a.recordRefusal(r, pattern, err)
-			}
+			return
 		}
-		if err != nil {
-			refuse(w, r.operation, err)
+		if raw.Method != http.MethodGet {
+			a.recordFailure(r, err)
 		}
+		refuse(w, r.operation, err)
 	}
 }
 
-func (a *app) read(raw *http.Request) (r request, err error) {
-	r = request{Request: raw, operation: raw.Header.Get("Idempotency-Key")}
-	if r.who, err = a.signedIn(raw); err != nil {
-		return r, err
+func (a *app) serve(w http.ResponseWriter, r *request, act action) (err error) {
+	if r.who, err = a.signedIn(r.Request); err != nil {
+		return err
 	}
+	if err := r.read(); err != nil {
+		return err
+	}
+	if err := a.known(r.Context(), &r.who); err != nil {
+		return err
+	}
+	if !r.who.Role.may(act.needs) {
+		return errNotAllowed
+	}
+	return act.serve(w, r)
+}
+
+// read looks at the ids. Those that are none are left out.
+func (r *request) read() error {
 	for name, id := range map[string]*string{"event": &r.event, "seat": &r.seat, "block": &r.block} {
-		if *id = raw.PathValue(name); *id != "" && !uuidForm.MatchString(*id) {
-			return r, badRequest(name + " is not an id")
+		given := r.PathValue(name)
+		if given != "" && !uuidForm.MatchString(given) {
+			return badRequest(name + " is not an id")
 		}
+		*id = given
 	}
-	if r.hold = raw.PathValue("hold"); r.hold != "" && !holdForm.MatchString(r.hold) {
-		return r, badRequest("hold is not an id")
+	if given := r.PathValue("hold"); given == "" || holdForm.MatchString(given) {
+		r.hold = given
+	} else {
+		return badRequest("hold is not an id")
 	}
-	if r.operation == "" {
-		r.operation = metered.NewID()
-	} else if !keyForm.MatchString(r.operation) {
-		return r, badRequest("the Idempotency-Key cannot be used")
+	key := r.Header.Get("Idempotency-Key")
+	if key == "" {
+		key = metered.NewID()
+	} else if !keyForm.MatchString(key) {
+		return badRequest("the Idempotency-Key cannot be used")
 	}
-	return r, nil
+	r.operation = key
+	return nil
 }
 
-// decode reads a request's body, which has to be what is expected and no more.
-func decode(w http.ResponseWriter, r request, into any) error {
+// decode reads a request's body, which has to be what is expected and no more. errNoBody is a body that is empty.
+func decode(w http.ResponseWriter, r *request, into any) error {
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 16<<10))
 	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
+	if err := d.Decode(into); errors.Is(err, io.EOF) {
+		return errNoBody
+	} else if err != nil {
 		return badRequest("the body is not what it should be")
 	}
+	r.asked = into
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return badRequest("the body goes on")
 	}
@@ -132,31 +171,40 @@ func decode(w http.ResponseWriter, r request, into any) error {
 }
 
 // note is recorded with whatever the request does, in the ledger and in the history of holds.
-func (r request) note(reason string) budget.Note {
+func (r *request) note(reason string) budget.Note {
 	return budget.Note{Actor: holds.User(r.who.User), Tenant: r.who.Org, Correlation: r.operation, Reason: reason}
-}
-
-// remote is the address of who asks.
-func (r request) remote() string {
-	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	return host
 }
 
 func reply(w http.ResponseWriter, status int, body any) error {
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(body) // it fails if the client has gone
 	return nil
 }
 
-// secured sets what every answer has.
+// secured sets what every answer has. No cache keeps one, unless what answers says otherwise.
 func secured(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "same-origin")
-		next.ServeHTTP(w, r)
+		h.Set("Cache-Control", noStore)
+		next.ServeHTTP(unkept{w}, r)
 	})
 }
+
+const noStore = "no-store"
+
+// unkept says again that no cache keeps an answer: the standard library takes it back before an error of its own.
+type unkept struct{ http.ResponseWriter }
+
+func (w unkept) WriteHeader(status int) {
+	if h := w.Header(); h.Get("Cache-Control") == "" {
+		h.Set("Cache-Control", noStore)
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (w unkept) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -29,7 +29,7 @@ func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
 	for _, b := range people {
 		a := b.hold(seat)
 		require.Equal(t, http.StatusConflict, a.status)
-		require.Equal(t, "seat_taken", a.code())
+		require.Equal(t, "seat_blocked", a.code())
 	}
 	h.verify()
 	events, err := h.apps[0].metered.Holds.History(t.Context(), h.pool, h.org, hold, "")
@@ -84,7 +84,7 @@ func TestBoxOffice_IsNotOvertakenByThoseWhoComeLater(t *testing.T) {
 		held, checkout string // refusals
 	}{
 		"capacity": {func(h *hall) string { return "/blocks/" + h.blocks[1] }, map[string]any{"capacity": 0}, "block_full", ""},
-		"status":   {func(*hall) string { return "" }, map[string]any{"status": "closed"}, "event_not_open", "event_not_open"},
+		"status":   {func(*hall) string { return "" }, map[string]any{"status": "closed"}, "sale_closed", "sale_closed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -168,6 +168,6 @@ func TestSale_SellsEverySeatOnce(t *testing.T) {
 	require.Equal(t, 500, one[int](h, `select count(*)::int from hall.orders`))
 	require.Equal(t, 500, one[int](h, `select count(distinct x.h)::int from hall.orders o, unnest(o.holds) x(h)`))
 	a := h.people(h.org, 1)[0].hold(h.seats[499])
-	require.Equal(t, "seat_taken", a.code())
+	require.Equal(t, "seat_sold", a.code())
 	h.verify()
 }

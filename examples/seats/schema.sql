@@ -8,17 +8,23 @@ create table if not exists hall.organisations (
 );
 
 create table if not exists hall.users (
-    id    uuid primary key,
-    org   uuid not null references hall.organisations,
-    name  text not null,
-    admin boolean not null default false
+    id   uuid primary key,
+    org  uuid not null references hall.organisations,
+    name text not null,
+    role text not null default 'customer' check (role in ('customer', 'scanner', 'box_office', 'manager'))
 );
 
 create table if not exists hall.events (
-    id     uuid primary key,
-    org    uuid not null references hall.organisations,
-    name   text not null,
-    status text not null check (status in ('draft', 'published', 'closed'))
+    id           uuid primary key,
+    org          uuid not null references hall.organisations,
+    name         text not null,
+    status       text not null check (status in ('draft', 'published', 'live', 'closed', 'cancelled', 'archived')),
+    opens        timestamptz, -- of the sale
+    closes       timestamptz,
+    hold_seconds bigint check (hold_seconds between 1 and 3600), -- the process decides if it is null
+    holds_end    boolean not null default false, -- when the sale closes
+    check (opens < closes),
+    check (not holds_end or closes is not null)
 );
 
 create table if not exists hall.blocks (
@@ -45,6 +51,7 @@ create table if not exists hall.seats (
     hold       text,
     holder     text,
     held_until timestamptz,
+    source     text, -- by which it is held
     unique (event, ordinal)
 );
 
@@ -59,22 +66,26 @@ create table if not exists hall.orders (
     at      timestamptz not null default now()
 );
 
--- What became of each request, and of each hold. What was done is written in its transaction, a refusal on its own.
+-- What became of each request, and of each hold. What was done is written in its transaction, a failure on its own.
 create table if not exists hall.audit (
     id        bigint generated always as identity primary key,
-    at        timestamptz not null default now(),
+    at        timestamptz not null default metered.clock(),
     org       uuid not null,
     actor     text not null,
-    action    text not null,
-    code      text not null default '', -- of a refusal
+    action    text not null, -- what was asked for, or what happened to a hold by itself
+    code      text not null default '', -- of a failure
     event     uuid,
+    block     uuid,
     seat      uuid,
     hold      text,
     operation text,
-    remote    text
+    address   text not null,
+    agent     text not null,
+    changes   jsonb not null -- of a failure what was asked for
 );
 
 create index if not exists audit_seat on hall.audit (seat, id);
+create index if not exists audit_event on hall.audit (event, at) where code = '';
 
 -- The key of the session cookies, common to all processes. A real service has it from where it keeps its secrets.
 create table if not exists hall.secrets (

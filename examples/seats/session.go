@@ -23,7 +23,7 @@ type session struct {
 	// From the database, with each request.
 	Name    string `json:"-"`
 	OrgName string `json:"-"`
-	Admin   bool   `json:"-"`
+	Role    role   `json:"-"`
 }
 
 const (
@@ -67,13 +67,13 @@ func (a *app) signedIn(r *http.Request) (s session, err error) {
 }
 
 const userSQL = `
-select u.name, u.admin, o.name
+select u.name, u.role, o.name
 from hall.users u join hall.organisations o on o.id = u.org
 where u.id = $1 and u.org = $2`
 
 // known fills in what the database says of a session's user, who may have gone since.
 func (a *app) known(ctx context.Context, s *session) error {
-	err := a.pool.QueryRow(ctx, userSQL, s.User, s.Org).Scan(&s.Name, &s.Admin, &s.OrgName)
+	err := a.pool.QueryRow(ctx, userSQL, s.User, s.Org).Scan(&s.Name, &s.Role, &s.OrgName)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errNoSession
 	}

@@ -12,14 +12,17 @@ import (
 
 // hallMap is an event's map at one moment.
 type hallMap struct {
-	Status string `json:"status"`
+	Status status `json:"status"`
+	// Sale is "open", or the code that a hold by way of the web is refused with.
+	Sale string `json:"sale"`
+	sale
 	// Seats has a letter for each seat, in their order: a available, h held, s sold, b blocked.
 	Seats  string     `json:"seats"`
 	Counts counts     `json:"counts"`
 	Blocks []blockUse `json:"blocks"`
 
 	holds   map[string][]ownHold // by holder: each gets their own
-	nextEnd time.Duration        // until a hold runs out
+	nextEnd time.Duration        // until a hold runs out, or the sale opens or closes
 	readAt  time.Time
 }
 
@@ -49,7 +52,8 @@ type ownHold struct {
 
 // shown is what of a map a browser sees, times left aside.
 func (m *hallMap) shown() hallMap {
-	s := hallMap{Status: m.Status, Seats: m.Seats, Counts: m.Counts, Blocks: m.Blocks, holds: map[string][]ownHold{}}
+	s := *m
+	s.holds, s.nextEnd, s.readAt = map[string][]ownHold{}, 0, time.Time{}
 	for holder, own := range m.holds {
 		for _, h := range own {
 			h.LeftMS = 0
@@ -61,7 +65,7 @@ func (m *hallMap) shown() hallMap {
 
 // One statement, and so one moment. metered.clock() is the clock by which the library ends holds.
 const mapSQL = `
-select e.status, b.id, b.capacity, s.state, coalesce(s.hold, ''), coalesce(s.holder, ''),
+select ` + eventColumns + `, b.id, b.capacity, s.state, coalesce(s.hold, ''), coalesce(s.holder, ''),
     coalesce(s.held_until, 'epoch'), coalesce(extract(epoch from s.held_until - c.now) * 1000, 0)::bigint,
     coalesce(s.held_until <= c.now, false)
 from (select metered.clock() as now) c, hall.events e join hall.seats s on s.event = e.id join hall.blocks b on b.id = s.block
@@ -75,13 +79,16 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 	if err != nil {
 		return nil, err
 	}
-	m := &hallMap{holds: map[string][]ownHold{}, nextEnd: time.Hour, readAt: time.Now()}
+	m := &hallMap{holds: map[string][]ownHold{}, readAt: time.Now()}
+	var e hallEvent
 	var seats []byte
 	var block blockUse
 	var h ownHold
 	var holder string
 	var over bool
-	_, err = pgx.ForEachRow(rows, []any{&m.Status, &block.ID, &block.Capacity, &h.State, &h.Hold, &holder, &h.HeldUntil, &h.LeftMS, &over}, func() error {
+	row := append(e.columns(), &block.ID, &block.Capacity, &h.State, &h.Hold, &holder, &h.HeldUntil, &h.LeftMS, &over)
+	nextEnd := time.Hour
+	_, err = pgx.ForEachRow(rows, row, func() error {
 		if over {
 			h.State, holder = "free", ""
 		}
@@ -95,7 +102,7 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 		case "held":
 			m.Counts.Held++
 			use.Taken++
-			m.nextEnd = min(m.nextEnd, time.Duration(h.LeftMS)*time.Millisecond)
+			nextEnd = min(nextEnd, time.Duration(h.LeftMS)*time.Millisecond)
 		case "sold":
 			m.Counts.Sold++
 			use.Taken++
@@ -120,6 +127,11 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 		return nil, errNotFound
 	}
 	m.Seats, m.Counts.Seats = string(seats), len(seats)
+	m.Status, m.sale, m.nextEnd = e.status, e.sale, min(nextEnd, e.nextChange())
+	m.Sale = "open"
+	if err := e.refuses(sources[web]); err != nil {
+		m.Sale = explain(err).Code
+	}
 	return m, nil
 }
 
@@ -136,7 +148,7 @@ func (m *hallMap) message(user string) ([]byte, error) {
 }
 
 // serveMap answers with the map as it is now.
-func (a *app) serveMap(w http.ResponseWriter, r request) error {
+func (a *app) serveMap(w http.ResponseWriter, r *request) error {
 	m, err := a.readMap(r.Context(), r.who.Org, r.event)
 	if err != nil {
 		return err
@@ -154,14 +166,14 @@ const (
 )
 
 // serveStream sends the map now and whenever it has changed, as server-sent events.
-func (a *app) serveStream(w http.ResponseWriter, r request) error {
+func (a *app) serveStream(w http.ResponseWriter, r *request) error {
 	if _, err := a.readMap(r.Context(), r.who.Org, r.event); err != nil {
 		return err
 	}
 	maps, leave := a.live.look(r.who.Org, r.event)
 	defer leave()
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("Cache-Control", "no-store")
+
 	w.Header().Set("X-Accel-Buffering", "no") // for a proxy in between
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // a stream outlives Server.ReadTimeout

@@ -3,7 +3,8 @@ import { Cart } from "./cart.js";
 
 const $ = (id) => document.getElementById(id);
 const event = document.body.dataset.event;
-const admin = "admin" in document.body.dataset;
+const { source } = document.body.dataset; // by which one holds seats
+const manages = "manages" in document.body.dataset;
 const buttons = [...document.querySelectorAll("button.seat")];
 const blocks = [...document.querySelectorAll(".block")];
 const names = { a: "available", h: "held", s: "sold", b: "blocked" };
@@ -31,11 +32,43 @@ function toast(text, warn) {
 
 const minutes = (s) => `${Math.floor(s / 60)}:${String(s % 60).padStart(2, "0")}`;
 
+const when = (at) => new Date(at).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+
+// sale says in words whether a map's event is on sale.
+function sale(next) {
+  switch (next.sale) {
+    case "open":
+      return next.closes ? `on sale until ${when(next.closes)}` : "on sale";
+    case "sale_not_open":
+      return `on sale from ${when(next.opens)}`;
+    case "sale_closed":
+      return "sale closed";
+  }
+  return { draft: "not on sale yet" }[next.status] || next.status;
+}
+
+// fill shows a manager how the sale is set, unless they are about to change it.
+function fill(next) {
+  if (document.activeElement !== $("status")) $("status").value = next.status;
+  const form = $("window").elements;
+  if ($("window").contains(document.activeElement)) return;
+  const local = (at) => {
+    if (!at) return "";
+    const d = new Date(at);
+    d.setMinutes(d.getMinutes() - d.getTimezoneOffset());
+    return d.toISOString().slice(0, 16);
+  };
+  form.opens.value = local(next.opens);
+  form.closes.value = local(next.closes);
+  form.hold.value = next.hold_seconds || "";
+  form.end.checked = next.holds_end_with_sale;
+}
+
 // show brings the page to what a map says. Maps are whole: there is nothing to remember of those before.
 function show(next) {
   map = next;
   for (const name of ["available", "held", "sold", "blocked"]) $(`n-${name}`).textContent = next.counts[name];
-  $("sale").textContent = { published: "on sale", closed: "sale closed", draft: "not on sale yet" }[next.status] || next.status;
+  $("sale").textContent = sale(next);
   next.blocks.forEach((use, i) => {
     const left = Math.max(0, use.capacity - use.taken);
     blocks[i].classList.toggle("full", left === 0);
@@ -43,7 +76,7 @@ function show(next) {
     const input = blocks[i].querySelector(".capacity input");
     if (input && document.activeElement !== input) input.value = use.capacity;
   });
-  if (admin && document.activeElement !== $("status")) $("status").value = next.status;
+  if (manages) fill(next);
   cart.update(next.mine);
   paint();
 }
@@ -83,6 +116,8 @@ function why(seat, refusal) {
   switch (refusal.code) {
     case "seat_held":
       return `Somebody else is holding ${seat.where}. It is free in ${minutes(refusal.seconds)} if they do not buy it.`;
+    case "sale_not_open":
+      return `The sale begins in ${minutes(refusal.seconds)}.`;
     case "too_many_holds":
       return `That were many seats in a short time. You can hold another one in ${minutes(refusal.seconds)}.`;
     case "hold_expired":
@@ -93,7 +128,7 @@ function why(seat, refusal) {
 
 function hold(seat) {
   return busy(seat, async () => {
-    const held = await ask("POST", `/api/events/${event}/seats/${seat.id}/hold`);
+    const held = await ask("POST", `/api/events/${event}/seats/${seat.id}/hold`, { source });
     cart.add(seat, held);
     paint();
   });
@@ -120,7 +155,7 @@ function block(seat) {
 
 function click(seat) {
   const own = cart.of(seat.index);
-  if (admin && $("blocking").checked) return block(seat);
+  if ($("blocking")?.checked) return block(seat);
   if (own && !own.bought) return release(seat, own.id);
   if (own) return toast(`${seat.where} is yours.`);
   if (seat.state === "sold" || seat.state === "blocked") return toast(`${seat.where} is ${seat.state}.`);
@@ -172,7 +207,15 @@ current.button.tabIndex = 0;
 function set(path, body, words) {
   return ask("PUT", path, body).then(() => toast(words), (refusal) => toast(refusal.message, true));
 }
-if (admin) {
+if (manages) {
+  $("window").addEventListener("submit", (e) => {
+    e.preventDefault();
+    const form = e.target.elements;
+    const time = (input) => (input.value ? new Date(input.value).toISOString() : null);
+    set(`/api/events/${event}/sale`, {
+      opens: time(form.opens), closes: time(form.closes), hold_seconds: Number(form.hold.value) || null, holds_end_with_sale: form.end.checked,
+    }, "The sale is set.");
+  });
   $("status").addEventListener("change", (e) => set(`/api/events/${event}`, { status: e.target.value }, "The event is changed."));
   for (const box of blocks) {
     const input = box.querySelector(".capacity input");

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered/holds"
+)
+
+type askingKey struct{}
+
+// asking is a context that knows its request: what became of a hold is written where only the context is at hand.
+func (r *request) asking(ctx context.Context) context.Context {
+	return context.WithValue(ctx, askingKey{}, r)
+}
+
+// askingIn is the request of a context, an empty one if nobody asked: of a cleanup job.
+func askingIn(ctx context.Context) *request {
+	if r, ok := ctx.Value(askingKey{}).(*request); ok {
+		return r
+	}
+	return &request{Request: &http.Request{}}
+}
+
+// address is where a request came from. Behind a proxy, take it from what that says.
+func (r *request) address() string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
+}
+
+const agentMax = 255
+
+// agent is what a client says it is.
+func (r *request) agent() string {
+	agent := r.UserAgent()
+	return strings.ToValidUTF8(agent[:min(len(agent), agentMax)], "") // Postgres takes no other
+}
+
+const auditSQL = `
+insert into hall.audit (org, actor, action, code, event, block, seat, hold, operation, address, agent, changes)
+values ($1, $2, $3, $4, nullif($5, '')::uuid, nullif($6, '')::uuid, nullif($7, '')::uuid, nullif($8, ''), nullif($9, ''), $10, $11, $12)`
+
+// audit writes down what was changed, or, with a code, what was asked for and failed.
+func (r *request) audit(ctx context.Context, db interface {
+	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
+}, code string, changes any) error {
+	text, err := json.Marshal(changes)
+	if err != nil {
+		return err
+	}
+	text = bytes.ReplaceAll(text, []byte(`\u0000`), []byte(`\ufffd`)) // jsonb has no such character
+	_, err = db.Exec(ctx, auditSQL, r.who.Org, holds.User(r.who.User), r.action, code, r.event, r.block, r.seat, r.hold, r.operation,
+		r.address(), r.agent(), text)
+	return err
+}
+
+// recordFailure writes a failure down, when the transaction that it ended is gone: also one whose outcome is not known, as
+// service_unavailable or by the library's code. One without a session has no organisation to write it to, and goes to the
+// log: whoever cannot sign in cannot fill the table.
+func (a *app) recordFailure(r *request, err error) {
+	p := explain(err)
+	code := p.Code
+	if code == "" {
+		code = strings.ToLower(strings.ReplaceAll(http.StatusText(p.Status), " ", "_"))
+	}
+	if r.who.Org == "" {
+		slog.Info("refused", "action", r.action, "code", code, "address", r.address(), "agent", r.agent())
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 2*time.Second) // the client may have gone
+	defer cancel()
+	if writeErr := r.audit(ctx, a.pool, code, r.asked); writeErr != nil {
+		slog.Error("a failure could not be recorded", "operation", r.operation, "action", r.action, "code", code, "error", writeErr)
+	}
+}
+
+const historySQL = `
+select a.at, coalesce(a.changes->>'transition', a.action), a.actor
+from hall.audit a where a.seat = $1 and a.code = '' order by a.id desc limit 100`
+
+// serveHistory tells what became of a seat; who did it only to those who sell.
+func (a *app) serveHistory(w http.ResponseWriter, r *request) error {
+	var found bool
+	if err := noRows(a.pool.QueryRow(r.Context(), ownSeatSQL, r.seat, r.event, r.who.Org).Scan(&found)); err != nil {
+		return err
+	}
+	rows, err := a.pool.Query(r.Context(), historySQL, r.seat)
+	if err != nil {
+		return err
+	}
+	type line struct {
+		At     time.Time `json:"at"`
+		Action string    `json:"action"`
+		Actor  string    `json:"actor,omitempty"`
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[line])
+	if err != nil {
+		return err
+	}
+	for i := range lines {
+		if !r.who.Role.may(sells) {
+			lines[i].Actor = ""
+		}
+	}
+	return reply(w, http.StatusOK, map[string]any{"seat_id": r.seat, "history": lines})
+}
+
+// noRows makes of an answer without rows that there is no such thing.
+func noRows(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errNotFound
+	}
+	return err
+}
