@@ -60,7 +60,7 @@ func sourceOf(h holds.Hold) string {
 }
 
 const seatSQL = `
-select b.name, s.row, s.number, b.id, b.capacity, ` + eventColumns + `
+select b.name, s.row, s.number, b.id, ` + eventColumns + `
 from (select metered.clock() as now) c, hall.seats s join hall.blocks b on b.id = s.block join hall.events e on e.id = s.event
 where s.id = $1 and e.id = $2 and e.org = $3`
 
@@ -76,8 +76,7 @@ func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome
 	}, func(ctx context.Context, tx *metered.Tx) (p place, err error) {
 		var e hallEvent
 		var block string
-		var capacity int64
-		row := append([]any{&p.Section, &p.Row, &p.Number, &block, &capacity}, e.columns()...)
+		row := append([]any{&p.Section, &p.Row, &p.Number, &block}, e.columns()...)
 		if err := selling(ctx, tx, r.who.Org, r.event, row, seatSQL, r.seat, r.event, r.who.Org); err != nil {
 			return p, err
 		}
@@ -96,7 +95,7 @@ func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome
 			Tenant: r.who.Org, Key: seatKey(r.seat), Holder: r.who.User, TTL: ttl, Metadata: metadata, Note: r.note(""),
 			Lines: []holds.Line{{
 				Scope: budget.ScopeKey("block", block, ""), Amount: 1,
-				Limits: []budget.Limit{budget.Lifetime(capacity)},
+				Limits: []budget.Limit{budget.Lifetime(0).MaxFrom(`select capacity from hall.blocks where id = $1`, block)},
 			}},
 		}
 		if len(by.limits) > 0 {
