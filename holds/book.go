@@ -30,6 +30,10 @@ type Config struct {
 	// Notify sends every committed transition to Listen. Postgres lets notifying commits of a server
 	// through one by one; metered.Command.EarlyRelease shortens that. Defaults to false.
 	Notify bool
+
+	// NotifyContent is Notify with what Notice has from State on. Whoever may connect to the database can
+	// listen, whatever its grants. Defaults to false.
+	NotifyContent bool
 }
 
 // Bounds.
@@ -107,7 +111,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 		}
 	}
 	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name)}
-	if cfg.Notify && len(b.Channel()) > 63 {
+	if b.channel() != nil && len(b.Channel()) > 63 {
 		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	}
 	return b, nil
@@ -118,7 +122,10 @@ func (b *Book) Channel() string { return b.schema.String() + "_holds" }
 
 // channel is the argument of functions that notify: null for no notification.
 func (b *Book) channel() any {
-	if b.cfg.Notify {
+	switch {
+	case b.cfg.NotifyContent:
+		return b.Channel() + "+" // as announce in schema.sql reads it
+	case b.cfg.Notify:
 		return b.Channel()
 	}
 	return nil
