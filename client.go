@@ -54,6 +54,10 @@ type Config struct {
 	// Holds configures Client.Holds. Subscribers cost a round trip while the locks are held.
 	Holds holds.Config
 
+	// Notify tells of committed commands (Client.Listen), at no round trip. Refusals commit nothing: those are OnDenial's.
+	// Defaults to none.
+	Notify Notify
+
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
 	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
 	OnDenial func(context.Context, Denial)
@@ -88,7 +92,7 @@ type Client struct {
 	engine *command.Engine
 }
 
-type statements struct{ lookup, purge string }
+type statements struct{ lookup, purge, notify string }
 
 // New returns a Client, or an *ArgumentError. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -120,8 +124,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	}
 	cfg.SecretKey = bytes.Clone(cfg.SecretKey)
 	c := &Client{pool: pool, cfg: cfg, schema: name, check: migrate.NewCheck(pool, name), sql: statements{
-		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
+		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), notify: notifyJobs(cfg.River),
 	}}
+	if err := c.checkNotify(); err != nil {
+		return nil, err
+	}
 	c.engine = command.New(pool, command.Config{
 		Schema: name, LockTimeout: cfg.LockTimeout, MaxFuture: cfg.MaxFuture, ResolveTimeout: cfg.ResolveTimeout, MaxAttempts: cfg.MaxAttempts,
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/listen"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -111,7 +112,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 		}
 	}
 	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name)}
-	if b.channel() != nil && len(b.Channel()) > 63 {
+	if b.channel() != nil && len(b.Channel()) > listen.MaxNameBytes {
 		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	}
 	return b, nil

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -45,12 +44,8 @@ type ListenOptions struct {
 	OnError func(error)
 }
 
-const (
-	// DefaultIdle is the default of ListenOptions.Idle.
-	DefaultIdle = 15 * time.Second
-
-	minIdle, maxIdle = 10 * time.Millisecond, time.Hour
-)
+// DefaultIdle is the default of ListenOptions.Idle.
+const DefaultIdle = listen.DefaultIdle
 
 // Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at
 // a time, in the order of commit. It returns when ctx ends or handle returns an error. An expiry is heard
@@ -72,21 +67,16 @@ func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOption
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err
 	}
-	if opts.Idle == 0 {
-		opts.Idle = DefaultIdle
-	}
-	switch {
-	case len(b.Channel()) > 63: // LISTEN would cut it, and no Book can notify on it
+	if len(b.Channel()) > listen.MaxNameBytes { // no Book can notify on it
 		return invalid("ledger", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
-	case opts.Idle < minIdle || opts.Idle > maxIdle:
-		return invalid("ListenOptions.Idle", "%v is not from %v to %v", opts.Idle, minIdle, maxIdle)
 	}
-	onError := opts.OnError
-	if onError != nil {
-		onError = func(err error) { opts.OnError(fmt.Errorf("holds: listen: %w", err)) }
+	idle, wrong := listen.Idle(opts.Idle)
+	if wrong != "" {
+		return invalid("ListenOptions.Idle", "%s", wrong)
 	}
 	return listen.Run(ctx, listen.Channel[Notice]{
-		Name: b.Channel(), Config: pool.Config(), Parse: parseNotice, Missed: Notice{Missed: true}, Idle: opts.Idle, OnError: onError,
+		Name: b.Channel(), Config: pool.Config(), Parse: parseNotice, Missed: Notice{Missed: true},
+		Idle: idle, OnError: listen.Wrapped("holds", opts.OnError),
 	}, handle)
 }
 

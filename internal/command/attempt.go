@@ -217,6 +217,9 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	telling := slices.ContainsFunc(end.Steps, func(s Step) bool { return s.tell != nil })
 	f := &flush{}
 	t.early(f)
+	if end.Notice != nil {
+		f.exec(end.Notice.SQL, end.Notice.Args...)
+	}
 	e.queue(ctx, f, op, end)
 	charges, tolerance := sentCharges(end.Charges)
 	wait, _ := e.timeouts(ctx)

@@ -81,6 +81,13 @@ type Ending struct {
 	Result  []byte           // JSON
 	Steps   []Step           // in this order, before the charges
 	Charges *ledger.Charging // nil for none
+	Notice  *Statement       // sent before the steps; nil for none
+}
+
+// Statement is one whose answer says nothing.
+type Statement struct {
+	SQL  string
+	Args []any
 }
 
 // Record is what is remembered of an operation.

@@ -4,6 +4,7 @@ package listen
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -26,6 +27,14 @@ type Channel[N any] struct {
 	OnError func(error)   // is told why a connection was lost; may be nil
 }
 
+// Bounds of what callers choose.
+const (
+	MaxNameBytes = 63 // of a channel: LISTEN would cut a longer one
+	DefaultIdle  = 15 * time.Second
+
+	minIdle, maxIdle = 10 * time.Millisecond, time.Hour
+)
+
 const (
 	connectTimeout     = 30 * time.Second
 	closeTimeout       = time.Second
@@ -35,6 +44,25 @@ const (
 	maxQueued      = 10_000
 	maxQueuedBytes = 16 << 20
 )
+
+// Idle is the Channel.Idle that was asked for, and what is wrong with it, if anything is.
+func Idle(asked time.Duration) (idle time.Duration, wrong string) {
+	switch {
+	case asked == 0:
+		return DefaultIdle, ""
+	case asked < minIdle || asked > maxIdle:
+		return 0, fmt.Sprintf("%v is not from %v to %v", asked, minIdle, maxIdle)
+	}
+	return asked, ""
+}
+
+// Wrapped is onError for errors of that package, or nil.
+func Wrapped(pkg string, onError func(error)) func(error) {
+	if onError == nil {
+		return nil
+	}
+	return func(err error) { onError(fmt.Errorf("%s: listen: %w", pkg, err)) }
+}
 
 // Run calls handle with each notice, one at a time, until ctx ends or handle returns an error.
 func Run[N any](ctx context.Context, c Channel[N], handle func(context.Context, N) error) error {
