@@ -56,7 +56,7 @@ const (
 // Subscriber is told of a transition. What it writes through tx commits or rolls back with the call; it
 // has no other effect. Run a statement that may fail in a savepoint (tx.Begin): after a failed one the
 // subscriber has failed, even if it returns nil. It closes its rows and does not end tx, else the
-// connection is closed.
+// connection is closed. To act outside exactly once, enqueue a job through tx (jobs.Enqueuer).
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is what happened to a hold.
