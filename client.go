@@ -54,8 +54,7 @@ type Config struct {
 	// Holds configures Client.Holds. Subscribers cost a round trip while the locks are held.
 	Holds holds.Config
 
-	// Notify tells of committed commands (Client.Listen), at no round trip. Refusals commit nothing: those are OnDenial's.
-	// Defaults to none.
+	// Notify tells Client.Listen of committed commands, at no round trip; refusals are OnDenial's. Defaults to none.
 	Notify Notify
 
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after

@@ -18,27 +18,22 @@ import (
 	"github.com/pgmetered/metered/jobs"
 )
 
-// Notify says which commands are told to Client.Listen once they have committed. Whoever may connect to the database
-// can listen, whatever its grants.
+// Notify says what Client.Listen hears of committed commands. Whoever may connect to the database can listen, whatever
+// its grants.
 type Notify struct {
-	// Jobs tells of the jobs that Tx.Enqueue made.
-	Jobs bool
-	// ChargesFrom tells of charges of at least so many units, of Command.Charges and Tx.Charge. Defaults to none.
-	ChargesFrom int64
+	Jobs        bool  // the jobs that Tx.Enqueue made
+	ChargesFrom int64 // charges of so many units and more, of Command.Charges and Tx.Charge; 0 for none
 }
 
 // Notice is what Client.Listen hears: what a committed command did, or that some may have been missed.
 type Notice struct {
-	// Missed says that earlier commands may not have been heard. The other fields are then empty.
-	Missed bool `json:"missed,omitempty"`
-
-	Namespace string         `json:"namespace,omitempty"` // of the command
-	ID        string         `json:"id,omitempty"`
+	Missed    bool           `json:"missed,omitempty"` // the rest is then empty
+	Namespace string         `json:"namespace,omitempty"`
+	ID        string         `json:"id,omitempty"` // of the command
 	Name      string         `json:"name,omitempty"`
 	Charges   []NoticeCharge `json:"charges,omitempty"`
 	Jobs      []NoticeJob    `json:"jobs,omitempty"`
-	// Cut says that some of Charges or Jobs did not fit: Client.Lookup has all charges.
-	Cut bool `json:"cut,omitempty"`
+	Cut       bool           `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
 
 // NoticeCharge is a charge that was made.
@@ -48,18 +43,17 @@ type NoticeCharge struct {
 	Note   budget.Note `json:"note,omitzero"`
 }
 
-// NoticeJob is a job that was made.
+// NoticeJob is a job that was made, with River's id.
 type NoticeJob struct {
-	ID     int64  `json:"id"` // in River
+	ID     int64  `json:"id"`
 	Queue  string `json:"queue"`
 	Kind   string `json:"kind"`
 	Key    string `json:"key,omitempty"`
 	Tenant string `json:"tenant,omitempty"`
 }
 
-// Listen calls handle with what each command did that a Client with Config.Notify commits, as holds.Book.Listen does
-// with holds: it is a hint, best effort, and says when some may have been missed. For exactly once let the command
-// enqueue a job (Tx.Enqueue).
+// Listen calls handle with each Notice of Clients with Config.Notify, as holds.Book.Listen does with holds': best
+// effort. For exactly once the command enqueues a job.
 func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

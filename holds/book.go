@@ -32,7 +32,7 @@ type Config struct {
 	// through one by one; metered.Command.EarlyRelease shortens that. Defaults to false.
 	Notify bool
 
-	// NotifyContent is Notify with what Notice has from State on. Whoever may connect to the database can
+	// NotifyContent is Notify with all of Notice: who, what, why. Whoever may connect to the database can
 	// listen, whatever its grants. Defaults to false.
 	NotifyContent bool
 }

@@ -22,15 +22,13 @@ type Notice struct {
 	Version int       `json:"version,omitempty"` // the hold's, after the transition
 	Kind    EventKind `json:"kind,omitempty"`
 
-	// State is the hold's after the transition. It and what follows are empty if the sender has no
-	// Config.NotifyContent.
-	State    State       `json:"state,omitempty"`
+	// The rest is empty if the sender has no Config.NotifyContent.
+	State    State       `json:"state,omitempty"` // after the transition
 	Holder   string      `json:"holder,omitempty"`
 	Deadline time.Time   `json:"deadline,omitzero"`
 	Note     budget.Note `json:"note,omitzero"` // who did it, and why
 	Lines    []HeldLine  `json:"lines,omitempty"`
-	// Cut says that Note, or some of Lines, did not fit into 8,000 bytes: see History, and Get.
-	Cut bool `json:"cut,omitempty"`
+	Cut      bool        `json:"cut,omitempty"` // Note or some Lines did not fit into 8,000 bytes: see History, Get
 }
 
 // ListenOptions says how Listen keeps its connection. The zero value suits most callers.
