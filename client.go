@@ -42,6 +42,10 @@ type Config struct {
 	ResolveTimeout time.Duration
 	// Holds configures Client.Holds. Subscribers cost a round trip while the locks are held.
 	Holds holds.Config
+
+	// Notify tells Client.Listen of committed commands, at no round trip; refusals are OnDenial's. Defaults to none.
+	Notify Notify
+
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
 	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
 	OnDenial func(context.Context, Denial)
@@ -74,7 +78,7 @@ type Client struct {
 	engine *command.Engine
 }
 
-type statements struct{ lookup, purge string }
+type statements struct{ lookup, purge, notify string }
 
 // New returns a Client, or an *ArgumentError. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -106,8 +110,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	}
 	cfg.SecretKey = bytes.Clone(cfg.SecretKey)
 	c := &Client{pool: pool, cfg: cfg, schema: name, check: migrate.NewCheck(pool, name), sql: statements{
-		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL),
+		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), notify: notifyJobs(cfg.River),
 	}}
+	if err := c.checkNotify(); err != nil {
+		return nil, err
+	}
 	c.engine = command.New(pool, command.Config{
 		Schema: name, LockTimeout: cfg.LockTimeout, MaxFuture: cfg.MaxFuture, ResolveTimeout: cfg.ResolveTimeout, MaxAttempts: cfg.MaxAttempts,
 	})

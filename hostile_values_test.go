@@ -77,7 +77,7 @@ func (h *hostile) typeOf(oid uint32) hostileType {
 var tameValues = map[string][]string{
 	"of_scope": {"'a'", "'full'", "'seats'", "'credit'"}, "scope": {"'a'", "'seats'", "'seats'", "'full'", "'credit'"}, "key": {"null"},
 	"units": {"1", "2"}, "amount": {"3", "2", "1"}, "held": {"0", "0", "1"}, "note": {"null"}, "max": {"1000000", "100"}, "win": {"'0'", "'1 h'"},
-	"charge_seq": {"1", "2", "7", "41"}, "wait_ms": {"50"}, "ahead": {"'1 min'"}, "raising": {"false", "true"}, "channel": {"null"},
+	"charge_seq": {"1", "2", "7", "41"}, "wait_ms": {"50"}, "ahead": {"'1 min'"}, "raising": {"false", "true"}, "channel": {"null", "null", "'c'", "'c+'"},
 	"tenant": {"''", "'acme'"}, "of_tenant": {"''", "'acme'"}, "id": {"gen_random_uuid()::text"}, "of_id": {"'h0'", "'h1'", "'h2'"}, "ids": {"'{h0}'", "'{h1}'", "'{h2}'", "'{h3}'", "'{h4,h6}'", "'{h8}'", "'{h9}'"},
 	"issued": {"null"}, "issued_at": {"null"}, "holder": {"''"}, "chosen": {"false", "true"}, "claim": {"null"}, "fingerprint": {"decode(repeat('01', 33), 'hex')"},
 	"of_fingerprint": {"decode(repeat('01', 33), 'hex')"}, "ttl": {"'1 min'", "'10 min'"}, "grace": {"'0'", "'1 min'"}, "lifetime": {"'1 h'"}, "metadata": {"null", "'{}'"},
@@ -92,7 +92,7 @@ var tameValues = map[string][]string{
 // hostileValues are values by type, some of which make sense.
 var hostileValues = map[string][]string{
 	"text": {"''", "'full'", "'a'", "'seats'", "'credit'", "'h1'", "'h2'", "'h9'", "'acme'", "'ann'", "'p'", "'s'", "'op'", "'refuse'", "'fit'", "'allow'",
-		"repeat('x', 255)", "repeat('x', 256)", "repeat('é', 200)", "'claim/mail%2Fa'", "E'a\\u0001'"},
+		"repeat('x', 255)", "repeat('x', 256)", "repeat('é', 200)", "'claim/mail%2Fa'", "E'a\\u0001'", "'+'"},
 	"metered.scope_name": {"'full'", "'a'", "'seats'", "'credit'", "'new'", "'claim/mail%2Fa'", "''", "repeat('x', 256)"},
 	"metered.id":         {"'h0'", "'h1'", "'h2'", "'h9'", "'new'", "'op'", "''", "gen_random_uuid()::text"},
 	"metered.name":       {"''", "'acme'", "'ann'", "repeat('x', 256)"},

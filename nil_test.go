@@ -1,6 +1,7 @@
 package metered_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Methods(t, c, map[string][]any{
 		"Lookup": {pool, "", "a"}, "PurgeOperations": {pool, metered.PurgeOptions{OlderThan: time.Hour}},
 		"Secret": {"", "a", ""},
+		"Listen": {pool, holds.ListenOptions{}, func(context.Context, metered.Notice) error { return nil }},
 	})
 	niltest.Func(t, "New", metered.New, pool, metered.Config{})
 	niltest.Func(t, "Migrate", metered.Migrate, pool, metered.MigrateOptions{})

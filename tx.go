@@ -44,6 +44,7 @@ type Tx struct {
 	entries []command.Step
 	holds   []command.Step
 	done    []holds.Hold // by the steps of holds
+	jobs    []NoticeJob  // made, and to be told
 }
 
 // guarded is embedded under a name that is not exported.
@@ -68,7 +69,7 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	if err != nil {
 		return command.Ending{}, err
 	}
-	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds)}
+	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds), Notice: tx.notice()}
 	if tx.charged != nil {
 		end.Charges = &tx.charged.Charging
 	}
@@ -143,7 +144,11 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 	case t.client.Jobs == nil:
 		return jobs.Result{}, ErrNoRiver
 	}
-	return t.client.Jobs.Enqueue(ctx, t, args, opts)
+	r, err := t.client.Jobs.Enqueue(ctx, t, args, opts)
+	if err == nil {
+		t.enqueued(r)
+	}
+	return r, err
 }
 
 // Secret is Client.Secret for this command.

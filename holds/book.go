@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/listen"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -28,6 +29,10 @@ type Config struct {
 	// Notify sends every committed transition to Listen. Postgres lets notifying commits of a server
 	// through one by one; metered.Command.EarlyRelease shortens that. Defaults to false.
 	Notify bool
+
+	// NotifyContent is Notify with all of Notice: who, what, why. Whoever may connect to the database can
+	// listen, whatever its grants. Defaults to false.
+	NotifyContent bool
 }
 
 // Bounds and defaults.
@@ -49,13 +54,13 @@ const (
 	DefaultSweepBatch = 500 // holds that a Sweep ends in one transaction
 	MaxSweepBatch     = 10_000
 	DefaultOlderThan  = 30 * 24 * time.Hour // how long Purge keeps holds that have ended
-	DefaultIdle       = 15 * time.Second    // of ListenOptions
+	DefaultIdle       = listen.DefaultIdle  // of ListenOptions
 )
 
 // Subscriber is told of a transition. What it writes through tx commits or rolls back with the call; it
 // has no other effect. Run a statement that may fail in a savepoint (tx.Begin): after a failed one the
 // subscriber has failed, even if it returns nil. It closes its rows and does not end tx, else the
-// connection is closed.
+// connection is closed. To act outside exactly once, enqueue a job through tx (jobs.Enqueuer).
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is what happened to a hold.
@@ -111,7 +116,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 		}
 	}
 	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name)}
-	if cfg.Notify && len(b.Channel()) > 63 {
+	if b.channel() != nil && len(b.Channel()) > listen.MaxNameBytes {
 		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	}
 	return b, nil
@@ -122,7 +127,10 @@ func (b *Book) Channel() string { return b.schema.String() + "_holds" }
 
 // channel is the argument of functions that notify: null for no notification.
 func (b *Book) channel() any {
-	if b.cfg.Notify {
+	switch {
+	case b.cfg.NotifyContent:
+		return b.Channel() + "+" // as announce in schema.sql reads it
+	case b.cfg.Notify:
 		return b.Channel()
 	}
 	return nil

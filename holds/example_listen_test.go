@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 )
 
@@ -17,11 +18,11 @@ func ExampleBook_Listen() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
-	book := exampleBook(holds.Config{Notify: true})
+	book := exampleBook(holds.Config{NotifyContent: true})
 	write := func(fn func(tx pgx.Tx) error) { check(pgx.BeginFunc(ctx, pool, fn)) }
 	place := func(id string) {
 		write(func(tx pgx.Tx) error {
-			_, err := book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{{Scope: "room/" + id, Amount: 1}}})
+			_, err := book.Place(ctx, tx, holds.Request{ID: id, Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "room/" + id, Amount: 1}}})
 			return err
 		})
 	}
@@ -43,15 +44,15 @@ func ExampleBook_Listen() {
 			fmt.Println("loaded", held)
 			place("blue")
 			write(func(tx pgx.Tx) error {
-				_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"red"}})
+				_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"red"}, Note: budget.Note{Reason: "a day early"}})
 				return err
 			})
 		case n.Kind == holds.EventPlaced:
 			held[n.ID] = true
-			fmt.Println(n.Kind, held)
+			fmt.Println(n.Kind, held, "by", n.Holder, n.Lines[0].Scope, n.Lines[0].Amount)
 		case n.Kind == holds.EventReleased: // or EventExpired, which a Sweep tells
 			delete(held, n.ID)
-			fmt.Println(n.Kind, held)
+			fmt.Println(n.Kind, held, n.Note.Reason)
 			return enough
 		}
 		return nil
@@ -59,7 +60,7 @@ func ExampleBook_Listen() {
 	fmt.Println(err)
 	// Output:
 	// loaded map[red:true]
-	// placed map[blue:true red:true]
-	// released map[blue:true]
+	// placed map[blue:true red:true] by ann room/blue 1
+	// released map[blue:true] a day early
 	// enough
 }

@@ -188,7 +188,8 @@ func TestListen_WhatItCannotReadIsSomethingMissed(t *testing.T) {
 	l.missed()
 	for _, payload := range []string{
 		"", "garbage", "null", `{"id":`, `{"id": 7, "version": 1, "kind": "placed"}`, `[1]`,
-		`{"id": "h", "version": 1, "kind": "of a later schema"}`, `{"version": 1, "kind": "placed"}`, `{"id": "h", "kind": "placed"}`,
+		`{"id": "h", "version": 1, "kind": "of a later schema"}`, `{"id": "h", "version": 1, "kind": "placed", "state": "of a later schema"}`,
+		`{"id": "h", "version": 1, "kind": "placed", "state": "h", "lines": 7}`, `{"id": "h", "version": 1, "kind": "placed", "state": "h", "deadline": "noon"}`, `{"version": 1, "kind": "placed"}`, `{"id": "h", "kind": "placed"}`,
 	} {
 		_, err := f.pool.Exec(t.Context(), `select pg_notify($1, $2)`, f.book.Channel(), payload)
 		require.NoError(t, err)

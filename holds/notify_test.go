@@ -62,7 +62,16 @@ func payload(n *pgconn.Notification) string {
 
 func TestNotify_ArrivesWithTheCommitAndNeverAfterARollback(t *testing.T) {
 	t.Parallel()
-	f, w := subscribed(t, holds.Config{Notify: true})
+	for name, cfg := range map[string]holds.Config{"plain": {Notify: true}, "with content": {NotifyContent: true}, "both": {Notify: true, NotifyContent: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			arrivesWithTheCommit(t, cfg)
+		})
+	}
+}
+
+func arrivesWithTheCommit(t *testing.T, cfg holds.Config) {
+	f, w := subscribed(t, cfg)
 	heard := listen(t, f)
 	ctx := t.Context()
 	place := func(tx pgx.Tx, id string) error {

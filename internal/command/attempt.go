@@ -250,6 +250,9 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	telling := slices.ContainsFunc(end.Steps, func(s Step) bool { return s.tell != nil })
 	f := &flush{}
 	t.early(f)
+	if end.Notice != nil {
+		f.exec(end.Notice.SQL, end.Notice.Args...)
+	}
 	e.queue(ctx, f, op, end, len(queries) > 0)
 	charges, tolerance := sentCharges(end.Charges)
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,

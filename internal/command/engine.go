@@ -106,6 +106,13 @@ type Ending struct {
 	Steps   []Step           // in this order, before the charges
 	Charges *ledger.Charging // nil for none
 	Refusal *string          // JSON: of an operation that was refused, with an empty Result and nothing to do
+	Notice  *Statement       // sent before the steps; nil for none
+}
+
+// Statement is one whose answer says nothing.
+type Statement struct {
+	SQL  string
+	Args []any
 }
 
 // Record is what is remembered of an operation.

@@ -386,8 +386,9 @@ begin
             end if;
             holds[i] := metered.hold_json(k.nos[i], k.clk);
             if channel is not null then
-                perform metered.announce(channel, named.tenant, named.ids[i], (holds[i] ->> 'version')::int,
-                    case when (holds[i] ->> 'returned')::boolean then 'returned' else 'returned_part' end);
+                -- Not out of the JSON, in which the caller's may be that no operator reads.
+                perform metered.announce(channel, h.tenant, h.id, h.version, case when h.returned then 'returned' else 'returned_part' end)
+                from metered.holds h where h.no = k.nos[i];
             end if;
             unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
         end loop;

@@ -1,0 +1,267 @@
+package holds_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// told is the notice that a transition should give: the hold after it, and what its history says.
+func (f *fixture) told(h holds.Hold, kind holds.EventKind) holds.Notice {
+	f.Helper()
+	history, err := f.book.History(f.Context(), f.pool, h.Tenant, h.ID, "")
+	require.NoError(f, err)
+	e := history[h.Version-1]
+	require.Equal(f, kind, e.Kind)
+	return holds.Notice{Tenant: h.Tenant, ID: h.ID, Version: h.Version, Kind: kind,
+		State: h.State, Holder: h.Holder, Deadline: h.Deadline, Note: e.Note, Lines: h.Lines}
+}
+
+func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{NotifyContent: true})
+	execute(t, f.pool, fmt.Sprintf(`alter database %s set timezone = 'Asia/Kathmandu'`, pgx.Identifier{f.pool.Config().ConnConfig.Database}.Sanitize()))
+	f.pool.Reset()
+	l := startListening(t, another(t, f.pool, nil), holds.ListenOptions{})
+	l.missed()
+	hears := func(kind holds.EventKind, why string, holder string, hs ...holds.Hold) {
+		t.Helper()
+		for _, h := range hs {
+			n := l.next()
+			require.Equal(t, f.told(h, kind), n)
+			require.Equal(t, why, n.Note.Reason)
+			require.Equal(t, holder, n.Holder)
+			require.NotEmpty(t, n.Lines)
+		}
+	}
+	because := func(why string) budget.Note {
+		return budget.Note{Actor: holds.User("ann"), Tenant: "acme", Correlation: "request/7", Reason: why}
+	}
+	lines := func(a, b int64) []holds.Line {
+		return []holds.Line{{Scope: "gpu/" + odd, Amount: a}, {Scope: "cpu", Amount: b}}
+	}
+	h := f.mustPlace(holds.Request{ID: odd, Holder: odd, Lines: lines(5, 7), Note: because("wanted"), Metadata: json.RawMessage(`{"a":"\u0000"}`)})
+	hears(holds.EventPlaced, "wanted", odd, h)
+	in := func(call func(tx pgx.Tx) ([]holds.Hold, error)) []holds.Hold {
+		t.Helper()
+		hs, err := do(f, func(_ context.Context, tx pgx.Tx) ([]holds.Hold, error) { return call(tx) })
+		require.NoError(t, err)
+		return hs
+	}
+	ctx := t.Context()
+	hears(holds.EventExtended, odd, odd, in(func(tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Extend(ctx, tx, holds.Extend{IDs: []string{odd}, By: time.Second, Note: because(odd)})
+	})...)
+	hears(holds.EventCapturedPart, "some", odd, in(func(tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{odd}, Lines: lines(2, 0), Keep: true, Note: because("some")})
+	})...)
+	hears(holds.EventCaptured, "", odd, in(func(tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{odd}, All: true})
+	})...)
+	hears(holds.EventReturnedPart, "a bit", odd, in(func(tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{odd}, Lines: lines(1, 3)[:1], Note: because("a bit")})
+	})...)
+	hears(holds.EventReturned, "all", odd, in(func(tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{odd}, All: true, Note: because("all")})
+	})...)
+
+	var many []string
+	for i := range 3 {
+		id := fmt.Sprint("many/", i)
+		many = append(many, id)
+		hears(holds.EventPlaced, "", "bob", f.mustPlace(holds.Request{ID: id, Holder: "bob", Lines: lines(1, int64(i+1))}))
+	}
+	hears(holds.EventReleased, "mind", "bob", in(func(tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Release(ctx, tx, holds.Release{IDs: many, Note: because("mind")})
+	})...)
+
+	swept := f.mustPlace(holds.Request{ID: "swept", Tenant: "acme", Holder: "bob", Lines: lines(1, 2)})
+	hears(holds.EventPlaced, "", "bob", swept)
+	due := f.mustPlace(holds.Request{ID: "due", Holder: "cy", TTL: 2 * time.Minute, Lines: lines(3, 4)})
+	hears(holds.EventPlaced, "", "cy", due)
+	f.clock.Advance(time.Minute)
+	_, err := f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	swept, err = f.book.Get(ctx, f.pool, "acme", "swept", "")
+	require.NoError(t, err)
+	require.Equal(t, []holds.HeldLine{{Scope: "cpu", Amount: 2}, {Scope: "gpu/" + odd, Amount: 1}}, swept.Lines)
+	n := l.next()
+	require.Equal(t, f.told(swept, holds.EventExpired), n)
+	require.Equal(t, holds.System, n.Note.Actor)
+	f.clock.Advance(time.Minute)
+	hears(holds.EventExpired, "late", "cy", in(func(tx pgx.Tx) ([]holds.Hold, error) {
+		h, _, err := f.book.Expire(ctx, tx, holds.Expire{ID: "due", Deadline: due.Deadline, Note: because("late")})
+		return []holds.Hold{h}, err
+	})...)
+}
+
+// odd is a text with what JSON and SQL have a meaning for.
+const odd = "a'b\"}]+\\u0000 \\x \n\t\x01 ü 🪑 \u2028 </script>"
+
+// longest is a text of 255 bytes, of which JSON makes 1,530.
+func longest(end string) string { return strings.Repeat("\x01", 255-len(end)) + end }
+
+// raw listens to what is sent, as it is sent.
+func (f *fixture) raw() func() []string {
+	conn, err := f.pool.Acquire(f.Context())
+	require.NoError(f, err)
+	f.Cleanup(conn.Release)
+	_, err = conn.Exec(f.Context(), `listen `+pgx.Identifier{f.book.Channel()}.Sanitize())
+	require.NoError(f, err)
+	return func() (all []string) {
+		_, err := conn.Exec(f.Context(), `select 1`) // what was committed before has come by then
+		require.NoError(f, err)
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		for {
+			n, err := conn.Conn().WaitForNotification(ended)
+			if err != nil {
+				return all
+			}
+			all = append(all, n.Payload)
+		}
+	}
+}
+
+func TestNotice_OfManyLinesAndLongTextsIsCutToWhatFits(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{NotifyContent: true})
+	sent := f.raw()
+	l := startListening(t, f.pool, holds.ListenOptions{})
+	l.missed()
+	place := func(r holds.Request) (holds.Notice, holds.Hold) {
+		t.Helper()
+		h := f.mustPlace(r)
+		payloads := sent()
+		require.Len(t, payloads, 1)
+		require.Less(t, len(payloads[0]), 8000)
+		n := l.next()
+		require.Equal(t, h.Holder, n.Holder)
+		require.Equal(t, h.Deadline, n.Deadline)
+		require.Equal(t, holds.Held, n.State)
+		require.Equal(t, h.Lines[:len(n.Lines)], append([]holds.HeldLine{}, n.Lines...), "the first ones")
+		whole := len(n.Lines) == len(h.Lines) && n.Note == r.Note
+		require.Equal(t, !whole, n.Cut)
+		return n, h
+	}
+	many := func(count, width int) (lines []holds.Line) {
+		for i := range count {
+			lines = append(lines, holds.Line{Scope: fmt.Sprintf("%0*d", width, i), Amount: budget.MaxAmount})
+		}
+		return lines
+	}
+	seen := map[bool]int{}
+	for width := 2; width <= 250; width++ { // over the edge, a few bytes at a time
+		n, _ := place(holds.Request{ID: fmt.Sprint(width), Lines: many(32, width)})
+		seen[n.Cut]++
+		require.NotEmpty(t, n.Lines)
+	}
+	require.Greater(t, seen[false], 20)
+	require.Greater(t, seen[true], 20)
+	n, h := place(holds.Request{ID: "64 lines", Lines: many(64, 255), Note: budget.Note{Actor: "ann", Reason: "all"}})
+	require.True(t, n.Cut)
+	require.Equal(t, budget.Note{Actor: "ann", Reason: "all"}, n.Note)
+	require.Greater(t, len(n.Lines), 20)
+	require.Equal(t, h.Lines, f.get("64 lines").Lines, "where the rest is")
+
+	everything := budget.Note{Actor: longest("a"), Tenant: longest("t"), Correlation: longest("c"), Reason: longest("r")}
+	n, _ = place(holds.Request{ID: longest("id"), Tenant: longest("t"), Holder: longest("h"), Note: everything, Lines: many(1, 1)})
+	require.True(t, n.Cut)
+	require.Zero(t, n.Note)
+	require.Len(t, n.Lines, 1)
+	history, err := f.book.History(t.Context(), f.pool, longest("t"), longest("id"), "")
+	require.NoError(t, err)
+	require.Equal(t, everything, history[0].Note, "where the note is")
+	n, _ = place(holds.Request{ID: longest("id"), Holder: longest("h"), Lines: []holds.Line{{Scope: longest("s"), Amount: 1}}, Note: budget.Note{Reason: longest("r")}})
+	require.False(t, n.Cut, "as much as fits")
+
+	// All ends of a hundred at once, and the 100 lines that a call by hand can place.
+	ids := make([]string, holds.MaxHolds)
+	for i := range ids {
+		ids[i] = fmt.Sprint("h", i)
+		f.mustPlace(holds.Request{ID: ids[i], Lines: many(64, 255)[:1+i%64]})
+	}
+	_, err = f.release(ids...)
+	require.NoError(t, err)
+	_, err = f.pool.Exec(t.Context(), `select metered.place(
+		('', 'by hand', true, null, '', null, decode(repeat('00', 33), 'hex'), null, '1 min', '0', '1 hour', null)::metered.new_hold,
+		array(select ('scope ' || n, null, 1, 1, '{}', null)::metered.new_charge from generate_series(1, 1000) n),
+		'1 min', 1000, (null, null, '[7, {"actor": "x"}]')::metered.origin, $1, false)`, f.book.Channel()+"+")
+	require.NoError(t, err)
+	payloads := sent()
+	require.Len(t, payloads, 2*holds.MaxHolds+1)
+	for _, p := range payloads {
+		require.Less(t, len(p), 8000)
+		require.True(t, json.Valid([]byte(p)))
+	}
+	for range 2 * holds.MaxHolds {
+		require.False(t, l.next().Missed)
+	}
+	n = l.next()
+	require.Equal(t, "by hand", n.ID)
+	require.True(t, n.Cut)
+	require.Greater(t, len(n.Lines), 90)
+}
+
+// heardBefore reads a payload as the build of version 1 does.
+func heardBefore(t *testing.T, payload string) holds.Notice {
+	t.Helper()
+	var p struct {
+		Tenant, ID, Kind string
+		Version          int
+	}
+	require.NoError(t, json.Unmarshal([]byte(payload), &p))
+	return holds.Notice{Tenant: p.Tenant, ID: p.ID, Version: p.Version, Kind: holds.EventKind(p.Kind)}
+}
+
+func TestNotice_IsReadByTheBuildBeforeAndThatOnesIsRead(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenVersion(t, 1)
+	_, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+	require.NoError(t, err)
+	clock := pgtest.SetClock(t, pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
+	f := on(t, pool, holds.Config{NotifyContent: true}, clock)
+	sent := f.raw()
+	l := startListening(t, pool, holds.ListenOptions{})
+	l.missed()
+	f.mustPlace(holds.Request{ID: odd, Tenant: odd, Holder: "ann", Lines: []holds.Line{{Scope: "a", Amount: 1}}})
+	payloads := sent()
+	require.Len(t, payloads, 1)
+	require.Equal(t, holds.Notice{Tenant: odd, ID: odd, Version: 1, Kind: "placed"}, heardBefore(t, payloads[0]))
+	require.Equal(t, holds.Held, l.next().State)
+
+	// What processes of that build go on to call, as they call it.
+	execute(t, pool, `select metered.release_holds('acme', '{open}'::text[], array[null::timestamptz], '', 1000,
+		'{"reason": "old"}', 'metered_holds', null, null, true)`)
+	require.Equal(t, []string{`{"tenant" : "acme", "id" : "open", "version" : 3, "kind" : "released"}`}, sent(), "to the letter")
+	l.hears(holds.Notice{Tenant: "acme", ID: "open", Version: 3, Kind: holds.EventReleased})
+}
+
+func TestNotice_WithoutContentSaysNothingOfIt(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{Notify: true})
+	sent := f.raw()
+	f.mustPlace(holds.Request{ID: "h", Holder: "ann", Lines: []holds.Line{{Scope: "a", Amount: 1}}, Note: budget.Note{Actor: "ann"}})
+	require.Equal(t, []string{`{"tenant" : "", "id" : "h", "version" : 1, "kind" : "placed"}`}, sent())
+}
+
+func TestNotice_OfARefundMindsNoMetadata(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{Notify: true})
+	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{{Scope: "a", Amount: 1}}, Metadata: json.RawMessage(`{"a":"\u0000"}`)})
+	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
+	require.NoError(t, err)
+	_, err = do(f, refund(f, "h"))
+	require.NoError(t, err)
+}

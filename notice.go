@@ -1,0 +1,183 @@
+package metered
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
+	"github.com/pgmetered/metered/internal/listen"
+	"github.com/pgmetered/metered/jobs"
+)
+
+// Notify says what Client.Listen hears of committed commands. Whoever may connect to the database can listen, whatever
+// its grants.
+type Notify struct {
+	Jobs        bool  // the jobs that Tx.Enqueue made
+	ChargesFrom int64 // charges of so many units and more, of Command.Charges and Tx.Charge; 0 for none
+}
+
+// Notice is what Client.Listen hears: what a committed command did, or that some may have been missed.
+type Notice struct {
+	Missed    bool           `json:"missed,omitempty"` // the rest is then empty
+	Namespace string         `json:"namespace,omitempty"`
+	ID        string         `json:"id,omitempty"` // of the command
+	Name      string         `json:"name,omitempty"`
+	Charges   []NoticeCharge `json:"charges,omitempty"`
+	Jobs      []NoticeJob    `json:"jobs,omitempty"`
+	Cut       bool           `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
+}
+
+// NoticeCharge is a charge that was made.
+type NoticeCharge struct {
+	Scope  string      `json:"scope"`
+	Amount int64       `json:"amount"`
+	Note   budget.Note `json:"note,omitzero"`
+}
+
+// NoticeJob is a job that was made, with River's id.
+type NoticeJob struct {
+	ID     int64  `json:"id"`
+	Queue  string `json:"queue"`
+	Kind   string `json:"kind"`
+	Key    string `json:"key,omitempty"`
+	Tenant string `json:"tenant,omitempty"`
+}
+
+// Listen calls handle with each Notice of Clients with Config.Notify, as holds.Book.Listen does with holds': best
+// effort. For exactly once the command enqueues a job.
+func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
+	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
+		return err
+	}
+	if err := checkChannel("client", c.channel()); err != nil {
+		return err
+	}
+	idle, wrong := listen.Idle(opts.Idle)
+	if wrong != "" {
+		return invalid("ListenOptions.Idle", "%s", wrong)
+	}
+	return listen.Run(ctx, listen.Channel[Notice]{
+		Name: c.channel(), Config: pool.Config(), Parse: parseNotice, Missed: Notice{Missed: true},
+		Idle: idle, OnError: listen.Wrapped("metered", opts.OnError),
+	}, handle)
+}
+
+// channel is where commands are told.
+func (c *Client) channel() string { return c.schema.String() + "_commands" }
+
+func checkChannel(field, channel string) error {
+	if len(channel) > listen.MaxNameBytes {
+		return invalid(field, "the channel %q is longer than the %d bytes of a name: use a shorter schema", channel, listen.MaxNameBytes)
+	}
+	return nil
+}
+
+func (c *Client) checkNotify() error {
+	switch n := c.cfg.Notify; {
+	case n == Notify{}:
+		return nil
+	case n.ChargesFrom < 0 || n.ChargesFrom > budget.MaxAmount:
+		return invalid("Config.Notify.ChargesFrom", "%d is not from 0 to %d", n.ChargesFrom, int64(budget.MaxAmount))
+	}
+	return checkChannel("Config.Notify", c.channel())
+}
+
+func parseNotice(payload string) (n Notice, ok bool) {
+	if json.Unmarshal([]byte(payload), &n) != nil || n.Missed || n.ID == "" {
+		return Notice{}, false
+	}
+	return n, true
+}
+
+// maxPayload bounds a payload in UTF-8. Postgres takes less than 8,000 bytes in the database's encoding, in which a
+// character can have half as many again (EUC_JP).
+const maxPayload = 5_300
+
+const notifySQL = `select pg_notify($1, $2::text || ']}')`
+
+// notifyJobsSQL tells of those jobs that are there: not of what a savepoint took back.
+const notifyJobsSQL = `
+select pg_notify($1, $2::text || coalesce(string_agg(j.said, ',' order by j.n), '') || ']}')
+from unnest($3::bigint[], $4::text[]) with ordinality j(id, said, n)
+where exists (select from %s r where r.id = j.id)
+having count(*) > 0 or $5::bool`
+
+// notifyJobs is notifyJobsSQL for River's table, as River's own statements name it.
+func notifyJobs(client *river.Client[pgx.Tx]) string {
+	table := pgx.Identifier{"river_job"}
+	if client != nil && client.Schema() != "" {
+		table = pgx.Identifier{client.Schema(), "river_job"}
+	}
+	return fmt.Sprintf(notifyJobsSQL, table.Sanitize())
+}
+
+// enqueued takes note of a job, if it is to be told.
+func (t *Tx) enqueued(r jobs.Result) {
+	if t.client.cfg.Notify.Jobs && r.Created {
+		t.jobs = append(t.jobs, NoticeJob{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind, Key: jobs.Key(r.Job), Tenant: jobs.Tenant(r.Job)})
+	}
+}
+
+// large are the charges to be told of.
+func (t *Tx) large() (large []told) {
+	from := t.client.cfg.Notify.ChargesFrom
+	if from == 0 || t.charged == nil {
+		return nil
+	}
+	for _, c := range t.charged.Charges {
+		if c.Amount >= from {
+			large = append(large, told{Scope: c.Scope, Amount: c.Amount, Note: json.RawMessage(c.Note)})
+		}
+	}
+	return large
+}
+
+// told is a NoticeCharge whose note is encoded already.
+type told struct {
+	Scope  string          `json:"scope"`
+	Amount int64           `json:"amount"`
+	Note   json.RawMessage `json:"note,omitempty"`
+}
+
+// notice is the statement that tells what the command did, or nil. It takes no lock, so it comes before those that do.
+func (t *Tx) notice() *command.Statement {
+	charges := t.large()
+	if len(charges)+len(t.jobs) == 0 {
+		return nil
+	}
+	// Texts cannot fail.
+	head, _ := json.Marshal(Notice{Namespace: t.op.Namespace, ID: t.op.ID, Name: t.op.cmd.Name})
+	room, cut := maxPayload-len(head)-len(`,"cut":true,"charges":[],"jobs":[]`), false
+	fits := func(item any) (string, bool) {
+		b, _ := json.Marshal(item)
+		room -= len(b) + 1
+		cut = cut || room < 0
+		return string(b), !cut
+	}
+	var said, saidJobs []string
+	var ids []int64
+	for _, c := range charges {
+		if s, ok := fits(c); ok {
+			said = append(said, s)
+		}
+	}
+	for _, j := range t.jobs {
+		if s, ok := fits(j); ok {
+			ids, saidJobs = append(ids, j.ID), append(saidJobs, s)
+		}
+	}
+	text := fmt.Sprintf(`%s,"cut":%t,"charges":[%s],"jobs":[`, head[:len(head)-1], cut, strings.Join(said, ","))
+	if len(ids) == 0 {
+		return &command.Statement{SQL: notifySQL, Args: []any{t.client.channel(), text}}
+	}
+	return &command.Statement{SQL: t.client.sql.notify, Args: []any{t.client.channel(), text, ids, saidJobs, len(charges) > 0 || cut}}
+}
