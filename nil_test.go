@@ -23,7 +23,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	fn := mustNotRun(t)
 	niltest.Methods(t, c, map[string][]any{
 		"Lookup": {pool, "", "a"}, "PurgeOperations": {pool, metered.PurgeOptions{OlderThan: time.Hour}},
-		"Secret": {"", "a", ""},
+		"Secret": {"", "a", ""}, "RunTx": {pgx.TxOptions{}, func(context.Context, pgx.Tx) error { return nil }},
 		"Listen": {pool, holds.ListenOptions{}, func(context.Context, metered.Notice) error { return nil }},
 	})
 	niltest.Func(t, "New", metered.New, pool, metered.Config{})

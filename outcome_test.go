@@ -238,7 +238,7 @@ func TestDo_AnErrorOfADeferredTriggerIsTheCallers(t *testing.T) {
 		var pgErr *pgconn.PgError
 		require.ErrorAs(t, err, &pgErr)
 		require.Equal(t, state, pgErr.Code)
-		require.Empty(t, metered.Code(err), raise)
+		require.Equal(t, map[bool]string{true: "serialization"}[state == "40001"], metered.Code(err), raise)
 		require.Equal(t, state == "40001", strings.Contains(err.Error(), "after 3 attempts"), raise)
 	}
 	require.Zero(t, count(t, pool, "metered.ledger"))

@@ -61,7 +61,7 @@ func TestSubscriber_AJobForEachTransitionIsWorkedExactlyOnce(t *testing.T) {
 		_, err = metered.Do(ctx, c, metered.Command{ID: "op", Input: "h"}, place("h"))
 		require.NoError(t, err)
 	}
-	_, err = metered.Do(ctx, c, metered.Command{ID: "denied"}, place("denied"))
+	_, err = metered.Do(ctx, c, metered.Command{ID: "denied", Input: 1}, place("denied"))
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
