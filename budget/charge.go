@@ -33,6 +33,9 @@ type Charge struct {
 	Limits []Limit
 	// Note is stored with the entry. Defaults to none.
 	Note Note
+	// MustExist denies the charge with *ScopeError unless Ledger.Create was called for the scope. Defaults to
+	// Config.MustExist.
+	MustExist bool
 }
 
 // Receipt is what a call charged, in the order in which its scopes first appear.
@@ -73,7 +76,7 @@ from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
 //
 // Locks: an advisory lock on each scope, in the order of their keys, until tx ends. Call it last in tx.
 //
-// Errors: *ArgumentError before any SQL; *ExceededError; and those of every write (see the package comment).
+// Errors: *ArgumentError before any SQL; *ExceededError, *ScopeError; and those of every write (see the package comment).
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err

@@ -2,10 +2,13 @@ package budget
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Credit is an amount to add to a scope: a top-up, prepaid money.
@@ -16,15 +19,18 @@ type Credit struct {
 	Amount int64
 	// Note is stored with the entry. Defaults to none.
 	Note Note
+	// MustExist is as in Charge: the credit is refused with *ScopeError, and writes nothing.
+	MustExist bool
 }
 
 const creditSQL = `
-select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5::metered.origin)`
+select coalesce(seq, 0), coalesce(at, 'epoch'), denied
+from metered.credit($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::metered.origin, $7::bool)`
 
 // Credit adds credit to a scope. It counts for lifetime limits only.
 //
 // Rolling tx back takes it back. There is no idempotency (metered.Tx.Credit remembers). Locks: the scope's advisory
-// lock, until tx ends. Errors: *ArgumentError before any SQL; and those of every write (see the package comment).
+// lock, until tx ends. Errors: *ArgumentError before any SQL; *ScopeError; and those of every write (see the package comment).
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
 	return do(ctx, tx, l, (*Ledger).prepareCredit, c)
 }
@@ -47,11 +53,19 @@ func (l *Ledger) prepareCredit(c Credit) (*ledger.Call[Posted], error) {
 	return &ledger.Call[Posted]{
 		SQL: l.sql.credit, Locks: ledger.Locks{Keys: []int64{key}},
 		Args: func(s ledger.Sending) []any {
-			return []any{c.Scope, key, c.Amount, s.WaitMS, s.Origin(c.Note.json())}
+			return []any{c.Scope, key, c.Amount, c.MustExist || l.mustExist, s.WaitMS, s.Origin(c.Note.json()), s.Raising}
 		},
 		Scan: func(row pgx.Row) (Posted, error) {
 			p := Posted{Scope: c.Scope, Amount: c.Amount}
-			err := row.Scan(&p.Seq, &p.At)
+			var denied []byte
+			err := row.Scan(&p.Seq, &p.At, &denied)
+			var pgErr *pgconn.PgError
+			if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
+				denied = []byte(pgErr.Detail)
+			}
+			if len(denied) > 0 {
+				return Posted{}, absentScopes(denied)
+			}
 			return p, failed("credit", err)
 		},
 	}, nil

@@ -27,6 +27,11 @@ var (
 	// ErrExceeded: a limit refuses. The error is an *ExceededError.
 	ErrExceeded error = errExceeded
 
+	// ErrScopeUnknown and ErrScopeRetired: a scope that must exist was never declared, or was retired. The error is a
+	// *ScopeError.
+	ErrScopeUnknown error = errScopeUnknown
+	ErrScopeRetired error = errScopeRetired
+
 	// ErrBusy: a scope's lock was not free within the lock timeout. Try again later.
 	ErrBusy error = fault.ErrBusy
 
@@ -65,6 +70,9 @@ var (
 var (
 	errExceeded = fault.New("budget_exceeded", "budget: limit exceeded")
 	errClock    = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
+
+	errScopeUnknown = fault.New("scope_unknown", "budget: no such scope was created")
+	errScopeRetired = fault.New("scope_retired", "budget: the scope was retired")
 )
 
 // ArgumentError says which argument was refused before any SQL, and why. Field names it as the caller wrote it
