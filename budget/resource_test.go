@@ -412,3 +412,49 @@ func TestMustExist_IsLookedUpOnlyWhereItIsDemanded(t *testing.T) {
 	require.Equal(t, int64(4), reads(true))
 	require.Zero(t, tableStat(t, conn, "resources", "seq_scan"))
 }
+
+func TestCreate_WhatItSaysIsTrueUntilTheTransactionEnds(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	mustDeclare(t, pool, l, create, "a")
+	tx := begin(t, pool, pgx.ReadCommitted)
+	_, err := l.Create(ctx, tx, "a")
+	require.NoError(t, err)
+	retired := pgtest.Going(func() error { _, err := declare(t, pool, l, retire, "a"); return err })
+	pgtest.WaitQueued(t, pool, 1)
+	require.NoError(t, tx.Commit(ctx))
+	require.NoError(t, <-retired)
+}
+
+func TestCreate_OfManyAtOnceOneCreates(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	scopes := make([]string, 200)
+	for i := range scopes {
+		scopes[i] = fmt.Sprint(i * 7919 % 1000)
+	}
+	const workers = 6
+	var created [workers]int
+	require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
+		mine := slices.Clone(scopes)
+		if worker%2 == 1 {
+			slices.Reverse(mine)
+		}
+		return (&retrier{pool: pool}).run(ctx, isolations[worker%3], func(tx pgx.Tx) error {
+			all, err := l.Create(ctx, tx, mine...)
+			created[worker] = 0
+			for _, r := range all {
+				if r.Changed {
+					created[worker]++
+				}
+			}
+			if code(err) == sqlstate.DeadlockDetected {
+				return errors.New("a deadlock")
+			}
+			return err
+		})
+	}))
+	require.ElementsMatch(t, []int{200, 0, 0, 0, 0, 0}, created[:])
+}

@@ -26,6 +26,9 @@ type Line struct {
 	Amount int64
 	// Limits must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity.
 	Limits []budget.Limit
+	// MustExist is as in budget.Charge. It means nothing in a Capture: a hold of a scope that was retired since can
+	// be captured, also beyond what is held.
+	MustExist bool
 }
 
 // Request is what Place reserves.
@@ -82,8 +85,8 @@ from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval,
 // of holds that are due. At REPEATABLE READ and above an ID with a time also delays Purge. Call Place last
 // in tx.
 //
-// Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError, ErrConflict, ErrRetired,
-// *StateError; and those of every write (see the package comment).
+// Errors: *ArgumentError and *TTLError before any SQL; *budget.ExceededError, *budget.ScopeError,
+// ErrConflict, ErrRetired, *StateError; and those of every write (see the package comment).
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, (*Book).preparePlace, r))
 }
@@ -158,7 +161,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 	}
 	charges := make([]budget.Charge, 0, len(r.Lines)+len(r.Charges))
 	for _, line := range r.Lines {
-		charges = append(charges, budget.Charge{Scope: line.Scope, Amount: line.Amount, Limits: line.Limits, Note: r.Note})
+		charges = append(charges, budget.Charge{Scope: line.Scope, Amount: line.Amount, Limits: line.Limits, Note: r.Note, MustExist: line.MustExist})
 	}
 	for _, c := range r.Charges {
 		if c.Note == (budget.Note{}) {
