@@ -63,8 +63,8 @@ type Config struct {
 type Denial struct {
 	// Command is the command, without its Token, which may still be unspent.
 	Command Command
-	// Err matches budget.ErrExceeded (a *budget.ExceededError), budget.ErrRefundExceeds, tokens.ErrInvalid, or
-	// holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
+	// Err matches budget.ErrExceeded (a *budget.ExceededError), budget.ErrScopeUnknown, ErrScopeRetired or
+	// ErrRefundExceeds, tokens.ErrInvalid, or holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
 	Err error
 	// Sticky means that a sticky charge was refused: Err is ErrTooManyAttempts.
 	Sticky bool
