@@ -17,16 +17,13 @@ import (
 // MaxResources is the largest number of scopes in one call of Create, or of resources in one of Resources.
 const MaxResources = 1000
 
-// Resource is a scope that was declared to exist. It matters to calls with MustExist alone.
+// Resource is a scope that was declared to exist, which matters to calls with MustExist alone.
 type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`
-	// RetiredAt is since when nothing new is let in, and zero if it is.
-	RetiredAt time.Time `json:"retired_at,omitzero"`
-	// Changed is false if it was so before the call: it existed already, or was retired already.
-	Changed bool `json:"changed,omitempty"`
-	// Held is what open holds keep of it, told by Retire and Restore.
-	Held int64 `json:"held,omitempty"`
+	RetiredAt time.Time `json:"retired_at,omitzero"` // zero if it is not
+	Changed   bool      `json:"changed,omitempty"`   // by this call; false: it was so before
+	Held      int64     `json:"held,omitempty"`      // by open holds; told by Retire and Restore
 }
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
@@ -36,11 +33,9 @@ select scope, coalesce((extract(epoch from created_at) * 1000000)::bigint, 0), (
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that scopes exist, up to MaxResources in one call. It may be repeated: Resource.Changed tells what
-// is new. A retired scope is a *ScopeError, and then nothing is created: a program that creates its seats at each
-// start does not undo a retirement. Restore does.
-//
-// Rolling tx back takes it back. The answer is sorted by scope, and stays true until tx ends: Retire waits.
+// Create declares that scopes exist, up to MaxResources; Resource.Changed tells what is new. If one was retired it is a
+// *ScopeError and creates nothing: only Restore undoes a retirement. The answer, in the order of scopes, is true until
+// tx ends.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
@@ -48,17 +43,14 @@ func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Res
 const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
-// Retire ends that scopes exist, up to MaxScopes in one call. Their entries stay. Open holds go on, to be captured,
-// released or extended: to refuse while there are any, roll back if Resource.Held is not 0. One that was never created
-// is a *ScopeError, and then nothing is retired.
-//
-// Locks: those of Lock. So no charge is admitted after tx has committed, at any isolation level. Rolling tx back takes
-// it back.
+// Retire ends that up to MaxScopes scopes exist. It takes their locks, so that nothing is let in once tx has committed.
+// Entries stay, and open holds go on: roll back if Resource.Held forbids it. If one was never created it is a
+// *ScopeError and retires nothing.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }
 
-// Restore takes a Retire back. What was spent and held counts as before. All else is as in Retire.
+// Restore undoes Retire. What was spent counts as before.
 func (l *Ledger) Restore(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "restore", scopes)
 }
@@ -100,12 +92,9 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 
 // ResourceFilter selects resources. The zero value selects the first of all.
 type ResourceFilter struct {
-	// Prefix is what the scopes begin with, as Scopes.Prefix has it. Defaults to "".
-	Prefix string
-	// After skips scopes up to this one: pass the last one seen to go on.
-	After string
-	// Max is how many are returned, up to MaxResources, which is the default.
-	Max int
+	Prefix string // of the scopes, as Scopes.Prefix makes one
+	After  string // the last scope seen, to go on behind it
+	Max    int    // up to MaxResources, which is the default
 }
 
 const resourcesSQL = resourceSQL + `false, 0
@@ -145,8 +134,7 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 	return all, failed(doing, err)
 }
 
-// ScopeError says which scopes that must exist do not. The call wrote nothing, and leaves the transaction usable, as a
-// denial does.
+// ScopeError is a denial: these scopes must exist, and do not. The call wrote nothing.
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"` // never created
 	Retired []string `json:"retired,omitempty"`

@@ -19,12 +19,9 @@ import (
 // K is a string, an integer, a time.Time, a type with MarshalText and UnmarshalText, or a struct of these; the time of
 // a booking is a field. Different keys have different scopes. With a K for each kind the compiler keeps kinds apart.
 type Scopes[K comparable] struct {
-	// Kind is the first part of each scope, and not "claim". Required.
-	Kind string
-	// Limits are those of each charge.
-	Limits []Limit
-	// MustExist is that of each charge and credit.
-	MustExist bool
+	Kind      string  // the first part of each scope, not "claim"; required
+	Limits    []Limit // of each charge
+	MustExist bool    // as in Charge
 }
 
 // Check says what is wrong with the declaration. With a wrong one, every scope is "".

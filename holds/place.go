@@ -26,8 +26,7 @@ type Line struct {
 	Amount int64
 	// Limits must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity.
 	Limits []budget.Limit
-	// MustExist is as in budget.Charge. It means nothing in a Capture: a hold of a scope that was retired since can
-	// be captured, also beyond what is held.
+	// MustExist is as in budget.Charge; not for a Capture.
 	MustExist bool
 }
 

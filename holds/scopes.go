@@ -12,8 +12,7 @@ func LineOf[K comparable](kind budget.Scopes[K], key K, amount int64) Line {
 	return Line{Scope: c.Scope, Amount: amount, Limits: c.Limits, MustExist: c.MustExist}
 }
 
-// ClaimOf is a claim of one thing of a declared kind; its holder, TTL and so on are for you to set. It needs no limit.
-// With MustExist the scope that must exist is Key.Scope, and not that of a line.
+// ClaimOf is a claim of one thing of a declared kind, without holder and TTL. What must exist is its Key.Scope.
 func ClaimOf[K comparable](kind budget.Scopes[K], key K) Claim {
 	value := strings.TrimPrefix(kind.Scope(key), kind.Prefix())
 	return Claim{Key: Key{Type: kind.Kind, Value: value}, MustExist: kind.MustExist}
