@@ -54,8 +54,8 @@ type Config struct {
 // Denial is a command that was refused.
 type Denial struct {
 	Command Command // without its Token, which may still be unspent
-	// Err matches budget.ErrExceeded (a *budget.ExceededError), budget.ErrRefundExceeds, tokens.ErrInvalid, or
-	// holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
+	// Err matches budget.ErrExceeded (a *budget.ExceededError), ErrScopeUnknown, ErrScopeRetired or
+	// ErrRefundExceeds, tokens.ErrInvalid, or holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
 	Err      error
 	Sticky   bool // a sticky charge was refused: Err is ErrTooManyAttempts
 	Replayed bool // the refusal was on record (Command.RecordRefusal)

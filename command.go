@@ -250,6 +250,8 @@ func (op *operation) takeSticky(ctx context.Context) error {
 	case errors.Is(denied, budget.ErrExceeded):
 		op.refused = true
 		return fmt.Errorf("%w: %w", ErrTooManyAttempts, denied)
+	case fault.Refused(denied): // by a scope that must exist: nothing was counted
+		return denied
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrSticky, err)
 	}
@@ -290,7 +292,7 @@ const fingerprintVersion = 1
 
 // fingerprint is a version byte and the SHA-256 of the command, each part
 // preceded by its length in 8 bytes, big-endian, so that parts cannot run into
-// each other. Limits, notes, isolation and early release are left out: they may change
+// each other. Limits, MustExist, notes, isolation and early release are left out: they may change
 // between a call and its repetition without making it another command.
 func fingerprint(cmd Command, token ledger.PresentedToken, holds []*ledger.Placing) ([]byte, error) {
 	input, err := encodeInput(cmd.Input)

@@ -107,7 +107,9 @@ func newHostile(t *testing.T) *hostile {
 			err = errors.Join(err, again)
 		}
 		_, credit := c.Budget.Credit(ctx, tx, budget.Credit{Scope: "credit", Amount: 100})
-		return errors.Join(err, credit)
+		_, made := c.Budget.Create(ctx, tx, "full", "a", "seats", "gone")
+		_, gone := c.Budget.Retire(ctx, tx, "gone")
+		return errors.Join(err, credit, made, gone)
 	}))
 	for i := range 12 {
 		id, tenant := fmt.Sprintf("h%d", i), []string{"", "acme"}[i%2]
@@ -180,6 +182,7 @@ func (h *hostile) check(purged bool) {
 		"holds that ended twice":            `select count(*) from (select hold from metered.hold_events where kind in ('c', 'r', 'x') group by hold having count(*) > 1) e`,
 		"histories with gaps":               `select count(*) from metered.holds h where version <> (select count(*) from metered.hold_events e where e.hold = h.no) or version <> (select max(version) from metered.hold_events e where e.hold = h.no)`,
 		"claims that are there twice":       `select count(*) from (select claim from metered.holds where claim is not null and (state = 'h' or state = 'c' and not returned) group by claim having count(*) > 1) c`,
+		"resources out of bounds":           `select count(*) from metered.resources where octet_length(scope) not between 1 and 255 or retired_at < created_at or created_at > metered.clock()`,
 		"tokens used too often":             `select count(*) from metered.tokens where used > uses or expires_at > minted_at + interval '400 days'`,
 		"horizons in the future":            `select count(*) from (select at from metered.holds_horizon union all select at from metered.operations_horizon) z where at > metered.clock()`,
 		"notes and names beyond the bounds": `select count(*) from metered.ledger where octet_length(scope) > 255 or octet_length(note::text) > 16384`,
@@ -197,6 +200,7 @@ func (h *hostile) check(purged bool) {
 		_, err = holds.Rebuild(history)
 		require.NoError(h, err)
 	}
+	require.Zero(h, count(h.T, h.owner, "metered.resources where scope = 'credit'"), "no retirement creates, and no such scope was")
 	// Whatever is held falls due, and then everybody gets through.
 	h.clock.Advance(20 * 365 * 24 * time.Hour)
 	for sweeps := 0; ; sweeps++ {

@@ -86,6 +86,7 @@ var tameValues = map[string][]string{
 	"of_deadline": {"metered.clock()"}, "cutoff": {"metered.clock()", "metered.clock() - interval '1 h'"}, "after_seq": {"0"}, "max_rows": {"16", "100"}, "forgetting": {"false", "true"},
 	"after": {"null"}, "after_due": {"'-infinity'"}, "after_no": {"0"}, "max_holds": {"10"}, "keep_pending": {"false", "true"}, "nos": {"'{1,2,3}'"},
 	"digest": {"sha256(gen_random_uuid()::text::bytea)"}, "token_digest": {"sha256('x')"}, "purpose": {"'p'"}, "subject": {"'s'"}, "payload": {"null"}, "uses": {"1", "3"},
+	"must_exist": {"null", "false", "true"}, "scopes": {"'{seats}'", "'{a,full}'", "'{new}'", "'{gone}'"}, "retiring": {"true", "false", "false"},
 	"claiming": {"true"}, "opening": {"true"}, "finishing": {"true"},
 }
 
@@ -99,6 +100,8 @@ var hostileValues = map[string][]string{
 	"metered.ids":        {"'{h1}'", "'{h0}'", "'{h0,h2}'", "'{h9,h9}'", "'{null}'", "'{}'", "'[0:0]={h1}'", "'{{h1},{h3}}'", "'{none}'"},
 	"bigint": {"-1", "0", "1", "2", "3", "40", "1000000", "-1000000", "9007199254740992", "9223372036854775807", "-9223372036854775808",
 		"3775460004313942042"},
+	"text[]": {"'{seats}'", "'{seats,seats,a}'", "'{none}'", "'{}'", "'{null}'", "'{a,\"\"}'", "'[0:0]={a}'", "'{{a},{full}}'",
+		"array[repeat('x', 256)]", "array(select g::text from generate_series(1, 1001) g)"},
 	"integer":                  {"-1", "0", "1", "2", "16", "100", "1000", "2147483647", "-2147483648"},
 	"boolean":                  {"true", "false"},
 	"interval":                 {"'0'", "'1 s'", "'1 min'", "'1 h'", "'-1 h'", "'1 mon'", "'-1 mon 40 days'", "'100000 days'"},

@@ -129,6 +129,7 @@ type refusal struct {
 	Text          string                     `json:"text"`
 	Attempts      bool                       `json:"attempts,omitempty"` // by a sticky charge
 	Exceeded      *budget.ExceededError      `json:"exceeded,omitempty"`
+	Scopes        *budget.ScopeError         `json:"scopes,omitempty"`
 	RefundExceeds *budget.RefundExceedsError `json:"refund_exceeds,omitempty"`
 	Token         tokens.Reason              `json:"token,omitempty"`
 	Unknown       holds.Reason               `json:"unknown,omitempty"`
@@ -144,7 +145,7 @@ func refusalJSON(err error) string {
 	var token *tokens.InvalidError
 	var unknown *holds.UnknownError
 	switch {
-	case errors.As(err, &r.Exceeded), errors.As(err, &r.RefundExceeds), errors.As(err, &r.Taken), errors.As(err, &r.State),
+	case errors.As(err, &r.Exceeded), errors.As(err, &r.Scopes), errors.As(err, &r.RefundExceeds), errors.As(err, &r.Taken), errors.As(err, &r.State),
 		errors.As(err, &r.Excess), errors.As(err, &r.Ceiling):
 	case errors.As(err, &token):
 		r.Token = token.Reason()
@@ -172,6 +173,8 @@ func (r *refusal) err() error {
 	switch {
 	case r.Exceeded != nil:
 		return r.Exceeded
+	case r.Scopes != nil:
+		return r.Scopes
 	case r.RefundExceeds != nil:
 		return r.RefundExceeds
 	case r.Taken != nil:

@@ -63,8 +63,14 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 		"early look": {cmd: metered.Command{Charges: []budget.Charge{one}}, room: fill(t, pool, c, "full", 5)},
 		"last flush": {fn: calls(func(tx *metered.Tx) error { return tx.Charge(charge("late", 1, 5)) }), room: fill(t, pool, c, "late", 5)},
 		"two limits": {cmd: metered.Command{Charges: []budget.Charge{{Scope: "two", Amount: 3, Limits: []budget.Limit{budget.Prepaid(), budget.PerWindow(2, time.Hour).Named("hourly")}}}}},
-		"sticky":     {cmd: metered.Command{Sticky: []budget.Charge{charge("tries", 1, 5)}}, room: fill(t, pool, c, "tries", 5)},
-		"token":      {cmd: metered.Command{Token: redeem(unknownToken(t, c))}},
+		"no such scope": {cmd: metered.Command{Charges: []budget.Charge{{Scope: "mistyped", Amount: 1, MustExist: true}}}, room: func() {
+			do(func(tx pgx.Tx) error {
+				_, err := c.Budget.Create(ctx, tx, "mistyped")
+				return err
+			})
+		}},
+		"sticky": {cmd: metered.Command{Sticky: []budget.Charge{charge("tries", 1, 5)}}, room: fill(t, pool, c, "tries", 5)},
+		"token":  {cmd: metered.Command{Token: redeem(unknownToken(t, c))}},
 		"refund": {fn: calls(func(tx *metered.Tx) error {
 			return tx.RefundCharge(budget.Refund{Scope: "refunded", Seq: charged.Entries[0].Seq, Amount: 6})
 		})},

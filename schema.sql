@@ -63,9 +63,9 @@ create type metered.charge_limit as (max bigint, win interval);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
--- derived, which takes 20 microseconds.
+-- derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.
 create type metered.new_charge as (
-    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb);
+    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean);
 
 -- Who makes an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (namespace text, operation text, note jsonb);
@@ -166,6 +166,14 @@ create table metered.refund_sum (
     level  smallint not null,           -- a block is of 16^level charges
     scope  text collate "C" not null,   -- whose charges they are
     primary key (scope, level, block)
+);
+
+-- Scopes that were declared to exist. Only charges, credits and holds that demand it look here.
+-- A row stays when its scope is retired, so that no program creates the scope again unawares.
+create table metered.resources (
+    created_at timestamptz not null,    -- when it was declared first
+    retired_at timestamptz,             -- since when nothing new is let in; null if it is
+    scope      text collate "C" primary key -- what exists
 );
 
 -- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
@@ -686,9 +694,11 @@ begin
 end
 $$;
 
--- Adds credit to a scope: it counts for lifetimes, and for no window.
-create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms int, origin metered.origin,
-    out seq bigint, out at timestamptz)
+-- Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written,
+-- if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
+    origin metered.origin, raising boolean,
+    out seq bigint, out at timestamptz, out denied jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -698,6 +708,15 @@ as $$
 declare
     e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
+    if must_exist then
+        denied := metered.admit(row(of_scope, key, units, 0, null, null, true), null, false, wait_ms);
+        if denied is not null then
+            if raising then
+                raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;
+            end if;
+            return;
+        end if;
+    end if;
     e.kind := 'd';
     e.amount := units;
     e.credited := e.credited + units;
@@ -1215,6 +1234,7 @@ declare
     look  boolean := mode = 'look';
     plain boolean := true;
     due   boolean := false;
+    absent jsonb;           -- scopes that must exist, and do not
     a     record;
     units bigint;
 begin
@@ -1229,8 +1249,9 @@ begin
     foreach c in array charges loop
         i := i + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-            and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
-            perform metered.no_amount();
+            and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true) is not true then
+            absent := metered.admit(c, absent, look, wait_ms);
+            plain := plain and absent is null;
         end if;
         if look then
             select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
@@ -1289,6 +1310,13 @@ begin
     end loop;
     if look or plain is not true then
         if look and plain then
+            return;
+        end if;
+        if absent is not null then
+            denied := absent;
+            if mode = 'raise' then
+                raise exception 'a scope does not exist' using errcode = 'MT001', detail = denied;
+            end if;
             return;
         end if;
         -- A refusal, or an error of the clock, must rest on what is committed by now.
@@ -1418,7 +1446,13 @@ declare
 begin
     foreach c in array charges loop
         tips := tips || metered.last_entry(c.scope);
+        if c.must_exist then
+            denied := metered.with_absent(denied, c.scope, metered.absence(c.scope));
+        end if;
     end loop;
+    if denied is not null then
+        return;
+    end if;
     a := metered.check_now(charges, tips, metered.clock(), ahead);
     used := a.used;
     held := a.held;
@@ -1461,6 +1495,170 @@ begin
         seq := tip.seq;
         due_us := case when held > 0 then
             extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+        return next;
+    end loop;
+end
+$$;
+
+-- The registry: which scopes were declared to exist. Charges, credits and holds look here if they
+-- demand it (must_exist), under their scopes' locks. Whoever retires a scope takes its lock, too: what
+-- a charge was told is so until it commits. At REPEATABLE READ and above its snapshot may be older
+-- than the lock; there a lock of the row, or a write where there is none, meets what is newer.
+
+-- What keeps new charges from a scope that must exist: unknown, retired, or null for nothing.
+create function metered.absence(of_scope text) returns text
+language plpgsql stable
+as $$
+declare
+    r metered.resources;
+begin
+    select * into r from metered.resources x where x.scope = of_scope;
+    return case when r.scope is null then 'unknown' when r.retired_at is not null then 'retired' end;
+end
+$$;
+
+-- A scope's row, locked; all null if there is none. It is what is committed by now, or 40001.
+create function metered.resource_for_write(of_scope text, wait_ms int) returns metered.resources
+language plpgsql volatile
+as $$
+declare
+    before text := metered.bound_lock_wait(wait_ms);
+    r      metered.resources;
+begin
+    select * into r from metered.resources x where x.scope = of_scope for share;
+    if not found and metered.one_snapshot() then
+        begin   -- taken back by the block
+            insert into metered.resources (created_at, scope) values (metered.clock(), of_scope) on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+    before := metered.unbound_lock_wait(before);
+    return r;
+end
+$$;
+
+-- A denial with a scope that does not exist, if it does not.
+create function metered.with_absent(denied jsonb, of_scope text, absence text) returns jsonb
+language plpgsql immutable
+as $$
+begin
+    if absence is null then
+        return denied;
+    end if;
+    return coalesce(denied, '[]') || jsonb_build_object('scope', of_scope, 'absent', absence);
+end
+$$;
+
+-- Looks closer at a charge that is out of bounds, or of a scope that must exist. denied as it was, with
+-- this scope if it does not exist. looking: the scope is not locked.
+create function metered.admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    absence text;
+begin
+    if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+        and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+        perform metered.no_amount();
+    end if;
+    -- Under another lock than its scope's a charge could not rely on what it has read.
+    if not metered.key_fits(c.key, c.scope) then
+        perform metered.require(false, 'key');
+    end if;
+    absence := metered.absence(c.scope);
+    if metered.one_snapshot() and (absence is not null or not looking) then
+        perform metered.resource_for_write(c.scope, wait_ms);
+    end if;
+    return metered.with_absent(denied, c.scope, absence);
+end
+$$;
+
+-- Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is
+-- returned. changed: it did not exist before. What is returned stays so until the transaction ends.
+create function metered.create_scopes(scopes text[], wait_ms int)
+returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    before  text := metered.bound_lock_wait(wait_ms);
+    clk     timestamptz := metered.clock();
+    s       text;
+    r       metered.resources;
+    made    boolean[];
+    found_rows metered.resources[];
+    refused boolean := false;
+begin
+    perform metered.require(cardinality(scopes) between 1 and 1000
+        and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+    begin
+        for s in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
+            insert into metered.resources as x (created_at, scope) values (clk, s) on conflict do nothing;
+            made := made || found;
+            select * into r from metered.resources x where x.scope = s for share;
+            found_rows := found_rows || r;
+            refused := refused or r.retired_at is not null;
+        end loop;
+        if refused then
+            raise exception using errcode = 'MT100';
+        end if;
+    exception when sqlstate 'MT100' then
+        null;
+    end;
+    before := metered.unbound_lock_wait(before);
+    return query select u.scope, u.created_at, u.retired_at, m.made
+        from unnest(found_rows) with ordinality u(created_at, retired_at, scope, n) join unnest(made) with ordinality m(made, n) on m.n = u.n
+        where not refused or u.retired_at is not null order by u.n;
+end
+$$;
+
+-- Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never
+-- declared. Then these are all that is returned, without created_at. Takes the scopes' locks. held is
+-- what open holds keep of a scope: they go on, and end as any.
+create function metered.retire_scopes(scopes text[], retiring boolean, wait_ms int)
+returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean, held bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk     timestamptz;
+    r       metered.resources;
+    tip     metered.ledger;
+    missing boolean := false;
+begin
+    perform metered.require(retiring is not null and cardinality(scopes) between 1 and 64
+        and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+    perform metered.lock_all_scopes(scopes, null, wait_ms);
+    clk := metered.clock();
+    for scope in select distinct u from unnest(scopes) u order by u loop
+        r := metered.resource_for_write(scope, wait_ms);
+        if r.scope is null then
+            missing := true;
+            return next;
+        end if;
+    end loop;
+    if missing then
+        return;
+    end if;
+    for scope in select distinct u from unnest(scopes) u order by u loop
+        update metered.resources x set retired_at = case when retiring then clk end
+        where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
+        changed := found;
+        select x.created_at, x.retired_at into retire_scopes.created_at, retire_scopes.retired_at
+        from metered.resources x where x.scope = retire_scopes.scope;
+        tip := metered.entry_for_write(scope);
+        if metered.one_snapshot() then
+            perform metered.refuse_stale(array[tip]);
+        end if;
+        held := tip.held - case when tip.next_due <= clk then metered.overdue(scope, tip.next_due, clk) else 0 end;
         return next;
     end loop;
 end
@@ -2110,8 +2308,8 @@ create function metered.with_keys(charges metered.new_charge[]) returns metered.
 language plpgsql stable
 as $$
 begin
-    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note)::metered.new_charge
-        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, n) order by c.n);
+    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist)::metered.new_charge
+        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, n) order by c.n);
 end
 $$;
 
@@ -2196,7 +2394,7 @@ as $$
 begin
     return ('{"created":true,' || coalesce('"charges":' || (
         select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount', s.amount - s.held, 'at', q.at) order by s.n)
-        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, n)
+        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist, n)
              join unnest(seqs, ats) with ordinality q(seq, at, n) on q.n = s.n
         where s.amount > s.held)::text || ',', '') || substr(hold::text, 2))::json;
 end
@@ -2391,7 +2589,7 @@ begin
                 return;
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note)::metered.new_charge;
+                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note, null)::metered.new_charge;
             end if;
         end loop;
     end if;
@@ -2447,7 +2645,7 @@ begin
                 end if;
             end if;
             if take > covered then
-                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, n) where x.scope = l.scope);
+                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
             lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back);
@@ -3344,7 +3542,7 @@ comment on domain metered.amount is 'An amount from 1 to 2^53.';
 comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
 comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0).';
-comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds.';
+comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.';
 comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
@@ -3381,6 +3579,10 @@ comment on column metered.refund_sum.block is 'charge''s seq >> 4 * level';
 comment on column metered.refund_sum.amount is 'refunded of the block''s charges';
 comment on column metered.refund_sum.level is 'a block is of 16^level charges';
 comment on column metered.refund_sum.scope is 'whose charges they are';
+comment on table metered.resources is 'Scopes that were declared to exist. Only charges, credits and holds that demand it look here. A row stays when its scope is retired, so that no program creates the scope again unawares.';
+comment on column metered.resources.created_at is 'when it was declared first';
+comment on column metered.resources.retired_at is 'since when nothing new is let in; null if it is';
+comment on column metered.resources.scope is 'what exists';
 comment on table metered.holds is 'Reservations. What a hold keeps of a scope is in the ledger (held) and in its line; this is who holds it, until when, and how it ended.';
 comment on column metered.holds.no is 'the number of the hold, in the order of placing';
 comment on column metered.holds.placed_at is 'when it was placed';
@@ -3461,13 +3663,15 @@ comment on table metered.operations_horizon is 'The latest time of an id whose r
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
 comment on column metered.operations_horizon.one is 'there is one row';
 comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
-comment on function metered.credit(metered.scope_name, bigint, metered.amount, int, metered.origin) is 'Adds credit to a scope: it counts for lifetimes, and for no window.';
+comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written, if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.';
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.amount, int, metered.origin, boolean) is 'Refunds part of a charge. status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.charge(metered.new_charge[], interval, int) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[]) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime.';
+comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
+comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
 comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Ends up to max_holds holds that are due, after the one of these due time and no, and frees what they keep: those whose scopes and rows are to be had without waiting. nos are these; unless they are still to be announced (keep_pending) they are done with. seen is how many were due; the last of them is where to go on, if there may be more.';
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and announces them to those who listen.';
@@ -3543,18 +3747,19 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,
-            charge,check_charge,check_limits,check_now,claim_job_key,clock,collided,complete_command,consume_token,
-            created_json,credit,due_after,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,
-            extend_holds,find_job_key,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
-            fresh,held_here,hold_as_json,hold_json,inspect_token,judge,key_fits,last_entry,later_due,leaves_at,
-            line_json,lock_all,lock_all_scopes,lock_charges,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
-            look_place,memory_kept,mint_tokens,missing_hold,missing_token,named_holds,next_entry,no_amount,
-            one_snapshot,others_fall_due,overdue,place,placed_before,post,purge_holds,purge_job_keys,purge_operations,
-            purge_scope,purge_tokens,raise_sequence,refund,refund_hold,refund_holds,refunds_after,refuse_hold,
-            refuse_stale,release_holds,release_lines,remember_hold,repair_clock,replace_token,require,revoke_token,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,
+            capture_holds,charge,check_charge,check_limits,check_now,claim_job_key,clock,collided,complete_command,
+            consume_token,create_scopes,created_json,credit,due_after,entry_for_write,expire_and_check,
+            expire_due,expire_hold,expire_rows,extend_holds,find_job_key,finish_command,first_due,first_for_write,
+            fits,fits_origin,free_lines,fresh,held_here,hold_as_json,hold_json,inspect_token,judge,key_fits,
+            last_entry,later_due,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_holds,lock_key,
+            lock_keys,lock_place,lock_scopes,look_place,memory_kept,mint_tokens,missing_hold,missing_token,
+            named_holds,next_entry,no_amount,one_snapshot,others_fall_due,overdue,place,placed_before,post,
+            purge_holds,purge_job_keys,purge_operations,purge_scope,purge_tokens,raise_sequence,refund,
+            refund_hold,refund_holds,refunds_after,refuse_hold,refuse_stale,release_holds,release_lines,
+            remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,revoke_token,
             revoke_tokens,scope_key,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,
-            unfinished,usage,with_keys,write_charges,written_here}')
+            unfinished,usage,with_absent,with_keys,write_charges,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

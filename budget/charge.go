@@ -27,6 +27,9 @@ type Charge struct {
 	Amount int64   // in units of yours, from 1 to MaxAmount
 	Limits []Limit // must all be kept, up to MaxLimits; without any the charge is only recorded
 	Note   Note    // is stored with the entry; defaults to none
+	// MustExist refuses the charge with *ScopeError unless Ledger.Create was called for the scope. Defaults to
+	// Config.MustExist.
+	MustExist bool
 }
 
 // Receipt is what a call charged, in the order in which its scopes first appear.
@@ -56,7 +59,7 @@ select seqs, ats, used, held, denied
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
 
 // Charge charges every scope named, or none, in one round trip. If a limit refuses, it is denied with *ExceededError
-// and writes nothing. Charges of one scope are added up and recorded as one entry; their notes must agree. It locks the
+// (or *ScopeError, see MustExist) and writes nothing. Charges of one scope are added up and recorded as one entry; their notes must agree. It locks the
 // scopes in the order of their keys. Errors, locks and rollback: see the package comment.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	if err := notNil("tx", tx); err != nil {

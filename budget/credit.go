@@ -2,10 +2,13 @@ package budget
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Credit is an amount to add to a scope: a top-up, prepaid money.
@@ -13,10 +16,13 @@ type Credit struct {
 	Scope  string // what is credited, 1 to MaxScopeBytes bytes of UTF-8
 	Amount int64  // in units of yours, from 1 to MaxAmount
 	Note   Note   // is stored with the entry; defaults to none
+	// MustExist is as in Charge.
+	MustExist bool
 }
 
 const creditSQL = `
-select seq, at from metered.credit($1::text, $2::bigint, $3::bigint, $4::int, $5::metered.origin)`
+select coalesce(seq, 0), coalesce(at, 'epoch'), denied
+from metered.credit($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::metered.origin, $7::bool)`
 
 // Credit adds credit to a scope. It counts for lifetime limits only. Errors, locks and rollback: see the package
 // comment.
@@ -42,11 +48,19 @@ func (l *Ledger) prepareCredit(c Credit) (*ledger.Call[Posted], error) {
 	return &ledger.Call[Posted]{
 		SQL: l.sql.credit, Locks: ledger.Locks{Keys: []int64{key}},
 		Args: func(s ledger.Sending) []any {
-			return []any{c.Scope, key, c.Amount, s.WaitMS, s.Origin(c.Note.json())}
+			return []any{c.Scope, key, c.Amount, c.MustExist || l.mustExist, s.WaitMS, s.Origin(c.Note.json()), s.Raising}
 		},
 		Scan: func(row pgx.Row) (Posted, error) {
 			p := Posted{Scope: c.Scope, Amount: c.Amount}
-			err := row.Scan(&p.Seq, &p.At)
+			var denied []byte
+			err := row.Scan(&p.Seq, &p.At, &denied)
+			var pgErr *pgconn.PgError
+			if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
+				denied = []byte(pgErr.Detail)
+			}
+			if len(denied) > 0 {
+				return Posted{}, absentScopes(denied)
+			}
 			return p, failed("credit", err)
 		},
 	}, nil

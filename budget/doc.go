@@ -9,7 +9,7 @@
 //		return err
 //	})
 //
-// A scope is a name of yours; it needs no creation, so build it with ScopeKey. Its ledger is a chain of entries that
+// A scope is a name of yours; it needs no creation, so declare kinds with Scopes, and MustExist. Its ledger is a chain of entries that
 // never change. Limits come with each call and are stored nowhere. A charge is admitted if, for each limit,
 //
 //			used inside the window + held + amount <= limit

@@ -18,6 +18,8 @@ import (
 var (
 	ErrArgument      error = errArgument            // every refused argument; the error is an *ArgumentError
 	ErrExceeded      error = errExceeded            // a limit refuses; the error is an *ExceededError
+	ErrScopeUnknown  error = errScopeUnknown        // a scope that must exist was never created; the error is a *ScopeError
+	ErrScopeRetired  error = errScopeRetired        // a scope that must exist was retired; the error is a *ScopeError
 	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within the lock timeout; try again later
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	// ErrLimitQuery: the query of a Limit.MaxFrom failed, or did not answer with an integer from 0 to MaxLimit.
@@ -45,6 +47,9 @@ var (
 	errArgument = fault.New("invalid_argument", "budget: invalid argument")
 	errExceeded = fault.New("budget_exceeded", "budget: limit exceeded")
 	errClock    = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
+
+	errScopeUnknown = fault.New("scope_unknown", "budget: no such scope was created")
+	errScopeRetired = fault.New("scope_retired", "budget: the scope was retired")
 )
 
 // ArgumentError says which argument was refused before any SQL, and why. Field names it as the caller wrote it

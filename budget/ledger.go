@@ -21,6 +21,10 @@ type Config struct {
 	// ClockTolerance is how far a last entry may be ahead of the database's clock, 1µs to 24h, before charges with
 	// windows are ErrClock. A charge within it gets the last entry's time. Defaults to 1m.
 	ClockTolerance time.Duration
+
+	// MustExist sets the MustExist of every charge, credit and hold, claims among them: a mistyped scope is denied
+	// with *ScopeError. Defaults to false: a scope that is new begins at 0.
+	MustExist bool
 }
 
 // Bounds of Config.
@@ -36,6 +40,7 @@ type Ledger struct {
 	schema    schema.Name
 	wait      time.Duration
 	tolerance time.Duration
+	mustExist bool
 	space     string
 	sql       statements
 }
@@ -68,6 +73,7 @@ func New(cfg Config) (*Ledger, error) {
 		schema:    name,
 		wait:      cfg.LockTimeout,
 		tolerance: cfg.ClockTolerance,
+		mustExist: cfg.MustExist,
 		space:     "metered/scope/" + name.String(),
 		sql:       render(name),
 	}, nil
@@ -87,6 +93,7 @@ type statements struct {
 	entries, newest                                     string
 	scopes, purge, repair                               string
 	chain, refundSums, refunded, held                   string
+	create, retire, resources                           string
 }
 
 func render(n schema.Name) statements {
@@ -96,5 +103,6 @@ func render(n schema.Name) statements {
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
 		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL), held: n.SQL(heldSQL),
+		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 	}
 }

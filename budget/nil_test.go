@@ -22,6 +22,6 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Charge": {tx, charge}, "Check": {tx, charge}, "Credit": {tx, credit}, "Refund": {tx, refund}, "Lock": {tx, "s"},
 		"Entries": {tx, "s", budget.EntriesOptions{}}, "Usage": {tx, budget.Query{Scope: "s"}}, "RepairClock": {tx, "s", budget.Note{}},
 		"Purge": {pool, budget.PurgeOptions{OlderThan: time.Hour}}, "Verify": {pool, budget.VerifyOptions{}},
-		"LockKey": {"s"},
+		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
 	})
 }

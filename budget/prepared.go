@@ -61,7 +61,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 				queries = append(queries, m.ask(i, j))
 			}
 		}
-		c.Key = l.LockKey(c.Scope)
+		c.Key, c.MustExist = l.LockKey(c.Scope), c.MustExist || l.mustExist
 		locks.Keys, locks.Scopes = append(locks.Keys, c.Key), append(locks.Scopes, c.Scope)
 	}
 	// In the order of the keys, not of the names: two names may share a key.
@@ -110,7 +110,7 @@ func (m *merged) add(i int, c Charge) error {
 			return invalid("charges", "name more than %d scopes", MaxScopes)
 		}
 		m.at[c.Scope] = len(m.charges)
-		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.json()})
+		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.json(), MustExist: c.MustExist})
 		m.limits = append(m.limits, slices.Clone(c.Limits))
 		return nil
 	}
@@ -120,6 +120,7 @@ func (m *merged) add(i int, c Charge) error {
 	if m.charges[j].Note != c.Note.json() {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
 	}
+	m.charges[j].MustExist = m.charges[j].MustExist || c.MustExist
 	for _, limit := range c.Limits {
 		if !slices.Contains(m.limits[j], limit) {
 			m.limits[j] = append(m.limits[j], limit)
@@ -175,8 +176,8 @@ func (m *merged) scan(row pgx.Row) (Receipt, error) {
 	return m.receipt(a)
 }
 
-// failed turns an error of Postgres into that of Ledger.Charge: *ExceededError where the
-// function write_charges of the schema was told to raise its denial.
+// failed turns an error of Postgres into that of Ledger.Charge: *ExceededError or *ScopeError where
+// the function write_charges of the schema was told to raise its denial.
 func (m *merged) failed(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
@@ -208,7 +209,7 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 	return r, nil
 }
 
-// exceeded decodes the denial that the function check_limits in schema.sql wrote.
+// exceeded decodes the denial that the functions check_limits or admit in schema.sql wrote.
 func (m *merged) exceeded(denied []byte) error {
 	var rows []struct {
 		Limit   int    `json:"limit"`
@@ -217,9 +218,13 @@ func (m *merged) exceeded(denied []byte) error {
 		Own     int64  `json:"own"`
 		RetryUS int64  `json:"retry_us"`
 		DueUS   *int64 `json:"due_us"`
+		Absent  string `json:"absent"`
 	}
 	if err := json.Unmarshal(denied, &rows); err != nil {
 		return failed("read a denial", err)
+	}
+	if len(rows) > 0 && rows[0].Absent != "" {
+		return absentScopes(denied)
 	}
 	e := &ExceededError{}
 	for _, row := range rows {

@@ -31,6 +31,8 @@ type Claim struct {
 	// Lines and Charges are reserved and charged with the claim, or not at all.
 	Lines   []Line
 	Charges []budget.Charge
+	// MustExist is that of the claim's own scope, Key.Scope, as in budget.Charge.
+	MustExist bool
 	// TTL, Grace, Metadata and Note are as in Request. A claim that its holder gets back keeps its first Metadata.
 	TTL      time.Duration
 	Grace    time.Duration
@@ -58,7 +60,7 @@ func (b *Book) prepareClaim(c Claim) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := append([]Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1).Named("claim")}}}, c.Lines...)
+	lines := append([]Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1).Named("claim")}, MustExist: c.MustExist}}, c.Lines...)
 	for i, line := range lines[1:] {
 		if line.Scope == scope {
 			return nil, invalid(index("Claim.Lines", i, ".Scope"), "is that of the claim")
@@ -82,6 +84,9 @@ func issuedAt(id string) *time.Time {
 	}
 	return uuidv7.Time(id)
 }
+
+// Scope is the scope that a claim of the key holds, for budget.Ledger.Create and reports.
+func (k Key) Scope(tenant string) (string, error) { return claimScope(tenant, k) }
 
 // claimScope is the scope of a key. Its parts cannot run into each other.
 func claimScope(tenant string, key Key) (string, error) {

@@ -23,6 +23,8 @@ type Line struct {
 	Scope  string         // what is reserved, 1 to budget.MaxScopeBytes bytes of UTF-8
 	Amount int64          // in units of yours, 1 to budget.MaxAmount; from 0 in a Capture
 	Limits []budget.Limit // must all admit the amount beside spending and open holds; budget.Lifetime makes a capacity
+	// MustExist is as in budget.Charge; not for a Capture.
+	MustExist bool
 }
 
 // Request is what Place reserves.
@@ -62,7 +64,7 @@ from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::inte
 // Locks, until tx ends: the scopes; the ID, if the caller chose it; the rows of holds that are due. At REPEATABLE READ
 // and above an ID with a time also delays Purge.
 //
-// Errors besides those of every write: *TTLError before any SQL; *budget.ExceededError, ErrConflict, ErrRetired,
+// Errors besides those of every write: *TTLError before any SQL; *budget.ExceededError, *budget.ScopeError, ErrConflict, ErrRetired,
 // *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, (*Book).preparePlace, r))
@@ -147,7 +149,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 	}
 	charges := make([]budget.Charge, 0, len(r.Lines)+len(r.Charges))
 	for _, line := range r.Lines {
-		charges = append(charges, budget.Charge{Scope: line.Scope, Amount: line.Amount, Limits: line.Limits, Note: r.Note})
+		charges = append(charges, budget.Charge{Scope: line.Scope, Amount: line.Amount, Limits: line.Limits, Note: r.Note, MustExist: line.MustExist})
 	}
 	for _, c := range r.Charges {
 		if c.Note == (budget.Note{}) {

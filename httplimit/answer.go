@@ -20,6 +20,8 @@ var statuses = map[string]int{
 
 	"budget_exceeded": http.StatusTooManyRequests, // of ErrExceeded alone, which says nothing of the limits
 
+	"scope_unknown":        http.StatusNotFound,
+	"scope_retired":        http.StatusGone,
 	"hold_unknown":         http.StatusNotFound,
 	"operation_unknown":    http.StatusNotFound,
 	"budget_unknown_entry": http.StatusNotFound,
@@ -53,7 +55,7 @@ var statuses = map[string]int{
 //	402  want of prepaid credit: a limit of 0 over the lifetime (budget.Prepaid). Never with
 //	     Retry-After: more has to be credited
 //	403  tokens.ErrInvalid
-//	404  a hold, an operation, an entry or a key that is not there
+//	404  a hold, a scope, an operation, an entry or a key that is not there; 410 for a scope that was retired
 //	409  another limit over the lifetime (budget.Lifetime), with Retry-After if open holds may make room;
 //	     a claim that is taken, with Retry-After if it may fall free; a hold in another state; conflicts
 //	429  a limit over a window, and metered.ErrTooManyAttempts; with Retry-After, unless waiting does not help

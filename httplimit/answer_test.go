@@ -84,6 +84,9 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"budget_not_charge":     {budget.ErrNotCharge, answered{409, ""}},
 		"budget_refund_exceeds": {&budget.RefundExceedsError{Requested: 777, Remaining: 777}, answered{409, ""}},
 
+		"scope_unknown": {&budget.ScopeError{Unknown: []string{"secret"}, Retired: []string{"secret"}}, answered{404, ""}},
+		"scope_retired": {&budget.ScopeError{Retired: []string{"secret"}}, answered{410, ""}},
+
 		"token_exists":      {tokens.ErrExists, answered{409, ""}},
 		"job_conflict":      {&jobs.ConflictError{Queue: "secret", Key: "secret"}, answered{409, ""}},
 		"job_key_not_found": {jobs.ErrNotFound, answered{404, ""}},

@@ -17,6 +17,7 @@ type Charge struct {
 	Amount, Held int64
 	Limits       []Limit
 	Note         string // JSON, or "" for none
+	MustExist    bool   // the scope, in the registry
 }
 
 func limits(of []Limit) string {
@@ -31,7 +32,11 @@ func limits(of []Limit) string {
 func Charges(of []Charge) string {
 	rows := make([]string, len(of))
 	for i, c := range of {
-		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), text(limits(c.Limits)), textOrNull(c.Note))
+		exist := ""
+		if c.MustExist {
+			exist = boolean(true)
+		}
+		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), text(limits(c.Limits)), textOrNull(c.Note), exist)
 	}
 	return array(rows)
 }

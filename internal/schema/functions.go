@@ -50,6 +50,8 @@ var Functions = []Function{
 	{"refund", Application, write},
 	{"purge_scope", Maintenance, write},
 	{"repair_clock", Maintenance, write},
+	{"create_scopes", Application, write},
+	{"retire_scopes", Application, write},
 
 	{"place", Application, write},
 	{"look_place", Application, write},

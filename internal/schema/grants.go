@@ -17,6 +17,7 @@ type Table struct {
 var Tables = []Table{
 	{"ledger", Application | Maintenance},
 	{"refund_sum", Application},
+	{"resources", Application},
 	{"holds", Application},
 	{"hold_lines", Application},
 	{"hold_events", Application},

@@ -1,7 +1,15 @@
 -- Version 2: the functions take other arguments; a line of a hold says how much of it was
--- given back; an operation can be one that was refused.
+-- given back; an operation can be one that was refused; scopes can be declared to exist.
 alter table metered.hold_lines add column refunded bigint not null default 0;
 alter table metered.operations add column refusal json;
+
+-- Scopes that were declared to exist. Only charges, credits and holds that demand it look here.
+-- A row stays when its scope is retired, so that no program creates the scope again unawares.
+create table metered.resources (
+    created_at timestamptz not null,    -- when it was declared first
+    retired_at timestamptz,             -- since when nothing new is let in; null if it is
+    scope      text collate "C" primary key -- what exists
+);
 
 -- What version 1 gave back: all that was captured, but for what it says it could not.
 update metered.hold_lines l set refunded = l.captured - coalesce((

@@ -27,6 +27,7 @@ declare
     look  boolean := mode = 'look';
     plain boolean := true;
     due   boolean := false;
+    absent jsonb;           -- scopes that must exist, and do not
     a     record;
     units bigint;
 begin
@@ -41,8 +42,9 @@ begin
     foreach c in array charges loop
         i := i + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-            and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
-            perform metered.no_amount();
+            and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true) is not true then
+            absent := metered.admit(c, absent, look, wait_ms);
+            plain := plain and absent is null;
         end if;
         if look then
             select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
@@ -101,6 +103,13 @@ begin
     end loop;
     if look or plain is not true then
         if look and plain then
+            return;
+        end if;
+        if absent is not null then
+            denied := absent;
+            if mode = 'raise' then
+                raise exception 'a scope does not exist' using errcode = 'MT001', detail = denied;
+            end if;
             return;
         end if;
         -- A refusal, or an error of the clock, must rest on what is committed by now.
@@ -222,7 +231,13 @@ declare
 begin
     foreach c in array charges loop
         tips := tips || metered.last_entry(c.scope);
+        if c.must_exist then
+            denied := metered.with_absent(denied, c.scope, metered.absence(c.scope));
+        end if;
     end loop;
+    if denied is not null then
+        return;
+    end if;
     a := metered.check_now(charges, tips, metered.clock(), ahead);
     used := a.used;
     held := a.held;

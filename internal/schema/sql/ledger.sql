@@ -205,14 +205,25 @@ begin
 end
 $$;
 
--- Adds credit to a scope: it counts for lifetimes, and for no window.
-create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, wait_ms int, origin metered.origin,
-    out seq bigint, out at timestamptz)
+-- Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written,
+-- if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
+    origin metered.origin, raising boolean,
+    out seq bigint, out at timestamptz, out denied jsonb)
 language plpgsql volatile
 as $$
 declare
     e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
+    if must_exist then
+        denied := metered.admit(row(of_scope, key, units, 0, null, null, true), null, false, wait_ms);
+        if denied is not null then
+            if raising then
+                raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;
+            end if;
+            return;
+        end if;
+    end if;
     e.kind := 'd';
     e.amount := units;
     e.credited := e.credited + units;

@@ -52,6 +52,14 @@ create table metered.refund_sum (
     primary key (scope, level, block)
 );
 
+-- Scopes that were declared to exist. Only charges, credits and holds that demand it look here.
+-- A row stays when its scope is retired, so that no program creates the scope again unawares.
+create table metered.resources (
+    created_at timestamptz not null,    -- when it was declared first
+    retired_at timestamptz,             -- since when nothing new is let in; null if it is
+    scope      text collate "C" primary key -- what exists
+);
+
 -- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
 -- line; this is who holds it, until when, and how it ended.
 --

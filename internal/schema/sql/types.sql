@@ -23,9 +23,9 @@ create type metered.charge_limit as (max bigint, win interval);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
--- derived, which takes 20 microseconds.
+-- derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.
 create type metered.new_charge as (
-    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb);
+    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean);
 
 -- Who makes an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (namespace text, operation text, note jsonb);

@@ -1,0 +1,63 @@
+package budget_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// Seat is what a seat is known by.
+type Seat struct {
+	Event  int64
+	Number string
+}
+
+// Seats are declared once: each can be sold once, and has to be created.
+var Seats = budget.Scopes[Seat]{Kind: "seat", Limits: []budget.Limit{budget.Lifetime(1)}, MustExist: true}
+
+// A kind of resource is declared once. A mistyped seat is unknown, and not for sale.
+func ExampleScopes() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	check(Seats.Check())
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		made, err := ledger.Create(ctx, tx, Seats.Scope(Seat{7, "21A"}), Seats.Scope(Seat{7, "21B"}))
+		fmt.Println("created:", made[0].Changed, made[1].Changed)
+		return err
+	}))
+	sell := func(number string) {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := ledger.Charge(ctx, tx, Seats.Charge(Seat{7, number}, 1))
+			return err
+		})
+		fmt.Println(number, "sold:", errors.Is(err, budget.ErrExceeded), "unknown:", errors.Is(err, budget.ErrScopeUnknown), "now ours:", err == nil)
+	}
+	sell("21A")
+	sell("21A")
+	sell("2lA")
+
+	// A report reads the scopes back.
+	all, err := ledger.Resources(ctx, pool, budget.ResourceFilter{Prefix: Seats.Prefix()})
+	check(err)
+	for _, r := range all {
+		seat, err := Seats.Parse(r.Scope)
+		check(err)
+		usage, err := ledger.Usage(ctx, pool, budget.Query{Scope: r.Scope})
+		check(err)
+		fmt.Println("event", seat.Event, "seat", seat.Number, "sold", usage[0].Used)
+	}
+	// Output:
+	// created: true true
+	// 21A sold: false unknown: false now ours: true
+	// 21A sold: true unknown: false now ours: false
+	// 2lA sold: false unknown: true now ours: false
+	// event 7 seat 21A sold 1
+	// event 7 seat 21B sold 0
+}

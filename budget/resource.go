@@ -1,0 +1,183 @@
+package budget
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/fault"
+)
+
+// MaxResources is the largest number of scopes in one call of Create, or of resources in one of Resources.
+const MaxResources = 1000
+
+// Resource is a scope that was declared to exist, which matters to calls with MustExist alone.
+type Resource struct {
+	Scope     string    `json:"scope"`
+	CreatedAt time.Time `json:"created_at"`
+	RetiredAt time.Time `json:"retired_at,omitzero"` // zero if it is not
+	Changed   bool      `json:"changed,omitempty"`   // by this call; false: it was so before
+	Held      int64     `json:"held,omitempty"`      // by open holds; told by Retire and Restore
+}
+
+// Times are in microseconds: as text they would be in the session's DateStyle.
+const resourceSQL = `
+select scope, coalesce((extract(epoch from created_at) * 1000000)::bigint, 0), (extract(epoch from retired_at) * 1000000)::bigint, `
+
+const createSQL = resourceSQL + `changed, 0
+from metered.create_scopes($1::text[], $2::int)`
+
+// Create declares that scopes exist, up to MaxResources; Resource.Changed tells what is new. If one was retired it is a
+// *ScopeError and creates nothing: only Restore undoes a retirement. The answer, in the order of scopes, is true until
+// tx ends.
+func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
+	return l.declare(ctx, tx, "create", scopes)
+}
+
+const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
+from metered.retire_scopes($1::text[], $3::bool, $2::int)`
+
+// Retire ends that up to MaxScopes scopes exist. It takes their locks, so that nothing is let in once tx has committed.
+// Entries stay, and open holds go on: roll back if Resource.Held forbids it. If one was never created it is a
+// *ScopeError and retires nothing.
+func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
+	return l.declare(ctx, tx, "retire", scopes)
+}
+
+// Restore undoes Retire. What was spent counts as before.
+func (l *Ledger) Restore(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
+	return l.declare(ctx, tx, "restore", scopes)
+}
+
+func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []string) ([]Resource, error) {
+	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
+		return nil, err
+	}
+	sql, most, args := l.sql.retire, MaxScopes, []any{scopes, l.waitMS(), doing == "retire"}
+	if doing == "create" {
+		sql, most, args = l.sql.create, MaxResources, args[:2]
+	}
+	if len(scopes) == 0 || len(scopes) > most {
+		return nil, invalid("scopes", "are %d, want 1 to %d", len(scopes), most)
+	}
+	for i, scope := range scopes {
+		if err := checkScope(index("scopes", i, ""), scope); err != nil {
+			return nil, err
+		}
+	}
+	all, err := collectResources(ctx, tx, doing, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	refused := &ScopeError{}
+	for _, r := range all {
+		switch {
+		case r.Held < 0:
+			refused.Unknown = append(refused.Unknown, r.Scope)
+		case doing == "create" && !r.RetiredAt.IsZero():
+			refused.Retired = append(refused.Retired, r.Scope)
+		}
+	}
+	if refused.Unwrap() != nil {
+		return nil, refused
+	}
+	return all, nil
+}
+
+// ResourceFilter selects resources. The zero value selects the first of all.
+type ResourceFilter struct {
+	Prefix string // of the scopes, as Scopes.Prefix makes one
+	After  string // the last scope seen, to go on behind it
+	Max    int    // up to MaxResources, which is the default
+}
+
+const resourcesSQL = resourceSQL + `false, 0
+from metered.resources where scope >= $1::text and scope > $2::text order by scope limit $3`
+
+// Resources lists what was created, retired ones too, in the order of the scopes' bytes.
+func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([]Resource, error) {
+	if err := cmp.Or(l.made(), notNil("db", db), checkText("ResourceFilter.Prefix", f.Prefix, MaxScopeBytes),
+		checkText("ResourceFilter.After", f.After, MaxScopeBytes)); err != nil {
+		return nil, err
+	}
+	if f.Max < 0 || f.Max > MaxResources {
+		return nil, invalid("ResourceFilter.Max", "%d is not from 0 to %d", f.Max, MaxResources)
+	}
+	// Planned for each page: a plan kept from when the table was small reads all of it.
+	all, err := collectResources(ctx, db, "resources", l.sql.resources, pgx.QueryExecModeExec, f.Prefix, f.After, cmp.Or(f.Max, MaxResources))
+	if end := slices.IndexFunc(all, func(r Resource) bool { return !strings.HasPrefix(r.Scope, f.Prefix) }); end >= 0 {
+		all = all[:end]
+	}
+	return all, err
+}
+
+func collectResources(ctx context.Context, db Querier, doing, sql string, args ...any) ([]Resource, error) {
+	rows, err := db.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, failed(doing, err)
+	}
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Resource, err error) {
+		var created int64
+		var retired *int64
+		if err = row.Scan(&r.Scope, &created, &retired, &r.Changed, &r.Held); retired != nil {
+			r.RetiredAt = time.UnixMicro(*retired).UTC()
+		}
+		r.CreatedAt = time.UnixMicro(created).UTC()
+		return r, err
+	})
+	return all, failed(doing, err)
+}
+
+// ScopeError is a denial: these scopes must exist, and do not. The call wrote nothing.
+type ScopeError struct {
+	Unknown []string `json:"unknown,omitempty"` // never created
+	Retired []string `json:"retired,omitempty"`
+}
+
+func (e *ScopeError) Error() string {
+	text := ""
+	if len(e.Unknown) > 0 {
+		text = fmt.Sprintf("%v: %q; ", errScopeUnknown, e.Unknown)
+	}
+	if len(e.Retired) > 0 {
+		text += fmt.Sprintf("%v: %q; ", errScopeRetired, e.Retired)
+	}
+	return strings.TrimSuffix(text, "; ")
+}
+
+// Unwrap returns ErrScopeUnknown, ErrScopeRetired or both.
+func (e *ScopeError) Unwrap() (kinds []error) {
+	if len(e.Unknown) > 0 {
+		kinds = append(kinds, errScopeUnknown)
+	}
+	if len(e.Retired) > 0 {
+		kinds = append(kinds, errScopeRetired)
+	}
+	return kinds
+}
+
+// Code returns the stable code "scope_unknown", or else "scope_retired".
+func (e *ScopeError) Code() string { return fault.Code(e) }
+
+// absentScopes decodes what the function admit in schema.sql wrote.
+func absentScopes(denied []byte) error {
+	var rows []struct{ Scope, Absent string }
+	if err := json.Unmarshal(denied, &rows); err != nil {
+		return failed("read a denial", err)
+	}
+	e := &ScopeError{}
+	for _, row := range rows {
+		if row.Absent == "retired" {
+			e.Retired = append(e.Retired, row.Scope)
+		} else {
+			e.Unknown = append(e.Unknown, row.Scope)
+		}
+	}
+	return e
+}

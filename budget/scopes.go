@@ -1,0 +1,224 @@
+package budget
+
+import (
+	"encoding"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Scopes are the scopes of one kind of resource, declared once:
+//
+//	type Seat struct { Event int64; Number string }
+//	var Seats = budget.Scopes[Seat]{Kind: "seat", Limits: []budget.Limit{budget.Lifetime(1)}}
+//	…
+//	ledger.Charge(ctx, tx, Seats.Charge(Seat{7, "21A"}, 1)) // the scope "seat/7/21A"
+//
+// K is a string, an integer, a time.Time, a type with MarshalText and UnmarshalText, or a struct of these; the time of
+// a booking is a field. Different keys have different scopes. With a K for each kind the compiler keeps kinds apart.
+type Scopes[K comparable] struct {
+	Kind      string  // the first part of each scope, not "claim"; required
+	Limits    []Limit // of each charge
+	MustExist bool    // as in Charge
+}
+
+// Check says what is wrong with the declaration. With a wrong one, every scope is "".
+func (s Scopes[K]) Check() error {
+	if err := checkScope("Scopes.Kind", s.Kind); err != nil {
+		return err
+	}
+	if s.Kind == claimKind {
+		return invalid("Scopes.Kind", "%q is that of package holds", s.Kind)
+	}
+	for i, l := range s.Limits {
+		if err := l.check(index("Scopes.Limits", i, "")); err != nil {
+			return err
+		}
+	}
+	if wrong := unkeyed(reflect.TypeFor[K]()); wrong != "" {
+		return invalid("Scopes", "a key cannot be made of %s", wrong)
+	}
+	return nil
+}
+
+// claimKind is the kind of the scopes of claims.
+const claimKind = "claim"
+
+// Prefix is what the scopes begin with, and no others.
+func (s Scopes[K]) Prefix() string { return escape.Replace(s.Kind) + "/" }
+
+// Scope is the scope of a key, and "" of one with an empty text in it. Calls refuse that, and what is too long.
+func (s Scopes[K]) Scope(key K) string {
+	if s.Kind == "" || s.Kind == claimKind {
+		return ""
+	}
+	var space [MaxScopeBytes]byte
+	kind := appendEscaped(space[:0], s.Kind)
+	b, ok := appendKey(kind, reflect.ValueOf(&key).Elem())
+	if !ok { // only then is a copy of the key allocated
+		moved := new(K)
+		*moved = key
+		if b, ok = appendTexts(kind, reflect.ValueOf(moved).Elem()); !ok {
+			return ""
+		}
+	}
+	return string(b)
+}
+
+// Parse is the inverse of Scope. A scope that is not of this kind is an *ArgumentError.
+func (s Scopes[K]) Parse(scope string) (K, error) {
+	var key, none K
+	if err := checkScope("scope", scope); err != nil {
+		return none, err
+	}
+	rest, ok := strings.CutPrefix(scope, s.Prefix())
+	parts := strings.Split(rest, "/")
+	if !ok || !takeKey(&parts, reflect.ValueOf(&key).Elem()) || len(parts) > 0 || s.Scope(key) != scope {
+		return none, invalid("scope", "%q is not of the kind %q", scope, s.Kind)
+	}
+	return key, nil
+}
+
+// Charge is a charge with the limits of the kind.
+func (s Scopes[K]) Charge(key K, amount int64) Charge {
+	return Charge{Scope: s.Scope(key), Amount: amount, Limits: slices.Clone(s.Limits), MustExist: s.MustExist}
+}
+
+// Credit is a credit.
+func (s Scopes[K]) Credit(key K, amount int64) Credit {
+	return Credit{Scope: s.Scope(key), Amount: amount, MustExist: s.MustExist}
+}
+
+var (
+	marshaler   = reflect.TypeFor[encoding.TextMarshaler]()
+	unmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
+)
+
+// isText reports whether values of a type are written and read by methods of their own.
+func isText(t reflect.Type) bool {
+	return t.NumMethod() > 0 && t.Implements(marshaler) && reflect.PointerTo(t).Implements(unmarshaler)
+}
+
+// unkeyed names what is in a type that no key is made of.
+func unkeyed(t reflect.Type) string {
+	switch {
+	case isText(t):
+		return ""
+	case t.Kind() != reflect.Struct:
+		if k := t.Kind(); k == reflect.String || k >= reflect.Int && k <= reflect.Uintptr {
+			return ""
+		}
+		return t.String()
+	case t.NumField() == 0:
+		return t.String() + ", which has no fields"
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if !f.IsExported() {
+			return t.String() + "." + f.Name + ", which is not exported"
+		}
+		if wrong := unkeyed(f.Type); wrong != "" {
+			return wrong
+		}
+	}
+	return ""
+}
+
+// appendKey appends "/" and the text of each part of a key. It is false for a key that has no scope, and where
+// MarshalText is to be called, which would need the key on the heap.
+func appendKey(b []byte, v reflect.Value) ([]byte, bool) {
+	k := v.Kind()
+	switch {
+	case isText(v.Type()):
+		return b, false
+	case k == reflect.String:
+		return appendEscaped(append(b, '/'), v.String()), v.Len() > 0
+	case v.CanInt():
+		return strconv.AppendInt(append(b, '/'), v.Int(), 10), true
+	case v.CanUint():
+		return strconv.AppendUint(append(b, '/'), v.Uint(), 10), true
+	case k != reflect.Struct || v.NumField() == 0:
+		return b, false
+	}
+	ok := true
+	for i := 0; ok && i < v.NumField(); i++ {
+		field := v.Field(i)
+		if ok = field.CanSet(); ok {
+			b, ok = appendKey(b, field)
+		}
+	}
+	return b, ok
+}
+
+// appendTexts is appendKey of a key that is on the heap.
+func appendTexts(b []byte, v reflect.Value) ([]byte, bool) {
+	switch {
+	case !v.CanSet():
+		return b, false
+	case isText(v.Type()):
+		value := v.Interface()
+		if at, ok := value.(time.Time); ok {
+			value = at.UTC() // an instant has one scope, in whatever zone
+		}
+		text, err := value.(encoding.TextMarshaler).MarshalText()
+		return appendEscaped(append(b, '/'), string(text)), err == nil && len(text) > 0
+	case v.Kind() != reflect.Struct || v.NumField() == 0:
+		return appendKey(b, v)
+	}
+	ok := true
+	for i := 0; ok && i < v.NumField(); i++ {
+		b, ok = appendTexts(b, v.Field(i))
+	}
+	return b, ok
+}
+
+// takeKey sets v to what the first of the parts say, and takes these away.
+func takeKey(parts *[]string, v reflect.Value) bool {
+	if v.Kind() == reflect.Struct && !isText(v.Type()) {
+		ok := true
+		for i := 0; ok && i < v.NumField(); i++ {
+			ok = takeKey(parts, v.Field(i))
+		}
+		return ok
+	}
+	if len(*parts) == 0 || !v.CanSet() {
+		return false
+	}
+	text := unescape.Replace((*parts)[0])
+	*parts = (*parts)[1:]
+	var err error
+	switch {
+	case isText(v.Type()):
+		err = v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text))
+	case v.Kind() == reflect.String:
+		v.SetString(text)
+	case v.CanInt():
+		var n int64
+		n, err = strconv.ParseInt(text, 10, v.Type().Bits())
+		v.SetInt(n)
+	case v.CanUint():
+		var n uint64
+		n, err = strconv.ParseUint(text, 10, v.Type().Bits())
+		v.SetUint(n)
+	default:
+		return false
+	}
+	return err == nil
+}
+
+// appendEscaped appends what escape makes of a text.
+func appendEscaped(b []byte, text string) []byte {
+	for i := range len(text) {
+		switch text[i] {
+		case '%':
+			b = append(b, "%25"...)
+		case '/':
+			b = append(b, "%2F"...)
+		default:
+			b = append(b, text[i])
+		}
+	}
+	return b
+}

@@ -1,0 +1,155 @@
+-- The registry: which scopes were declared to exist. Charges, credits and holds look here if they
+-- demand it (must_exist), under their scopes' locks. Whoever retires a scope takes its lock, too: what
+-- a charge was told is so until it commits. At REPEATABLE READ and above its snapshot may be older
+-- than the lock; there a lock of the row, or a write where there is none, meets what is newer.
+
+-- What keeps new charges from a scope that must exist: unknown, retired, or null for nothing.
+create function metered.absence(of_scope text) returns text
+language plpgsql stable
+as $$
+declare
+    r metered.resources;
+begin
+    select * into r from metered.resources x where x.scope = of_scope;
+    return case when r.scope is null then 'unknown' when r.retired_at is not null then 'retired' end;
+end
+$$;
+
+-- A scope's row, locked; all null if there is none. It is what is committed by now, or 40001.
+create function metered.resource_for_write(of_scope text, wait_ms int) returns metered.resources
+language plpgsql volatile
+as $$
+declare
+    before text := metered.bound_lock_wait(wait_ms);
+    r      metered.resources;
+begin
+    select * into r from metered.resources x where x.scope = of_scope for share;
+    if not found and metered.one_snapshot() then
+        begin   -- taken back by the block
+            insert into metered.resources (created_at, scope) values (metered.clock(), of_scope) on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+    before := metered.unbound_lock_wait(before);
+    return r;
+end
+$$;
+
+-- A denial with a scope that does not exist, if it does not.
+create function metered.with_absent(denied jsonb, of_scope text, absence text) returns jsonb
+language plpgsql immutable
+as $$
+begin
+    if absence is null then
+        return denied;
+    end if;
+    return coalesce(denied, '[]') || jsonb_build_object('scope', of_scope, 'absent', absence);
+end
+$$;
+
+-- Looks closer at a charge that is out of bounds, or of a scope that must exist. denied as it was, with
+-- this scope if it does not exist. looking: the scope is not locked.
+create function metered.admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    absence text;
+begin
+    if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+        and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+        perform metered.no_amount();
+    end if;
+    -- Under another lock than its scope's a charge could not rely on what it has read.
+    if not metered.key_fits(c.key, c.scope) then
+        perform metered.require(false, 'key');
+    end if;
+    absence := metered.absence(c.scope);
+    if metered.one_snapshot() and (absence is not null or not looking) then
+        perform metered.resource_for_write(c.scope, wait_ms);
+    end if;
+    return metered.with_absent(denied, c.scope, absence);
+end
+$$;
+
+-- Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is
+-- returned. changed: it did not exist before. What is returned stays so until the transaction ends.
+create function metered.create_scopes(scopes text[], wait_ms int)
+returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean)
+language plpgsql volatile
+as $$
+declare
+    before  text := metered.bound_lock_wait(wait_ms);
+    clk     timestamptz := metered.clock();
+    s       text;
+    r       metered.resources;
+    made    boolean[];
+    found_rows metered.resources[];
+    refused boolean := false;
+begin
+    perform metered.require(cardinality(scopes) between 1 and 1000
+        and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+    begin
+        for s in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
+            insert into metered.resources as x (created_at, scope) values (clk, s) on conflict do nothing;
+            made := made || found;
+            select * into r from metered.resources x where x.scope = s for share;
+            found_rows := found_rows || r;
+            refused := refused or r.retired_at is not null;
+        end loop;
+        if refused then
+            raise exception using errcode = 'MT100';
+        end if;
+    exception when sqlstate 'MT100' then
+        null;
+    end;
+    before := metered.unbound_lock_wait(before);
+    return query select u.scope, u.created_at, u.retired_at, m.made
+        from unnest(found_rows) with ordinality u(created_at, retired_at, scope, n) join unnest(made) with ordinality m(made, n) on m.n = u.n
+        where not refused or u.retired_at is not null order by u.n;
+end
+$$;
+
+-- Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never
+-- declared. Then these are all that is returned, without created_at. Takes the scopes' locks. held is
+-- what open holds keep of a scope: they go on, and end as any.
+create function metered.retire_scopes(scopes text[], retiring boolean, wait_ms int)
+returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean, held bigint)
+language plpgsql volatile
+as $$
+declare
+    clk     timestamptz;
+    r       metered.resources;
+    tip     metered.ledger;
+    missing boolean := false;
+begin
+    perform metered.require(retiring is not null and cardinality(scopes) between 1 and 64
+        and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+    perform metered.lock_all_scopes(scopes, null, wait_ms);
+    clk := metered.clock();
+    for scope in select distinct u from unnest(scopes) u order by u loop
+        r := metered.resource_for_write(scope, wait_ms);
+        if r.scope is null then
+            missing := true;
+            return next;
+        end if;
+    end loop;
+    if missing then
+        return;
+    end if;
+    for scope in select distinct u from unnest(scopes) u order by u loop
+        update metered.resources x set retired_at = case when retiring then clk end
+        where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
+        changed := found;
+        select x.created_at, x.retired_at into retire_scopes.created_at, retire_scopes.retired_at
+        from metered.resources x where x.scope = retire_scopes.scope;
+        tip := metered.entry_for_write(scope);
+        if metered.one_snapshot() then
+            perform metered.refuse_stale(array[tip]);
+        end if;
+        held := tip.held - case when tip.next_due <= clk then metered.overdue(scope, tip.next_due, clk) else 0 end;
+        return next;
+    end loop;
+end
+$$;
