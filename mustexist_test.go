@@ -74,7 +74,7 @@ func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 						return err
 					},
 				} {
-					_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Isolation: level}, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+					_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level}, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 						if _, err := tx.Exec(ctx, `insert into uploads values ('x')`); err != nil {
 							return uploaded{}, err
 						}
@@ -88,7 +88,7 @@ func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 			for _, table := range []string{"uploads", "metered.ledger", "metered.operations", "metered.holds"} {
 				require.Zero(t, count(t, pool, table), table)
 			}
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Isolation: level, Charges: []budget.Charge{one("seat/1")}}, upload("x"))
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, Charges: []budget.Charge{one("seat/1")}}, upload("x"))
 			require.NoError(t, err)
 		})
 	}
@@ -103,7 +103,7 @@ func TestDo_AScopeThatIsRetiredMeanwhileRefusesTheCommand(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			createScopes(t, c, pool, "a")
 			runs := 0
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Isolation: level, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}},
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}},
 				func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 					if runs++; runs == 1 {
 						if err := retireScopes(ctx, c, pool, "a"); err != nil {
@@ -132,7 +132,7 @@ func TestDoTx_AScopeThatWasCreatedSinceTheSnapshotIsTriedAgain(t *testing.T) {
 			defer tx.Rollback(context.Background())
 			require.Zero(t, queryRow[int](t, tx, `select count(*) from metered.ledger`))
 			createScopes(t, c, pool, "a")
-			_, err = metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}}, mustNotRun(t))
+			_, err = metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}}, mustNotRun(t))
 			require.NotErrorIs(t, err, budget.ErrScopeUnknown)
 			require.True(t, metered.Retryable(err), "%v", err)
 		})

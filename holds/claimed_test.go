@@ -215,3 +215,17 @@ func TestPlace_BusyIsSaidOfThePlacement(t *testing.T) {
 	require.ErrorIs(t, err, budget.ErrBusy)
 	require.ErrorContains(t, err, holds.ErrBusy.Error()+": place: ")
 }
+
+// A role that calls the functions itself can claim a scope that no Key makes.
+func TestClaim_OfAnyScopeKeepsNobodyFromReading(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	_, err := f.pool.Exec(t.Context(), `select metered.place(
+		('', 'by hand', false, null, '', 'a', decode(repeat('00', 33), 'hex'), null, '1 min', '0', '1 hour', null)::metered.new_hold,
+		array[('a', null, 1, 1, '{}', null, false)::metered.new_charge], '1 min', 1000, (null, null, null)::metered.origin, null, false)`)
+	require.NoError(t, err)
+	all, err := f.book.List(t.Context(), f.pool, holds.Filter{})
+	require.NoError(t, err)
+	require.Len(t, all.Holds, 1)
+	require.Nil(t, all.Holds[0].Claim)
+}
