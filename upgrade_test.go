@@ -162,7 +162,7 @@ func TestMigrate_WhatWasThereIsUsable(t *testing.T) {
 		useHolds(t, pool, c)
 		if version == 1 { // a process of that build gives back what was captured meanwhile
 			execute(t, pool, `select metered.refund_holds('acme', '{open}', '{null}', '', 1000, '', null, false, null, null, false)`)
-			require.True(t, holdOf(t, pool, c, "open").Returned)
+			require.Equal(t, holds.Returned, holdOf(t, pool, c, "open").State)
 		}
 		useTokensAndJobs(t, pool, c)
 		useOperations(t, pool, c)
@@ -238,7 +238,7 @@ func useHolds(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 	} {
 		require.Equal(t, want, state(id).State, id)
 	}
-	require.True(t, state("refunded").Returned)
+	require.Equal(t, holds.Returned, state("refunded").State)
 	due, err := c.Holds.Get(ctx, pool, "acme", "due", "")
 	require.NoError(t, err)
 	require.Equal(t, holds.Expired, due.State, "whether it was swept or not")

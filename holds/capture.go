@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,7 +36,7 @@ type Capture struct {
 	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
 	IDs    []string
-	// Holder must be the holder of each hold. Defaults to "", not checked.
+	// Holder must be the holder of each hold. Defaults to "", not checked (Config.RequireHolder).
 	Holder string
 
 	// All captures all that is held. Either All or Lines is required.
@@ -97,7 +98,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	if err := checkText("Capture.Entity", c.Entity); err != nil {
 		return nil, err
 	}
-	if err := checkNote("Capture.Note", c.Note); err != nil {
+	if err := cmp.Or(b.required("Capture.Holder", c.Holder), b.checkNote("Capture.Note", c.Note)); err != nil {
 		return nil, err
 	}
 	policy, known := policies[c.Over]

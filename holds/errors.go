@@ -160,7 +160,7 @@ type StateError struct {
 
 func (e *StateError) kind() error {
 	switch {
-	case e.State == Captured && e.Hold.Returned:
+	case e.State == Returned:
 		return ErrReturned
 	case e.State == Captured:
 		return ErrCaptured
@@ -180,7 +180,7 @@ func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 // Code returns "hold_held", "hold_captured", "hold_released", "hold_expired" or "hold_returned".
 func (e *StateError) Code() string { return fault.Code(e.kind()) }
 
-// TakenError says until when a claim is taken, and not by whom.
+// TakenError says until when a claim is taken; and by whom, if Claim.Reveal asked for it.
 type TakenError struct {
 	Key Key
 	// RetryAfter is the time until it falls free, unless its holder acts before. 0 if Confirmed: waiting
@@ -188,6 +188,8 @@ type TakenError struct {
 	RetryAfter time.Duration
 	// Confirmed: it was captured, and stays taken until it is given back.
 	Confirmed bool
+	// By is the active claim, with its ID, Holder and Deadline, if Claim.Reveal is set; else nil.
+	By *Hold
 }
 
 func (e *TakenError) Error() string {
@@ -275,14 +277,14 @@ func refused(answer []byte) error {
 	case "conflict":
 		return ErrConflict
 	case "taken":
-		return taken(Key{}, a.RetryUS)
+		return taken(Key{}, a.RetryUS, a.Hold)
 	case "state", "returned":
 		e := &StateError{ID: a.ID, State: states[a.State]}
 		if err := e.Hold.decode(a.Hold); err != nil {
 			return err
 		}
-		if a.Status == "returned" {
-			e.State = Captured
+		if e.Hold.State == Returned {
+			e.State = Returned
 		}
 		return e
 	case "line":
@@ -308,9 +310,17 @@ func refused(answer []byte) error {
 	return fmt.Errorf("holds: the schema answers %q, which this build does not know", a.Status)
 }
 
-func taken(key Key, retryUS *int64) error {
-	if retryUS == nil {
-		return &TakenError{Key: key, Confirmed: true}
+// taken is a *TakenError. by is the active claim as JSON, if that is to be known.
+func taken(key Key, retryUS *int64, by []byte) error {
+	e := &TakenError{Key: key, Confirmed: retryUS == nil}
+	if retryUS != nil {
+		e.RetryAfter = time.Duration(*retryUS) * time.Microsecond
 	}
-	return &TakenError{Key: key, RetryAfter: time.Duration(*retryUS) * time.Microsecond}
+	if len(by) > 0 && string(by) != "null" {
+		e.By = new(Hold)
+		if err := e.By.decode(by); err != nil {
+			return err
+		}
+	}
+	return e
 }

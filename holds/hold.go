@@ -11,16 +11,18 @@ import (
 // State is what became of a hold.
 type State string
 
-// The states. A hold is held once, and ends once.
+// The states. A hold is held once, and ends once, as Captured, Released or Expired.
 const (
 	Held     State = "held"
 	Captured State = "captured"
 	Released State = "released"
 	Expired  State = "expired"
+	// Returned: it was captured, and all of it was given back since.
+	Returned State = "returned"
 )
 
-// states are the states as the tables store them.
-var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired}
+// states are the states as the tables store them; but for Returned, which is a c there, and marked.
+var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired, "b": Returned}
 
 // Hold is a reservation as it stood at Now. One whose time is over is Expired, whether a sweeper ran or
 // not.
@@ -37,8 +39,8 @@ type Hold struct {
 	Deadline time.Time `json:"deadline"`
 	// Due is Deadline plus Request.Grace: until then its units are kept and can be captured.
 	Due time.Time `json:"due"`
-	// Ceiling is the latest Deadline that Extend can lead to.
-	Ceiling time.Time `json:"ceiling"`
+	// Ceiling is the latest Deadline that Extend can lead to. Zero if there is none.
+	Ceiling time.Time `json:"ceiling,omitzero"`
 	// EndedAt is when it was captured or released, or Due if it expired. Zero while it is held.
 	EndedAt time.Time `json:"ended_at,omitzero"`
 	// Now is the database's clock when the hold was read.
@@ -50,8 +52,8 @@ type Hold struct {
 	Claim *Key `json:"claim,omitempty"`
 	// Entity is what a capture linked.
 	Entity string `json:"entity,omitempty"`
-	// Returned is true once Refund has given back what it captured.
-	Returned bool `json:"returned,omitempty"`
+	// Reason is Note.Reason of what Released or Returned it.
+	Reason string `json:"reason,omitempty"`
 	// Metadata is Request.Metadata.
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 
@@ -86,34 +88,44 @@ func (h Hold) Remaining() time.Duration {
 // with its charges.
 func (h *Hold) decode(b []byte) error {
 	var row struct {
-		Tenant, ID, Holder, State   string
-		Version                     int
-		PlacedAt                    time.Time  `json:"placed_at"`
-		EndedAt                     *time.Time `json:"ended_at"`
-		Deadline, Due, Ceiling, Now time.Time
-		Claim, Entity               *string
-		Returned, Created           bool
-		Metadata                    json.RawMessage
-		Lines                       []HeldLine
-		Charges                     []budget.Posted
+		Tenant, ID, Holder, State string
+		Version                   int
+		PlacedAt                  time.Time  `json:"placed_at"`
+		EndedAt                   *time.Time `json:"ended_at"`
+		Ceiling                   *time.Time
+		Deadline, Due, Now        time.Time
+		Claim, Entity, Reason     *string
+		Returned, Created         bool
+		Metadata                  json.RawMessage
+		Lines                     []HeldLine
+		Charges                   []budget.Posted
 	}
 	if err := json.Unmarshal(b, &row); err != nil {
 		return fmt.Errorf("holds: read a hold: %w", err)
 	}
 	*h = Hold{
 		Tenant: row.Tenant, ID: row.ID, Holder: row.Holder, State: states[row.State], Version: row.Version,
-		PlacedAt: row.PlacedAt.UTC(), Deadline: row.Deadline.UTC(), Due: row.Due.UTC(), Ceiling: row.Ceiling.UTC(), Now: row.Now.UTC(),
-		Lines: row.Lines, Returned: row.Returned, Created: row.Created,
+		PlacedAt: row.PlacedAt.UTC(), Deadline: row.Deadline.UTC(), Due: row.Due.UTC(), Now: row.Now.UTC(),
+		Lines: row.Lines, Created: row.Created,
+	}
+	if row.Returned {
+		h.State = Returned
 	}
 	for _, c := range row.Charges {
 		c.At = c.At.UTC()
 		h.Charges = append(h.Charges, c)
+	}
+	if row.Ceiling != nil {
+		h.Ceiling = row.Ceiling.UTC()
 	}
 	if row.EndedAt != nil {
 		h.EndedAt = row.EndedAt.UTC()
 	}
 	if row.Entity != nil {
 		h.Entity = *row.Entity
+	}
+	if row.Reason != nil {
+		h.Reason = *row.Reason
 	}
 	if string(row.Metadata) != "null" {
 		h.Metadata = row.Metadata

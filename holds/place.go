@@ -61,14 +61,15 @@ type Request struct {
 	// Note is recorded in the history, and with the ledger's entries. Defaults to none.
 	Note budget.Note
 
-	// claim is the scope of what is claimed, and key what that is. Set by Claim.
-	claim string
-	key   Key
+	// claim is the scope of what is claimed, key what that is, and reveal Claim.Reveal. Set by Claim.
+	claim  string
+	key    Key
+	reveal bool
 }
 
 const placeSQL = `
 select status, placed_at, deadline, seqs, ats, denied, stored
-from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool)`
+from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool)`
 
 // Place reserves the amounts of all lines and makes all charges, or does nothing. If a limit refuses, the
 // error is *budget.ExceededError. One round trip. Holds that are due count as free; Place ends those whose
@@ -108,7 +109,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	}
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
-		TTL: r.TTL, Grace: r.Grace, Lifetime: b.cfg.MaxLifetime, Metadata: string(r.Metadata),
+		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata),
 	}
 	locks := priced.Locks
 	if chosen {
@@ -118,7 +119,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	return &call{
 		SQL: b.sql.place, Locks: locks, ID: r.ID, Tell: b.teller(EventPlaced, r.Note),
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising}
+			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row) },
 	}, nil
@@ -127,6 +128,9 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 // check validates a request, and fills what it leaves open.
 func (b *Book) check(r *Request) (*charging, error) {
 	if err := checkNames(r.Tenant, r.Holder, r.ID); err != nil {
+		return nil, err
+	}
+	if err := b.required("Request.Holder", r.Holder); err != nil {
 		return nil, err
 	}
 	if len(r.Lines) == 0 {
@@ -153,7 +157,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 	if r.Metadata != nil && (!json.Valid(r.Metadata) || !utf8.Valid(r.Metadata)) {
 		return nil, invalid("Request.Metadata", "is not JSON")
 	}
-	if err := checkNote("Request.Note", r.Note); err != nil {
+	if err := b.checkNote("Request.Note", r.Note); err != nil {
 		return nil, err
 	}
 	charges := make([]budget.Charge, 0, len(r.Lines)+len(r.Charges))
@@ -211,10 +215,10 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row) ([]Hold, err
 		return nil, priced.Denied(denied)
 	case "taken":
 		if deadline == nil {
-			return nil, taken(r.key, nil)
+			return nil, taken(r.key, nil, same)
 		}
 		after := deadline.Sub(*at).Microseconds()
-		return nil, taken(r.key, &after)
+		return nil, taken(r.key, &after, same)
 	case "same":
 		var h Hold
 		if err := h.decode(same); err != nil {
@@ -230,8 +234,11 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row) ([]Hold, err
 	}
 	h := Hold{
 		Tenant: r.Tenant, ID: r.ID, Holder: r.Holder, State: Held, Version: 1, Created: true,
-		PlacedAt: at.UTC(), Deadline: deadline.UTC(), Due: deadline.Add(r.Grace).UTC(), Ceiling: at.Add(b.cfg.MaxLifetime).UTC(), Now: at.UTC(),
+		PlacedAt: at.UTC(), Deadline: deadline.UTC(), Due: deadline.Add(r.Grace).UTC(), Now: at.UTC(),
 		Lines: heldLines(priced.Charges), Metadata: r.Metadata,
+	}
+	if lifetime := b.lifetime(); lifetime > 0 {
+		h.Ceiling = at.Add(lifetime).UTC()
 	}
 	if r.claim != "" {
 		h.Claim = &r.key

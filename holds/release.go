@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -16,10 +17,13 @@ type Release struct {
 	// Tenant and IDs name the holds, up to MaxHolds of one tenant.
 	Tenant string
 	IDs    []string
-	// Holder must be the holder of each hold. Defaults to "", not checked: if somebody else releases, say
-	// so in Note.
+	// Holder must be the holder of each hold. Defaults to "", not checked (Config.RequireHolder): if somebody
+	// else releases, say so in Note.
 	Holder string
-	// Note is recorded in the history, and with the ledger's entries.
+	// Captured also releases holds that were captured: what they spent is given back, as by Refund with All,
+	// and they are Returned. Defaults to false: a captured hold is a *StateError.
+	Captured bool
+	// Note is recorded in the history, and with the ledger's entries. Its Reason is Hold.Reason from then on.
 	Note budget.Note
 }
 
@@ -27,8 +31,13 @@ const releaseSQL = `
 select refused, holds
 from metered.release_holds($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees what holds keep, all of them or none. What was captured stays spent. A hold that has ended
-// is a *StateError. Locks, rollback and errors are those of Capture, without a denial.
+const releaseCapturedSQL = `
+select refused, holds
+from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
+
+// Release frees what holds keep, all of them or none. What was captured stays spent, unless Captured is set. A
+// hold that has ended is a *StateError. Locks, rollback and errors are those of Capture, without a denial, and
+// with Captured ErrNotReturnable.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareRelease, r)
 }
@@ -38,7 +47,11 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
-	return b.prepare(b.sql.release, EventReleased, r.Tenant, r.IDs, r.Holder, r.Note)
+	sql := b.sql.release
+	if r.Captured {
+		sql = b.sql.releaseCaptured
+	}
+	return b.prepare(sql, EventReleased, r.Tenant, r.IDs, r.Holder, r.Note)
 }
 
 // Refund says which captured holds are given back.
@@ -65,7 +78,7 @@ from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bo
 
 // Refund gives back what captured holds spent, all of them or none: all that is left, or the amounts in
 // Lines. It makes refunds of their charges, and frees a confirmed claim. When all is given back, the hold
-// stays Captured and is marked Returned.
+// is Returned.
 //
 // Locks, rollback and the other errors are those of Capture. A hold that is not captured, or was given
 // back, is a *StateError; more than is left is an *ExcessError; a purged charge is ErrNotReturnable,
@@ -146,7 +159,7 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	if err := checkIDs(tenant, holder, ids); err != nil {
 		return nil, err
 	}
-	if err := checkNote("Note", note); err != nil {
+	if err := cmp.Or(b.required("Holder", holder), b.checkNote("Note", note)); err != nil {
 		return nil, err
 	}
 	named := holdIDs(tenant, holder, ids)

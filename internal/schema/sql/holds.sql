@@ -1,13 +1,13 @@
--- A hold as JSON. One that is due has expired, whether that is written down or not.
--- Inlined wherever it stands.
-create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz) returns json
+-- A hold as JSON. One that is due has expired, whether that is written down or not. reason is
+-- that of its release or return. A ceiling of infinity is none. Inlined wherever it stands.
+create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
     select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
         'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
-        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', h.ceiling,
+        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', nullif(h.ceiling, 'infinity'),
         'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
-        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'metadata', h.metadata, 'lines', lines)
+        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'reason', reason, 'metadata', h.metadata, 'lines', lines)
 $$;
 
 -- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
@@ -27,7 +27,9 @@ begin
         select metered.hold_as_json(h, (
             select json_agg(metered.line_json(l.scope, l.amount, l.captured,
                 case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded) order by l.scope)
-            from metered.hold_lines l where l.hold = h.no), clk)
+            from metered.hold_lines l where l.hold = h.no), clk,
+            case when h.state = 'r' or h.returned then (      -- its last transition
+                select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end)
         from metered.holds h where h.no = of_no);
 end
 $$;
@@ -132,13 +134,13 @@ $$;
 -- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
 -- status: placed; same (placed before, with the same content: stored tells); conflict (with other
 -- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
--- null); denied.
+-- null; stored is their hold, if that is to be revealed); denied.
 --
 -- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
 -- id that was made up for this call is not looked for.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, channel text, raising boolean,
+    origin metered.origin, channel text, raising boolean, reveal boolean default false,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
 language plpgsql volatile
@@ -168,8 +170,8 @@ begin
             claimed := claimed or charge.scope = hold.claim and charge.held = 1;
         end if;
     end loop;
-    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= hold.lifetime
-        and hold.grace <= interval '3660 days' and hold.lifetime <= interval '3660 days'
+    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= coalesce(hold.lifetime, interval '3660 days')
+        and hold.grace <= interval '3660 days' and coalesce(hold.lifetime <= interval '3660 days', true)
         and octet_length(hold.tenant) <= 255 and octet_length(hold.id) between 1 and 255 and octet_length(hold.holder) <= 255
         and octet_length(hold.fingerprint) = 33 and coalesce(octet_length(hold.metadata::text) <= 65536, true)
         and metered.fits_origin(origin)) is not true then
@@ -195,9 +197,12 @@ begin
         unused := case when origin.operation is not null then metered.remember_hold(stored) end;
     end if;
     if status is not null then
+        if status = 'taken' and reveal then
+            stored := metered.hold_json(was.no, clk);
+        end if;
         if raising and status <> 'same' then
-            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = jsonb_build_object(
-                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint);
+            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object(
+                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint, 'hold', stored);
         end if;
         return;
     end if;
@@ -215,7 +220,7 @@ begin
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
             tenant, id, holder, claim, fingerprint, keys, metadata)
-        values (place.placed_at, place.deadline, place.placed_at + due_in, place.placed_at + hold.lifetime, hold.issued_at, 1, 'h',
+        values (place.placed_at, place.deadline, place.placed_at + due_in, coalesce(place.placed_at + hold.lifetime, 'infinity'), hold.issued_at, 1, 'h',
             hold.tenant, hold.id, hold.holder, hold.claim, hold.fingerprint, line_keys, hold.metadata)
         on conflict do nothing
         returning no into new_no;

@@ -1,0 +1,112 @@
+package holds
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// DueFilter selects holds by when they fall due. A zero field selects all.
+type DueFilter struct {
+	// Tenant is the tenant whose holds are listed; "" is a tenant, too. With AllTenants it is not looked at.
+	Tenant     string
+	AllTenants bool
+	// ScopePrefix selects holds with a line whose scope begins so.
+	ScopePrefix string
+	// State is Held for holds that fall due next, or Expired for those that have, and no sweep has announced
+	// yet. Defaults to both.
+	State State
+	// Before leaves out holds that are due at that time or later.
+	Before time.Time
+
+	// After continues a list: DueList.Next of the page before. Defaults to the earliest.
+	After string
+	// Max is the size of a page, 1 to MaxPage. Defaults to DefaultPage.
+	Max int
+}
+
+// DueList is a page of holds, by Due.
+type DueList struct {
+	Holds []Hold `json:"holds"`
+	// Next continues the list, as DueFilter.After; "" at its end.
+	Next string `json:"next,omitempty"`
+}
+
+const dueSQL = `
+select holds, last_due, last_no
+from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'), $4::bigint, coalesce($5::timestamptz, 'infinity'), $6::timestamptz, $7::int)`
+
+// Due returns a page of the holds that are held, or have expired and were not swept, in the order in which they
+// fall due. It takes no lock, and runs on a replica. A page looks at no more than 10,000 holds, of whichever
+// tenant: it may have few holds, or none, and yet a Next.
+func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error) {
+	if err := cmp.Or(b.made(), notNil("db", db), checkNames(f.Tenant, ""), checkText("DueFilter.ScopePrefix", f.ScopePrefix)); err != nil {
+		return DueList{}, err
+	}
+	var after, before *time.Time
+	var afterNo int64
+	if f.After != "" {
+		var us int64
+		if n, err := fmt.Sscanf(f.After, "%d.%d", &us, &afterNo); err != nil || n != 2 || fmt.Sprintf("%d.%d", us, afterNo) != f.After {
+			return DueList{}, invalid("DueFilter.After", "%q is not a DueList.Next", f.After)
+		}
+		at := time.UnixMicro(us)
+		after = &at
+	}
+	max, err := pageSize("DueFilter.Max", f.Max)
+	if err != nil {
+		return DueList{}, err
+	}
+	var now time.Time
+	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
+		return DueList{}, failed("due", err)
+	}
+	if !f.Before.IsZero() {
+		before = &f.Before
+	}
+	switch f.State {
+	case "":
+	case Held: // due after now
+		if after == nil || after.Before(now) {
+			after, afterNo = &now, math.MaxInt64
+		}
+	case Expired:
+		if end := now.Add(time.Microsecond); before == nil || before.After(end) {
+			before = &end
+		}
+	default:
+		return DueList{}, invalid("DueFilter.State", "%q is neither Held nor Expired", f.State)
+	}
+	var tenant *string
+	if !f.AllTenants {
+		tenant = &f.Tenant
+	}
+	var rows [][]byte
+	var lastDue *time.Time
+	var lastNo *int64
+	err = db.QueryRow(ctx, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now, max).Scan(&rows, &lastDue, &lastNo)
+	if err != nil {
+		return DueList{}, failed("due", err)
+	}
+	var list DueList
+	if list.Holds, err = decodeAll(rows); err == nil && lastDue != nil {
+		list.Next = fmt.Sprintf("%d.%d", lastDue.UnixMicro(), *lastNo)
+	}
+	// One that ended by a clock that was ahead has expired, and is due next.
+	list.Holds = slices.DeleteFunc(list.Holds, func(h Hold) bool { return f.State != "" && h.State != f.State })
+	return list, err
+}
+
+// pageSize is the size of a page, with its default.
+func pageSize(field string, max int) (int, error) {
+	if max == 0 {
+		return DefaultPage, nil
+	}
+	if max < 1 || max > MaxPage {
+		return 0, invalid(field, "%d is not from 1 to %d", max, MaxPage)
+	}
+	return max, nil
+}
