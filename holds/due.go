@@ -43,20 +43,10 @@ from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'
 // fall due. It takes no lock, and runs on a replica. A page looks at no more than 10,000 holds, of whichever
 // tenant: it may have few holds, or none, and yet a Next.
 func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error) {
-	if err := cmp.Or(b.made(), notNil("db", db), checkNames(f.Tenant, ""), checkText("DueFilter.ScopePrefix", f.ScopePrefix)); err != nil {
+	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return DueList{}, err
 	}
-	var after, before *time.Time
-	var afterNo int64
-	if f.After != "" {
-		var us int64
-		if n, err := fmt.Sscanf(f.After, "%d.%d", &us, &afterNo); err != nil || n != 2 || fmt.Sprintf("%d.%d", us, afterNo) != f.After {
-			return DueList{}, invalid("DueFilter.After", "%q is not a DueList.Next", f.After)
-		}
-		at := time.UnixMicro(us)
-		after = &at
-	}
-	max, err := pageSize("DueFilter.Max", f.Max)
+	after, afterNo, err := f.check()
 	if err != nil {
 		return DueList{}, err
 	}
@@ -64,21 +54,15 @@ func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error
 	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
 		return DueList{}, failed("due", err)
 	}
+	var before *time.Time
 	if !f.Before.IsZero() {
 		before = &f.Before
 	}
-	switch f.State {
-	case "":
-	case Held: // due after now
-		if after == nil || after.Before(now) {
-			after, afterNo = &now, math.MaxInt64
-		}
-	case Expired:
-		if end := now.Add(time.Microsecond); before == nil || before.After(end) {
-			before = &end
-		}
-	default:
-		return DueList{}, invalid("DueFilter.State", "%q is neither Held nor Expired", f.State)
+	if f.State == Held && (after == nil || after.Before(now)) { // due after now
+		after, afterNo = &now, math.MaxInt64
+	}
+	if end := now.Add(time.Microsecond); f.State == Expired && (before == nil || before.After(end)) {
+		before = &end
 	}
 	var tenant *string
 	if !f.AllTenants {
@@ -87,7 +71,7 @@ func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error
 	var rows [][]byte
 	var lastDue *time.Time
 	var lastNo *int64
-	err = db.QueryRow(ctx, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now, max).Scan(&rows, &lastDue, &lastNo)
+	err = db.QueryRow(ctx, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now, f.Max).Scan(&rows, &lastDue, &lastNo)
 	if err != nil {
 		return DueList{}, failed("due", err)
 	}
@@ -98,6 +82,26 @@ func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error
 	// One that ended by a clock that was ahead has expired, and is due next.
 	list.Holds = slices.DeleteFunc(list.Holds, func(h Hold) bool { return f.State != "" && h.State != f.State })
 	return list, err
+}
+
+// check validates a filter and fills what it leaves open. It returns where to go on: nil for the beginning.
+func (f *DueFilter) check() (after *time.Time, no int64, err error) {
+	if err := cmp.Or(checkNames(f.Tenant, ""), checkText("DueFilter.ScopePrefix", f.ScopePrefix)); err != nil {
+		return nil, 0, err
+	}
+	if f.State != "" && f.State != Held && f.State != Expired {
+		return nil, 0, invalid("DueFilter.State", "%q is neither Held nor Expired", f.State)
+	}
+	if f.After != "" {
+		var us int64
+		if _, err := fmt.Sscanf(f.After, "%d.%d", &us, &no); err != nil || fmt.Sprintf("%d.%d", us, no) != f.After {
+			return nil, 0, invalid("DueFilter.After", "%q is not a DueList.Next", f.After)
+		}
+		at := time.UnixMicro(us)
+		after = &at
+	}
+	f.Max, err = pageSize("DueFilter.Max", f.Max)
+	return after, no, err
 }
 
 // pageSize is the size of a page, with its default.

@@ -98,45 +98,18 @@ func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Listed{}, err
 	}
-	if err := checkNames(f.Tenant, f.Holder); err != nil {
+	state, claim, err := f.check()
+	if err != nil {
 		return Listed{}, err
-	}
-	if err := checkText("Filter.Entity", f.Entity); err != nil {
-		return Listed{}, err
-	}
-	if err := checkText("Filter.Scope", f.Scope); err != nil {
-		return Listed{}, err
-	}
-	state := ""
-	for stored, s := range states {
-		if f.State == s {
-			state = stored
-		}
-	}
-	var err error
-	if f.Max, err = pageSize("Filter.Max", f.Max); err != nil {
-		return Listed{}, err
-	}
-	switch {
-	case f.State != "" && state == "":
-		return Listed{}, invalid("Filter.State", "%q is not a state", f.State)
-	case f.Before < 0:
-		return Listed{}, invalid("Filter.Before", "%d is negative", f.Before)
-	case f.Before == 0:
-		f.Before = 1<<63 - 1
 	}
 	var now time.Time
 	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
 		return Listed{}, failed("list", err)
 	}
 	sql, args := b.sql.list, []any{f.Tenant, f.Holder, f.Entity, state, f.Scope, f.Before, f.Max, now}
-	if f.Claim != (Key{}) {
-		scope, err := claimScope(f.Tenant, f.Claim)
-		if err != nil {
-			return Listed{}, err
-		}
-		prefix := claimIDs(scope)
-		sql, args = b.sql.claims, append(args, prefix, prefix+"~", scope)
+	if claim != "" {
+		prefix := claimIDs(claim)
+		sql, args = b.sql.claims, append(args, prefix, prefix+"~", claim)
 	}
 	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
@@ -161,4 +134,29 @@ func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
 		page.Next = 0
 	}
 	return page, nil
+}
+
+// check validates a filter and fills what it leaves open. It returns the state as it is stored, and the scope of
+// the key.
+func (f *Filter) check() (state, claim string, err error) {
+	if err := cmp.Or(checkNames(f.Tenant, f.Holder), checkText("Filter.Entity", f.Entity), checkText("Filter.Scope", f.Scope)); err != nil {
+		return "", "", err
+	}
+	for stored, s := range states {
+		if f.State == s {
+			state = stored
+		}
+	}
+	switch {
+	case f.State != "" && state == "":
+		return "", "", invalid("Filter.State", "%q is not a state", f.State)
+	case f.Before < 0:
+		return "", "", invalid("Filter.Before", "%d is negative", f.Before)
+	case f.Before == 0:
+		f.Before = 1<<63 - 1
+	}
+	if f.Max, err = pageSize("Filter.Max", f.Max); err == nil && f.Claim != (Key{}) {
+		claim, err = claimScope(f.Tenant, f.Claim)
+	}
+	return state, claim, err
 }
