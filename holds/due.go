@@ -9,30 +9,22 @@ import (
 	"time"
 )
 
-// DueFilter selects holds by when they fall due. A zero field selects all.
+// DueFilter selects holds by when they fall due. A zero field selects all, but for Tenant.
 type DueFilter struct {
-	// Tenant is the tenant whose holds are listed; "" is a tenant, too. With AllTenants it is not looked at.
-	Tenant     string
-	AllTenants bool
-	// ScopePrefix selects holds with a line whose scope begins so.
-	ScopePrefix string
-	// State is Held for holds that fall due next, or Expired for those that have, and no sweep has announced
-	// yet. Defaults to both.
-	State State
-	// Before leaves out holds that are due at that time or later.
-	Before time.Time
+	Tenant      string    // of the holds, unless AllTenants is set
+	AllTenants  bool      // the holds of every tenant
+	ScopePrefix string    // holds with a line whose scope begins so
+	State       State     // Held: due next; Expired: due, and not swept
+	Before      time.Time // holds that are due before
 
-	// After continues a list: DueList.Next of the page before. Defaults to the earliest.
-	After string
-	// Max is the size of a page, 1 to MaxPage. Defaults to DefaultPage.
-	Max int
+	After string // continues a list: DueList.Next of the page before
+	Max   int    // the size of a page, 1 to MaxPage; 0 is DefaultPage
 }
 
-// DueList is a page of holds, by Due.
+// DueList is a page of holds.
 type DueList struct {
 	Holds []Hold `json:"holds"`
-	// Next continues the list, as DueFilter.After; "" at its end.
-	Next string `json:"next,omitempty"`
+	Next  string `json:"next,omitempty"` // continues the list, as DueFilter.After; "" at its end
 }
 
 const dueSQL = `
@@ -40,8 +32,8 @@ select holds, last_due, last_no
 from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'), $4::bigint, coalesce($5::timestamptz, 'infinity'), $6::timestamptz, $7::int)`
 
 // Due returns a page of the holds that are held, or have expired and were not swept, in the order in which they
-// fall due. It takes no lock, and runs on a replica. A page looks at no more than 10,000 holds, of whichever
-// tenant: it may have few holds, or none, and yet a Next.
+// fall due. A page looks at no more than 10,000 holds, of whichever tenant: it may show none, and have a Next.
+// It takes no lock, and runs on a replica.
 func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return DueList{}, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -214,21 +215,52 @@ func TestList_OfAClaimsKeyShowsAllThatHadIt(t *testing.T) {
 	history, err := f.book.History(t.Context(), f.pool, "", returned, "")
 	require.NoError(t, err)
 	require.Len(t, history, 3)
+}
 
-	// By the index, however many other holds there are.
-	conn, err := f.pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	for range 7 {
-		_, err = f.book.List(t.Context(), conn, holds.Filter{Claim: key})
+// By the index of ids, with a plan of whenever there were few, though the tenant has many holds.
+func TestList_OfAClaimsKeyReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
+	t.Parallel()
+	for _, analysed := range []bool{false, true} {
+		f := setUp(t, holds.Config{})
+		execute(t, f.pool, `alter table metered.holds set (autovacuum_enabled = off)`)
+		claim := func() {
+			h, err := f.claim(holds.Claim{Tenant: "crowd", Key: seat("a"), Holder: "ann"})
+			require.NoError(t, err)
+			_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+				return f.book.Release(ctx, tx, holds.Release{Tenant: "crowd", IDs: []string{h.ID}})
+			})
+			require.NoError(t, err)
+		}
+		claim()
+		f.crowd("room", 300, time.Hour, true)
+		conn, err := f.pool.Acquire(t.Context())
 		require.NoError(t, err)
+		defer conn.Release()
+		spied := spy{Querier: conn}
+		list := func(want int) {
+			page, err := f.book.List(t.Context(), &spied, holds.Filter{Tenant: "crowd", Claim: seat("a"), Max: 2})
+			require.NoError(t, err)
+			require.Len(t, page.Holds, want)
+		}
+		for range 7 {
+			list(1)
+		}
+		f.crowd("room", 30_000, 2*time.Hour, true)
+		claim()
+		claim()
+		f.clock.Advance(time.Second)
+		f.crowd("room", 30_000, 2*time.Hour, true)
+		if analysed {
+			execute(t, f.pool, `analyze metered.holds, metered.hold_lines`)
+		}
+		pgtest.FlushStatistics(t, conn)
+		const scans = `select seq_scan::int from pg_stat_user_tables where schemaname = 'metered' and relname = 'holds'`
+		before := queryRow[int](t, f.pool, scans)
+		list(2)
+		pgtest.FlushStatistics(t, conn)
+		require.Equal(t, before, queryRow[int](t, f.pool, scans))
+		require.Less(t, buffers(t, conn, strings.TrimSpace(spied.sql), spied.args...), 150)
 	}
-	f.crowd("room", 30_000, time.Hour, true)
-	spied := spy{Querier: conn}
-	page, err := f.book.List(t.Context(), &spied, holds.Filter{Claim: key})
-	require.NoError(t, err)
-	require.Len(t, page.Holds, 4)
-	require.Less(t, buffers(t, conn, spied.sql[1:], spied.args...), 150)
 }
 
 // Who is told who has a key is told it as Claimed would, of a claim that is held and of one that is confirmed;

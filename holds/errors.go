@@ -180,7 +180,7 @@ func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 // Code returns "hold_held", "hold_captured", "hold_released", "hold_expired" or "hold_returned".
 func (e *StateError) Code() string { return fault.Code(e.kind()) }
 
-// TakenError says until when a claim is taken; and by whom, if Claim.Reveal asked for it.
+// TakenError says until when a claim is taken, and not by whom, unless Claim.Reveal is set.
 type TakenError struct {
 	Key Key
 	// RetryAfter is the time until it falls free, unless its holder acts before. 0 if Confirmed: waiting
@@ -188,8 +188,7 @@ type TakenError struct {
 	RetryAfter time.Duration
 	// Confirmed: it was captured, and stays taken until it is given back.
 	Confirmed bool
-	// By is the active claim, with its ID, Holder and Deadline, if Claim.Reveal is set; else nil.
-	By *Hold
+	By        *Hold // the active claim, if Claim.Reveal is set
 }
 
 func (e *TakenError) Error() string {

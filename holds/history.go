@@ -156,8 +156,7 @@ func Rebuild(history []Event) (Hold, error) {
 	return RebuildFrom(Hold{}, history)
 }
 
-// RebuildFrom is Rebuild from a snapshot, which is a Hold of any call, and what happened since. Events that
-// the snapshot's Version has already are skipped.
+// RebuildFrom is Rebuild from a Hold of any call and what happened since. Earlier events are skipped.
 func RebuildFrom(snapshot Hold, later []Event) (Hold, error) {
 	h := snapshot
 	h.Lines, h.Created, h.Charges = slices.Clone(h.Lines), false, nil

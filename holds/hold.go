@@ -11,14 +11,13 @@ import (
 // State is what became of a hold.
 type State string
 
-// The states. A hold is held once, and ends once, as Captured, Released or Expired.
+// The states. A hold is held once, and ends once.
 const (
 	Held     State = "held"
 	Captured State = "captured"
 	Released State = "released"
 	Expired  State = "expired"
-	// Returned: it was captured, and all of it was given back since.
-	Returned State = "returned"
+	Returned State = "returned" // captured, and given back since
 )
 
 // states are the states as the tables store them; but for Returned, which is a c there, and marked.

@@ -22,8 +22,7 @@ type Cleanup struct {
 	Delay time.Duration
 	// Queue is the job's queue. Defaults to River's default queue.
 	Queue string
-	// MaxAttempts is how often the job is tried before it is discarded, up to 32,767. Defaults to River's: 25, or
-	// river.Config.MaxAttempts.
+	// MaxAttempts is how often the job is tried before it is discarded, up to 32,767. Defaults to River's, 25.
 	MaxAttempts int
 }
 
