@@ -245,10 +245,10 @@ func TestList_OfAClaimsKeyReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 		for range 7 {
 			list(1)
 		}
-		f.crowd("room", 30_000, 2*time.Hour, true)
-		claim()
-		claim()
-		f.clock.Advance(time.Second)
+		// It had many claims once, and since then others had theirs.
+		execute(t, f.pool, `insert into metered.holds (placed_at, deadline, due, ceiling, ended_at, version, state, pending, tenant, id, holder, claim, fingerprint, keys)
+			select placed_at, deadline, due, ceiling, ended_at, version, state, pending, tenant, left(id, 39) || to_char(g, 'fm00000'), holder, claim, fingerprint, keys
+			from metered.holds, generate_series(1, 3000) g where claim is not null`)
 		f.crowd("room", 30_000, 2*time.Hour, true)
 		if analysed {
 			execute(t, f.pool, `analyze metered.holds, metered.hold_lines`)
@@ -259,7 +259,7 @@ func TestList_OfAClaimsKeyReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 		list(2)
 		pgtest.FlushStatistics(t, conn)
 		require.Equal(t, before, queryRow[int](t, f.pool, scans))
-		require.Less(t, buffers(t, conn, strings.TrimSpace(spied.sql), spied.args...), 150)
+		require.Less(t, buffers(t, conn, strings.TrimSpace(spied.sql), spied.args...), 600, "all of the others' are 30,000")
 	}
 }
 
