@@ -183,7 +183,7 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, out.Holds, 3)
 	require.Equal(t, first.Holds[0].Deadline.Add(time.Minute), out.Holds[0].Deadline)
-	require.True(t, out.Holds[2].Returned)
+	require.Equal(t, holds.Returned, out.Holds[2].State)
 	usage, err := c.Budget.Usage(ctx, pool, budget.Query{Scope: "seat"})
 	require.NoError(t, err)
 	require.Zero(t, usage[0].Used)

@@ -1922,6 +1922,43 @@ begin
 end
 $$;
 
+-- Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those
+-- that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null);
+-- of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and
+-- last_no are where to go on, or null at the end. clk is what counts as now.
+create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
+    clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    h    record;
+    seen int := 0;
+begin
+    holds := '{}';
+    for h in
+        select y.no, y.due, y.tenant from metered.holds y
+        where y.pending and (y.due, y.no) > (after_due, after_no) and y.due < before
+        order by y.due, y.no limit 10000
+    loop
+        seen := seen + 1;
+        if h.tenant = coalesce(of_tenant, h.tenant) and (prefix = '' or exists (
+            select from metered.hold_lines l where l.hold = h.no and starts_with(l.scope, prefix))) then
+            holds := holds || metered.hold_json(h.no, clk);
+        end if;
+        if seen = 10000 or cardinality(holds) = max_rows then
+            last_due := h.due;
+            last_no := h.no;
+            return;
+        end if;
+    end loop;
+end
+$$;
+
 -- Marks swept holds as announced, and announces them to those who listen.
 create function metered.announced(nos bigint[], channel text) returns void
 language plpgsql volatile
@@ -1981,16 +2018,16 @@ begin
 end
 $$;
 
--- A hold as JSON. One that is due has expired, whether that is written down or not.
--- Inlined wherever it stands.
-create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz) returns json
+-- A hold as JSON. One that is due has expired, whether that is written down or not. reason is
+-- that of its release or return. A ceiling of infinity is none. Inlined wherever it stands.
+create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
     select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
         'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
-        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', h.ceiling,
+        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', nullif(h.ceiling, 'infinity'),
         'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
-        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'metadata', h.metadata, 'lines', lines)
+        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'reason', reason, 'metadata', h.metadata, 'lines', lines)
 $$;
 
 -- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
@@ -2014,7 +2051,9 @@ begin
         select metered.hold_as_json(h, (
             select json_agg(metered.line_json(l.scope, l.amount, l.captured,
                 case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded) order by l.scope)
-            from metered.hold_lines l where l.hold = h.no), clk)
+            from metered.hold_lines l where l.hold = h.no), clk,
+            case when h.state = 'r' or h.returned then (      -- its last transition
+                select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end)
         from metered.holds h where h.no = of_no);
 end
 $$;
@@ -2114,7 +2153,7 @@ begin
     if right(channel, 1) = '+' then
         channel := left(channel, -1);
         -- Three texts of 255 bytes, of which JSON makes 4,590 at most.
-        select y.no, y.state, json_build_object('state', y.state, 'holder', y.holder, 'deadline', y.deadline)::text as stands,
+        select y.no, y.state, json_build_object('state', case when y.returned then 'b' else y.state end, 'holder', y.holder, 'deadline', y.deadline)::text as stands,
             (select json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant', e.note ->> 'tenant',
                 'correlation', e.note ->> 'correlation', 'reason', e.note ->> 'reason'))::text
              from metered.hold_events e where e.hold = y.no and e.version = of_version) as note
@@ -2150,8 +2189,9 @@ $$;
 
 -- What place would refuse now, without a lock: status is taken, denied, or null where it would
 -- not, or where only place can tell: of what was placed before, and from an older snapshot.
-create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval,
-    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb)
+-- stored is who has what is taken, if reveal.
+create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
+    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb, out stored json)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -2166,12 +2206,13 @@ begin
     end if;
     if hold.claim is not null then
         at := metered.clock();
-        select h.state, h.holder, h.due into was
+        select h.no, h.state, h.holder, h.due into was
         from metered.holds h where h.claim = hold.claim and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
         if found then
             if was.state = 'c' or was.holder <> hold.holder then
                 status := 'taken';
                 deadline := case when was.state = 'h' then was.due end;
+                stored := case when reveal then metered.hold_json(was.no, at) end;
             end if;
             return;
         end if;
@@ -2184,13 +2225,13 @@ $$;
 -- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
 -- status: placed; same (placed before, with the same content: stored tells); conflict (with other
 -- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
--- null); denied.
+-- null; stored is their hold, if that is to be revealed); denied.
 --
 -- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
 -- id that was made up for this call is not looked for.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, channel text, raising boolean,
+    origin metered.origin, channel text, raising boolean, reveal boolean default false,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
 language plpgsql volatile
@@ -2224,8 +2265,8 @@ begin
             claimed := claimed or charge.scope = hold.claim and charge.held = 1;
         end if;
     end loop;
-    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= hold.lifetime
-        and hold.grace <= interval '3660 days' and hold.lifetime <= interval '3660 days'
+    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= coalesce(hold.lifetime, interval '3660 days')
+        and hold.grace <= interval '3660 days' and coalesce(hold.lifetime <= interval '3660 days', true)
         and octet_length(hold.tenant) <= 255 and octet_length(hold.id) between 1 and 255 and octet_length(hold.holder) <= 255
         and octet_length(hold.fingerprint) = 33 and coalesce(octet_length(hold.metadata::text) <= 65536, true)
         and metered.fits_origin(origin)) is not true then
@@ -2251,9 +2292,12 @@ begin
         unused := case when origin.operation is not null then metered.remember_hold(stored) end;
     end if;
     if status is not null then
+        if status = 'taken' and reveal then
+            stored := metered.hold_json(was.no, clk);
+        end if;
         if raising and status <> 'same' then
-            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = jsonb_build_object(
-                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint);
+            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object(
+                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint, 'hold', stored);
         end if;
         return;
     end if;
@@ -2271,7 +2315,7 @@ begin
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
             tenant, id, holder, claim, fingerprint, keys, metadata)
-        values (place.placed_at, place.deadline, place.placed_at + due_in, place.placed_at + hold.lifetime, hold.issued_at, 1, 'h',
+        values (place.placed_at, place.deadline, place.placed_at + due_in, coalesce(place.placed_at + hold.lifetime, 'infinity'), hold.issued_at, 1, 'h',
             hold.tenant, hold.id, hold.holder, hold.claim, hold.fingerprint, line_keys, hold.metadata)
         on conflict do nothing
         returning no into new_no;
@@ -2428,7 +2472,7 @@ $$;
 
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
 -- then their rows, by no. nos are in the order of ids. needs is the state that they
--- must be in, c or h; an h must not be due. States are read under the locks, as is clk.
+-- must be in, c or h, or * for either; an h must not be due. States are read under the locks, as is clk.
 -- If one of the holds does not do, failed is its id and status says why: unknown,
 -- retired, holder (which callers must not tell from unknown) or state.
 --
@@ -2458,7 +2502,7 @@ begin
         for no key update skip locked;
         if found then
             clk := metered.clock();     -- after the lock
-            if h.state = needs and (needs <> 'h' or h.due > clk) then
+            if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
                 nos := array[h.no];
                 keys := h.keys;
                 return;
@@ -2491,7 +2535,7 @@ begin
         -- One that took the id of one purged while this waited is not locked: it comes too late.
         select y.no, y.state, y.due into h from metered.holds y
         where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
-        if h.no is not null and h.state = needs and (needs <> 'h' or h.due > clk) then
+        if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
             nos[i] := h.no;
             continue;
         end if;
@@ -2657,7 +2701,7 @@ begin
         update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
             state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
         where h.no = k.nos[i]
-        returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk) into v, hold;
+        returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
         values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
@@ -2700,7 +2744,7 @@ begin
         where h.no = k.nos[i]
         returning h.version, metered.hold_as_json(h, (
             select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded) order by l.scope)
-            from metered.hold_lines l where l.hold = h.no), k.clk) into v, hold;
+            from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
         values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
@@ -2709,6 +2753,47 @@ begin
         end if;
         unused := case when origin.operation is not null then metered.remember_hold(hold) end;
     end loop;
+end
+$$;
+
+-- Releases holds, all or none: those that are held, and those that were captured, whose spending is
+-- given back as refund_holds does.
+create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
+    out refused json, out holds json[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    k   record;
+    one metered.hold_ids;
+    r   record;
+begin
+    k := metered.lock_holds(named, '*', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    begin
+        for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
+            one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);
+            if (select h.state from metered.holds h where h.no = k.nos[i]) = 'c' then
+                r := metered.refund_holds(one, null, false, wait_ms, origin, channel, false);
+            else
+                r := metered.release_holds(one, wait_ms, origin, channel, false);
+            end if;
+            if r.refused is not null then
+                refused := metered.refuse_hold(raising, r.refused);
+                raise exception using errcode = 'MT100';
+            end if;
+            holds := holds || r.holds;
+        end loop;
+    exception when sqlstate 'MT100' then
+        holds := null;
+    end;
 end
 $$;
 
@@ -3517,7 +3602,9 @@ select h.tenant,                                -- keeps the ids of tenants apar
     h.claim,                                    -- the scope of what is claimed, if it is a claim
     h.entity,                                   -- what a capture linked
     h.metadata,                                 -- of the caller
-    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units -- by scope
+    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope
+    case when h.state = 'r' or h.returned then (
+        select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
 from metered.holds h;
 
 -- What happened to holds, with words for the transitions.
@@ -3674,14 +3761,16 @@ comment on function metered.create_scopes(text[], int) is 'Declares that scopes 
 comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
 comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
 comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Ends up to max_holds holds that are due, after the one of these due time and no, and frees what they keep: those whose scopes and rows are to be had without waiting. nos are these; unless they are still to be announced (keep_pending) they are done with. seen is how many were due; the last of them is where to go on, if there may be more.';
+comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null); of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and last_no are where to go on, or null at the end. clk is what counts as now.';
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and announces them to those who listen.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
-comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval) is 'What place would refuse now, without a lock: status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot.';
-comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null); denied.';
+comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'What place would refuse now, without a lock: status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot. stored is who has what is taken, if reveal.';
+comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
+comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as refund_holds does.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling.';
 comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back what captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged; not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
 comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction; where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
@@ -3727,6 +3816,7 @@ comment on column metered.holds_words.claim is 'the scope of what is claimed, if
 comment on column metered.holds_words.entity is 'what a capture linked';
 comment on column metered.holds_words.metadata is 'of the caller';
 comment on column metered.holds_words.units is 'by scope';
+comment on column metered.holds_words.reason is 'why it was released or given back';
 comment on view metered.hold_events_words is 'What happened to holds, with words for the transitions.';
 comment on column metered.hold_events_words.tenant is 'of the hold';
 comment on column metered.hold_events_words.id is 'of the hold';
@@ -3749,17 +3839,17 @@ begin
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,
             capture_holds,charge,check_charge,check_limits,check_now,claim_job_key,clock,collided,complete_command,
-            consume_token,create_scopes,created_json,credit,due_after,entry_for_write,expire_and_check,
+            consume_token,create_scopes,created_json,credit,due_after,due_holds,entry_for_write,expire_and_check,
             expire_due,expire_hold,expire_rows,extend_holds,find_job_key,finish_command,first_due,first_for_write,
             fits,fits_origin,free_lines,fresh,held_here,hold_as_json,hold_json,inspect_token,judge,key_fits,
             last_entry,later_due,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_holds,lock_key,
             lock_keys,lock_place,lock_scopes,look_place,memory_kept,mint_tokens,missing_hold,missing_token,
             named_holds,next_entry,no_amount,one_snapshot,others_fall_due,overdue,place,placed_before,post,
             purge_holds,purge_job_keys,purge_operations,purge_scope,purge_tokens,raise_sequence,refund,
-            refund_hold,refund_holds,refunds_after,refuse_hold,refuse_stale,release_holds,release_lines,
-            remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,revoke_token,
-            revoke_tokens,scope_key,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,
-            unfinished,usage,with_absent,with_keys,write_charges,written_here}')
+            refund_hold,refund_holds,refunds_after,refuse_hold,refuse_stale,release_captured,release_holds,
+            release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
+            revoke_token,revoke_tokens,scope_key,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,
+            unbound_lock_wait,unfinished,usage,with_absent,with_keys,write_charges,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

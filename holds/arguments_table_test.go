@@ -144,8 +144,8 @@ func TestNew_RefusesWrongConfig(t *testing.T) {
 	ok := func(context.Context, pgx.Tx, holds.Transition) error { return nil }
 	for field, cfgs := range map[string][]holds.Config{
 		"Config.MinTTL":         {{MinTTL: -1}, {MinTTL: time.Millisecond - 1}, {MinTTL: 2 * time.Second, MaxTTL: time.Second}, {MaxTTL: -1}},
-		"Config.MaxTTL":         {{MaxTTL: 2 * time.Hour, MaxLifetime: time.Hour}},
-		"Config.MaxLifetime":    {{MaxLifetime: -1}, {MaxLifetime: holds.MaxMaxLifetime + 1}, {MaxTTL: holds.MaxMaxLifetime + 1}},
+		"Config.MaxTTL":         {{MaxTTL: 2 * time.Hour, MaxLifetime: time.Hour}, {NoCeiling: true, MaxTTL: holds.MaxMaxLifetime + 1}},
+		"Config.MaxLifetime":    {{MaxLifetime: -1}, {MaxLifetime: holds.MaxMaxLifetime + 1}, {MaxTTL: holds.MaxMaxLifetime + 1}, {NoCeiling: true, MaxLifetime: time.Hour}},
 		"Config.Subscribers[1]": {{Subscribers: []holds.Subscriber{ok, nil}}},
 	} {
 		for _, cfg := range cfgs {

@@ -22,6 +22,17 @@ type Config struct {
 	// MaxLifetime bounds how long after its placement a hold's deadline can be, up to MaxMaxLifetime.
 	// Defaults to 24h, or MaxTTL if that is longer.
 	MaxLifetime time.Duration
+
+	// NoCeiling lets Extend go on for ever, 10 years at a time. It excludes MaxLifetime. Defaults to false.
+	NoCeiling bool
+
+	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or refund one
+	// without naming it. For what a program does by itself make another Book. Defaults to false.
+	RequireHolder bool
+
+	// RequireActor refuses each write whose Note has no Actor. Defaults to false.
+	RequireActor bool
+
 	// Subscribers are called in order with every transition of this Book's calls, inside the call's
 	// transaction and a savepoint. An error, a panic or the end of ctx meanwhile takes the transition
 	// back, and fails the call. Who sweeps needs them too (see Sweep). Defaults to none.
@@ -98,6 +109,12 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if cfg.MaxTTL == 0 {
 		cfg.MaxTTL = max(DefaultMaxTTL, cfg.MinTTL)
 	}
+	if cfg.NoCeiling && cfg.MaxLifetime != 0 {
+		return nil, invalid("Config.MaxLifetime", "is set, and so is NoCeiling")
+	}
+	if cfg.NoCeiling {
+		cfg.MaxLifetime = MaxMaxLifetime // for MaxTTL
+	}
 	if cfg.MaxLifetime == 0 {
 		cfg.MaxLifetime = max(DefaultMaxLifetime, cfg.MaxTTL)
 	}
@@ -139,19 +156,30 @@ func (b *Book) channel() any {
 // made refuses the zero Book, which has no ledger.
 func (b *Book) made() error { return fault.Made(errArgument, "book", b != nil && b.ledger != nil) }
 
+// lifetime is what bounds a hold's deadline, or 0 for nothing.
+func (b *Book) lifetime() time.Duration {
+	if b.cfg.NoCeiling {
+		return 0
+	}
+	return b.cfg.MaxLifetime
+}
+
 func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	place, look, lockAll, capture, release, extend, refund, expire    string
-	get, claimed, claimedMany, list, history, sweep, announced, purge string
+	place, look, lockAll, capture, release, releaseCaptured, extend, refund, expire string
+	get, claimed, claimedMany, list, claims, due, history                           string
+	sweep, announced, purge                                                         string
 }
 
 func render(n schema.Name) statements {
 	return statements{
 		place: n.SQL(placeSQL), look: n.SQL(lookSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
-		extend: n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
-		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), claimedMany: n.SQL(claimedManySQL), list: n.SQL(listSQL), history: n.SQL(historySQL),
+		releaseCaptured: n.SQL(releaseCapturedSQL),
+		extend:          n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
+		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), claimedMany: n.SQL(claimedManySQL), list: n.SQL(listSQL),
+		claims: n.SQL(listClaimsSQL), due: n.SQL(dueSQL), history: n.SQL(historySQL),
 		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL),
 	}
 }

@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,7 +32,7 @@ var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverAll
 type Capture struct {
 	Tenant string
 	IDs    []string // up to MaxHolds of one tenant
-	Holder string   // must be the holder of each hold; defaults to "", not checked
+	Holder string   // must be the holder of each hold; defaults to "", not checked (Config.RequireHolder)
 	All    bool     // captures all that is held; either All or Lines is required
 	// Lines are what was used of each scope of a single hold; a scope left out was not used. Only
 	// OverIfFits reads Limits. Lines of a claim include its own unit (the one of Hold.Lines that is not in
@@ -75,7 +76,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	if err := checkText("Capture.Entity", c.Entity); err != nil {
 		return nil, err
 	}
-	if err := checkNote("Capture.Note", c.Note); err != nil {
+	if err := cmp.Or(b.required("Capture.Holder", c.Holder), b.checkNote("Capture.Note", c.Note)); err != nil {
 		return nil, err
 	}
 	policy, known := policies[c.Over]

@@ -48,7 +48,7 @@ func TestCapture_ChargesWhatWasUsedAndFreesTheRest(t *testing.T) {
 
 	hs, err = do(f, refund(f, "h1"))
 	require.NoError(t, err)
-	require.True(t, hs[0].Returned)
+	require.Equal(t, holds.Returned, hs[0].State)
 	used, _ = f.usage("gpu")
 	require.Zero(t, used)
 	_, err = do(f, refund(f, "h1"))

@@ -52,7 +52,28 @@ func holdIDs(tenant, holder string, ids []string) ledger.HoldIDs {
 	return h
 }
 
-func checkNote(field string, note budget.Note) error {
+// required refuses a call that names no holder, where Config demands one.
+func (b *Book) required(field, holder string) error {
+	if b.cfg.RequireHolder && holder == "" {
+		return invalid(field, "is empty, and Config.RequireHolder is set")
+	}
+	return nil
+}
+
+// anyHolder is the book without Config.RequireHolder, for the program's own workers.
+func (b *Book) anyHolder() *Book {
+	if b == nil || !b.cfg.RequireHolder {
+		return b
+	}
+	other := *b
+	other.cfg.RequireHolder = false
+	return &other
+}
+
+func (b *Book) checkNote(field string, note budget.Note) error {
+	if b.cfg.RequireActor && note.Actor == "" {
+		return invalid(field+".Actor", "is empty, and Config.RequireActor is set")
+	}
 	for _, f := range []struct{ name, text string }{
 		{".Actor", note.Actor}, {".Tenant", note.Tenant}, {".Correlation", note.Correlation}, {".Reason", note.Reason},
 	} {

@@ -38,6 +38,9 @@ type Claim struct {
 	Grace    time.Duration
 	Metadata json.RawMessage
 	Note     budget.Note
+
+	// Reveal has a *TakenError say who has the key, for callers who may know. Defaults to false.
+	Reveal bool
 }
 
 // Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while it is held
@@ -66,16 +69,21 @@ func (b *Book) prepareClaim(c Claim) (*call, error) {
 			return nil, invalid(index("Claim.Lines", i, ".Scope"), "is that of the claim")
 		}
 	}
-	sum := sha256.Sum256([]byte(scope))
 	return b.preparePlace(Request{
-		ID: fmt.Sprintf("%s%x_%s", claimPrefix, sum[:16], uuidv7.New()), Tenant: c.Tenant, Holder: c.Holder, Lines: lines, Charges: c.Charges,
-		TTL: c.TTL, Grace: c.Grace, Metadata: c.Metadata, Note: c.Note, claim: scope, key: c.Key,
+		ID: claimIDs(scope) + uuidv7.New(), Tenant: c.Tenant, Holder: c.Holder, Lines: lines, Charges: c.Charges,
+		TTL: c.TTL, Grace: c.Grace, Metadata: c.Metadata, Note: c.Note, claim: scope, key: c.Key, reveal: c.Reveal,
 	})
 }
 
 // claimPrefix begins the ids of claims. What follows is a digest of the key, "_" and
 // the UUID of the generation.
 const claimPrefix = "claim_"
+
+// claimIDs begins the ids of the claims of a key.
+func claimIDs(scope string) string {
+	sum := sha256.Sum256([]byte(scope))
+	return fmt.Sprintf("%s%x_", claimPrefix, sum[:16])
+}
 
 // issuedAt is the time that an id carries, if it does.
 func issuedAt(id string) *time.Time {

@@ -7,6 +7,8 @@
 //	          ├─── deadline ─▶ expired
 //	          └─── Extend ───▶ held, with a later deadline
 //
+// Refund gives back what was captured, and makes a captured hold Returned.
+//
 // Until Hold.Due its amounts count against every limit of its scopes. Afterwards they count no more,
 // whether a sweeper ran or not; Sweep and Expire clean up, and announce what ended by time. An ended hold
 // never comes back.

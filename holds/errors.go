@@ -131,7 +131,7 @@ type StateError struct {
 
 func (e *StateError) kind() error {
 	switch {
-	case e.State == Captured && e.Hold.Returned:
+	case e.State == Returned:
 		return ErrReturned
 	case e.State == Captured:
 		return ErrCaptured
@@ -149,11 +149,12 @@ func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
 func (e *StateError) Code() string { return fault.Code(e.kind()) }
 
-// TakenError says until when a claim is taken, and not by whom.
+// TakenError says until when a claim is taken, and not by whom, unless Claim.Reveal is set.
 type TakenError struct {
 	Key        Key
 	RetryAfter time.Duration // until it falls free, unless its holder acts before; 0 if Confirmed: waiting does not help
 	Confirmed  bool          // it was captured, and stays taken until it is given back
+	By         *Hold         // the active claim, if Claim.Reveal is set
 }
 
 func (e *TakenError) Error() string {
@@ -235,14 +236,14 @@ func refused(answer []byte) error {
 	case "conflict":
 		return ErrConflict
 	case "taken":
-		return taken(Key{}, a.RetryUS)
+		return taken(Key{}, a.RetryUS, a.Hold)
 	case "state", "returned":
 		e := &StateError{ID: a.ID, State: states[a.State]}
 		if err := e.Hold.decode(a.Hold); err != nil {
 			return err
 		}
-		if a.Status == "returned" {
-			e.State = Captured
+		if e.Hold.State == Returned {
+			e.State = Returned
 		}
 		return e
 	case "line":
@@ -268,9 +269,17 @@ func refused(answer []byte) error {
 	return fmt.Errorf("holds: the schema answers %q, which this build does not know", a.Status)
 }
 
-func taken(key Key, retryUS *int64) error {
-	if retryUS == nil {
-		return &TakenError{Key: key, Confirmed: true}
+// taken is a *TakenError. by is the active claim as JSON, if that is to be known.
+func taken(key Key, retryUS *int64, by []byte) error {
+	e := &TakenError{Key: key, Confirmed: retryUS == nil}
+	if retryUS != nil {
+		e.RetryAfter = time.Duration(*retryUS) * time.Microsecond
 	}
-	return &TakenError{Key: key, RetryAfter: time.Duration(*retryUS) * time.Microsecond}
+	if len(by) > 0 && string(by) != "null" {
+		e.By = new(Hold)
+		if err := e.By.decode(by); err != nil {
+			return err
+		}
+	}
+	return e
 }

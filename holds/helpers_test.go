@@ -186,6 +186,15 @@ func rebuilds(t require.TestingT, ctx context.Context, book *holds.Book, db hold
 	want, err := holds.Rebuild(history)
 	require.NoError(t, err)
 	require.Equal(t, h.Version, want.Version)
+	for i := range history { // from any snapshot it is the same
+		snapshot, err := holds.Rebuild(history[:i+1])
+		require.NoError(t, err)
+		snapshot.Created, snapshot.Charges = true, []budget.Posted{{}} // as the call that placed it says
+		from, err := holds.RebuildFrom(snapshot, history[i/2:])
+		require.NoError(t, err)
+		from.Now = want.Now
+		require.Equal(t, want, from)
+	}
 	if h.State == holds.Expired && want.State == holds.Held {
 		require.False(t, h.Now.Before(want.Due))
 		want.State, want.EndedAt = holds.Expired, want.Due

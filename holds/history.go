@@ -142,23 +142,50 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 // Rebuild makes a hold from its whole history: what Get returned after the last event, with that event's
 // time as Now. A history with gaps or contradictions is an error.
 func Rebuild(history []Event) (Hold, error) {
-	var h Hold
-	for i, e := range history {
-		if e.Version != i+1 || (e.Kind == EventPlaced) != (i == 0) || e.Kind == EventPlaced && e.placed == nil {
+	if len(history) == 0 {
+		return Hold{}, invalid("history", "is empty")
+	}
+	return RebuildFrom(Hold{}, history)
+}
+
+// RebuildFrom is Rebuild from a Hold of any call and what happened since. Earlier events are skipped.
+func RebuildFrom(snapshot Hold, later []Event) (Hold, error) {
+	h := snapshot
+	h.Lines, h.Created, h.Charges = slices.Clone(h.Lines), false, nil
+	for _, e := range later {
+		if snapshot.Version > 0 && (e.Tenant != h.Tenant || e.ID != h.ID) {
+			return Hold{}, fmt.Errorf("holds: the history is of %q, and the snapshot of %q", e.ID, h.ID)
+		}
+		if e.Version <= snapshot.Version && e.Version > 0 {
+			continue
+		}
+		if e.Version != h.Version+1 || (e.Kind == EventPlaced) != (h.Version == 0) || e.Kind == EventPlaced && e.placed == nil {
 			return Hold{}, fmt.Errorf("holds: the history of %q is not whole at version %d", e.ID, e.Version)
 		}
-		if i > 0 && h.State != Held && e.Kind != EventReturned && e.Kind != EventReturnedPart {
-			return Hold{}, fmt.Errorf("holds: %q was %s after it had ended", e.ID, e.Kind)
+		if h.State == Expired && h.Version == snapshot.Version {
+			h.revive()
+		}
+		from := Held
+		if e.Kind == EventReturned || e.Kind == EventReturnedPart {
+			from = Captured
+		}
+		if h.Version > 0 && h.State != from {
+			return Hold{}, fmt.Errorf("holds: %q was %s while it was %s", e.ID, e.Kind, h.State)
 		}
 		h.Version, h.Now = e.Version, e.At
 		if err := h.apply(e); err != nil {
 			return Hold{}, err
 		}
 	}
-	if len(history) == 0 {
-		return Hold{}, invalid("history", "is empty")
-	}
 	return h, nil
+}
+
+// revive makes a hold held again that was read when its time was over, and that was not recorded yet.
+func (h *Hold) revive() {
+	h.State, h.EndedAt = Held, time.Time{}
+	for i, l := range h.Lines {
+		h.Lines[i].Open = max(0, l.Amount-l.Captured)
+	}
 }
 
 // apply makes of a hold what it is after the event.
@@ -169,7 +196,9 @@ func (h *Hold) apply(e Event) error {
 		grace := time.Duration(p.GraceUS) * time.Microsecond
 		h.Tenant, h.ID, h.Holder, h.State, h.PlacedAt = e.Tenant, e.ID, p.Holder, Held, e.At
 		h.Deadline, h.Due = e.Deadline, e.Deadline.Add(grace)
-		h.Ceiling = e.At.Add(time.Duration(p.LifetimeUS) * time.Microsecond)
+		if p.LifetimeUS > 0 {
+			h.Ceiling = e.At.Add(time.Duration(p.LifetimeUS) * time.Microsecond)
+		}
 		h.Lines = slices.Clone(p.Lines)
 		slices.SortFunc(h.Lines, func(a, b HeldLine) int { return cmp.Compare(a.Scope, b.Scope) })
 		h.Metadata = e.Metadata
@@ -200,6 +229,7 @@ func (h *Hold) apply(e Event) error {
 		}
 	case EventReleased:
 		h.end(Released, e.At)
+		h.Reason = e.Note.Reason
 	case EventExpired:
 		h.end(Expired, h.Due)
 	case EventReturnedPart:
@@ -211,7 +241,7 @@ func (h *Hold) apply(e Event) error {
 			}
 		}
 	case EventReturned:
-		h.Returned = true
+		h.State, h.Reason = Returned, e.Note.Reason
 		for i := range h.Lines {
 			all := h.Lines[i].Captured
 			for _, kept := range e.Skipped {

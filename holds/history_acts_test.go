@@ -58,6 +58,10 @@ func (h *history) somewhat() (charges []budget.Charge) {
 	return charges
 }
 
+func (h *history) reason() budget.Note {
+	return budget.Note{Reason: rapid.SampledFrom([]string{"", "payment_failed"}).Draw(h.T, "reason")}
+}
+
 func (h *history) ttl() time.Duration { return h.duration("ttl", 2, 5, 10, 30) }
 
 func (h *history) grace() time.Duration {
@@ -97,7 +101,7 @@ func (h *history) place() {
 		}
 	}
 	n := len(h.m.holds)
-	want, wantErr := h.m.place(h.now, r, nil, "")
+	want, wantErr := h.m.place(h.now, r, nil, "", false)
 	got, err := h.f.book.Place(h.ctx(), h.tx, r)
 	h.compareError(wantErr, err)
 	h.comparePlaced(want, got, len(h.m.holds) > n)
@@ -105,14 +109,14 @@ func (h *history) place() {
 
 func (h *history) claim() {
 	c := holds.Claim{Tenant: h.tenant, Key: holds.Key{Type: "seat", Value: fmt.Sprint(h.int("seat", 1, 2))},
-		Holder: rapid.SampledFrom([]string{"ann", "ben"}).Draw(h.T, "claimant"), TTL: h.ttl(), Grace: h.grace()}
+		Holder: rapid.SampledFrom([]string{"ann", "ben"}).Draw(h.T, "claimant"), TTL: h.ttl(), Grace: h.grace(), Reveal: rapid.Bool().Draw(h.T, "reveal")}
 	if h.once("with a line", 3) {
 		c.Lines = []holds.Line{{Scope: h.scopes[0], Amount: 1, Limits: h.limits(h.scopes[0])}}
 	}
 	scope := claimScope(c.Tenant, c.Key)
 	r := holds.Request{Tenant: c.Tenant, ID: "a claim", Holder: c.Holder, Lines: c.Lines, TTL: c.TTL, Grace: c.Grace}
 	n := len(h.m.holds)
-	want, wantErr := h.m.place(h.now, r, &c.Key, scope)
+	want, wantErr := h.m.place(h.now, r, &c.Key, scope, c.Reveal)
 	got, err := h.f.book.Claim(h.ctx(), h.tx, c)
 	h.compareError(wantErr, err)
 	created := len(h.m.holds) > n
@@ -220,7 +224,7 @@ func hasLine(hold *mHold, scope string) bool {
 }
 
 func (h *history) release() {
-	r := holds.Release{Tenant: h.tenant, IDs: h.ids()}
+	r := holds.Release{Tenant: h.tenant, IDs: h.ids(), Captured: h.once("captured too", 3), Note: h.reason()}
 	r.Holder = h.who(r.IDs)
 	want, wantErr := h.m.release(h.now, r)
 	got, err := h.f.book.Release(h.ctx(), h.tx, r)
@@ -236,7 +240,7 @@ func (h *history) extend() {
 }
 
 func (h *history) refund() {
-	r := holds.Refund{Tenant: h.tenant, IDs: h.ids(), All: true}
+	r := holds.Refund{Tenant: h.tenant, IDs: h.ids(), All: true, Note: h.reason()}
 	r.Holder = h.who(r.IDs)
 	want, wantErr := h.m.refund(h.now, r)
 	got, err := h.f.book.Refund(h.ctx(), h.tx, r)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -177,8 +178,53 @@ func (h *history) check() []holds.Hold {
 		want = append(want, h.m.holds[i].view(h.now))
 	}
 	require.Equal(h, want, list.Holds)
+	h.checkDue()
 	checkSums(h, h.ctx(), h.conn, h.tenant+"/%")
 	return list.Holds
+}
+
+// checkDue compares with the model what is due, a page at a time.
+func (h *history) checkDue() {
+	f := holds.DueFilter{Tenant: h.tenant, ScopePrefix: rapid.SampledFrom([]string{"", h.tenant + "/", h.scopes[1], h.scopes[2] + "x"}).Draw(h.T, "prefix"),
+		State: rapid.SampledFrom([]holds.State{"", holds.Held, holds.Expired}).Draw(h.T, "state"), Max: int(h.int("page", 1, 3))}
+	if h.once("before", 3) {
+		f.Before = h.now.Add(h.duration("before", -5, 0, 5, 30))
+	}
+	var want []string
+	for _, i := range h.m.byDue() {
+		hold := &h.m.holds[i]
+		view := hold.view(h.now)
+		scoped := slices.ContainsFunc(hold.lines, func(l mLine) bool { return strings.HasPrefix(l.scope, f.ScopePrefix) })
+		// A sweep sees none that ended by a clock that was ahead, until it is due again.
+		seen := f.State == "" || view.State == f.State && (f.State == holds.Held || !hold.due.After(h.now))
+		if hold.pending && scoped && seen && (f.Before.IsZero() || hold.due.Before(f.Before)) {
+			want = append(want, hold.id)
+		}
+	}
+	var got []string
+	for {
+		page, err := h.f.book.Due(h.ctx(), h.conn, f)
+		require.NoError(h, err)
+		require.LessOrEqual(h, len(page.Holds), f.Max)
+		for _, hold := range page.Holds {
+			require.Equal(h, h.m.find(hold.ID).view(h.now), hold)
+			got = append(got, hold.ID)
+		}
+		if f.After = page.Next; page.Next == "" {
+			break
+		}
+	}
+	require.Equal(h, want, got)
+}
+
+// byDue are the holds by when they are due.
+func (m *model) byDue() []int {
+	order := make([]int, len(m.holds))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return m.holds[a].due.Compare(m.holds[b].due) })
+	return order
 }
 
 func (h *history) compareUsage() {

@@ -17,10 +17,11 @@ const (
 	Captured State = "captured"
 	Released State = "released"
 	Expired  State = "expired"
+	Returned State = "returned" // captured, and given back since
 )
 
-// states are the states as the tables store them.
-var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired}
+// states are the states as the tables store them; but for Returned, which is a c there, and marked.
+var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired, "b": Returned}
 
 // Hold is a reservation as it stood at Now. One whose time is over is Expired, whether a sweeper ran or
 // not.
@@ -34,14 +35,14 @@ type Hold struct {
 	PlacedAt time.Time `json:"placed_at"`
 	Deadline time.Time `json:"deadline"`          // when it expires, unless it is extended
 	Due      time.Time `json:"due"`               // Deadline plus Request.Grace: until then units are kept and can be captured
-	Ceiling  time.Time `json:"ceiling"`           // the latest Deadline that Extend can lead to
+	Ceiling  time.Time `json:"ceiling,omitzero"`  // the latest Deadline that Extend can lead to; zero if there is none
 	EndedAt  time.Time `json:"ended_at,omitzero"` // when it was captured or released, or Due if it expired; else zero
 	Now      time.Time `json:"now"`               // the database's clock when the hold was read
 
 	Lines    []HeldLine      `json:"lines"`              // what it keeps, by scope
 	Claim    *Key            `json:"claim,omitempty"`    // what is claimed, if it is a claim
 	Entity   string          `json:"entity,omitempty"`   // what a capture linked
-	Returned bool            `json:"returned,omitempty"` // Refund has given back what it captured
+	Reason   string          `json:"reason,omitempty"`   // Note.Reason of what Released or Returned it
 	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
 	// Created is true only in the answer of the Place or command that placed the hold, not in a repetition.
 	Created bool            `json:"created,omitempty"`
@@ -72,34 +73,44 @@ func (h Hold) Remaining() time.Duration {
 // with its charges.
 func (h *Hold) decode(b []byte) error {
 	var row struct {
-		Tenant, ID, Holder, State   string
-		Version                     int
-		PlacedAt                    time.Time  `json:"placed_at"`
-		EndedAt                     *time.Time `json:"ended_at"`
-		Deadline, Due, Ceiling, Now time.Time
-		Claim, Entity               *string
-		Returned, Created           bool
-		Metadata                    json.RawMessage
-		Lines                       []HeldLine
-		Charges                     []budget.Posted
+		Tenant, ID, Holder, State string
+		Version                   int
+		PlacedAt                  time.Time  `json:"placed_at"`
+		EndedAt                   *time.Time `json:"ended_at"`
+		Ceiling                   *time.Time
+		Deadline, Due, Now        time.Time
+		Claim, Entity, Reason     *string
+		Returned, Created         bool
+		Metadata                  json.RawMessage
+		Lines                     []HeldLine
+		Charges                   []budget.Posted
 	}
 	if err := json.Unmarshal(b, &row); err != nil {
 		return fmt.Errorf("holds: read a hold: %w", err)
 	}
 	*h = Hold{
 		Tenant: row.Tenant, ID: row.ID, Holder: row.Holder, State: states[row.State], Version: row.Version,
-		PlacedAt: row.PlacedAt.UTC(), Deadline: row.Deadline.UTC(), Due: row.Due.UTC(), Ceiling: row.Ceiling.UTC(), Now: row.Now.UTC(),
-		Lines: row.Lines, Returned: row.Returned, Created: row.Created,
+		PlacedAt: row.PlacedAt.UTC(), Deadline: row.Deadline.UTC(), Due: row.Due.UTC(), Now: row.Now.UTC(),
+		Lines: row.Lines, Created: row.Created,
+	}
+	if row.Returned {
+		h.State = Returned
 	}
 	for _, c := range row.Charges {
 		c.At = c.At.UTC()
 		h.Charges = append(h.Charges, c)
+	}
+	if row.Ceiling != nil {
+		h.Ceiling = row.Ceiling.UTC()
 	}
 	if row.EndedAt != nil {
 		h.EndedAt = row.EndedAt.UTC()
 	}
 	if row.Entity != nil {
 		h.Entity = *row.Entity
+	}
+	if row.Reason != nil {
+		h.Reason = *row.Reason
 	}
 	if string(row.Metadata) != "null" {
 		h.Metadata = row.Metadata

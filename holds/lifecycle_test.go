@@ -113,11 +113,11 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	f.verify()
 	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
-	require.Equal(t, holds.SweepReport{Expired: 1, Batches: 1}, report)
+	require.Equal(t, holds.SweepReport{Expired: 1, Batches: 1, ScannedAt: f.clock.Now()}, report)
 	f.clock.Advance(time.Minute)
 	report, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
-	require.Equal(t, holds.SweepReport{Expired: 1, Batches: 1}, report)
+	require.Equal(t, holds.SweepReport{Expired: 1, Batches: 1, ScannedAt: f.clock.Now()}, report)
 	f.verify()
 }
 
@@ -320,7 +320,7 @@ func TestSweep_TakesNoMoreThan2000LocksAtATime(t *testing.T) {
 	f.clock.Advance(time.Hour)
 	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
-	require.Equal(t, holds.SweepReport{Expired: 50, Batches: 2}, report)
+	require.Equal(t, holds.SweepReport{Expired: 50, Batches: 2, ScannedAt: f.clock.Now()}, report)
 	require.Equal(t, slices.Concat(slices.Repeat([]int{2000}, 40), slices.Repeat([]int{500}, 10)), locks)
 	f.sums()
 }

@@ -60,7 +60,7 @@ func (m *model) charges(now time.Time, charges []budget.Charge) error {
 }
 
 // place returns the hold that there is with that id, or claim, or makes one.
-func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimScope string) (*mHold, error) {
+func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimScope string, reveal bool) (*mHold, error) {
 	print := fingerprint(r, claim)
 	was := m.find(r.ID)
 	if claim != nil {
@@ -76,6 +76,10 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 			taken := &holds.TakenError{Key: *claim, Confirmed: was.state == holds.Captured}
 			if !taken.Confirmed {
 				taken.RetryAfter = was.due.Sub(now)
+			}
+			if reveal {
+				by := was.view(now)
+				taken.By = &by
 			}
 			return nil, taken
 		}
@@ -190,10 +194,23 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 }
 
 func (m *model) release(now time.Time, r holds.Release) ([]*mHold, error) {
-	found, err := m.named(now, r.IDs, r.Holder, holds.Held)
+	needs := []holds.State{holds.Held}
+	if r.Captured {
+		needs = append(needs, holds.Captured, holds.Returned)
+	}
+	found, err := m.named(now, r.IDs, r.Holder, needs...)
 	for _, h := range found {
+		if h.returned {
+			return nil, stateError(h, now)
+		}
+	}
+	for _, h := range found {
+		if h.state == holds.Captured {
+			m.giveBack(h, now, r.Note.Reason)
+			continue
+		}
 		m.free(h, now, nil)
-		h.state, h.ended, h.pending = holds.Released, now, false
+		h.state, h.ended, h.pending, h.reason = holds.Released, now, false, r.Note.Reason
 		h.version++
 	}
 	return found, err
@@ -217,22 +234,26 @@ func (m *model) extend(now time.Time, e holds.Extend) ([]*mHold, error) {
 }
 
 func (m *model) refund(now time.Time, r holds.Refund) ([]*mHold, error) {
-	found, err := m.named(now, r.IDs, r.Holder, holds.Captured)
+	found, err := m.named(now, r.IDs, r.Holder, holds.Captured, holds.Returned)
 	for _, h := range m.holds { // in the order in which they were placed
 		if h.returned && slices.ContainsFunc(found, func(f *mHold) bool { return f.id == h.id }) {
 			return nil, stateError(&h, now)
 		}
 	}
 	for _, h := range found {
-		for _, ref := range h.spent {
-			m.entry(ref.scope, now)
-			c := &m.scopes[ref.scope].charges[ref.charge]
-			c.refunded = c.amount
-		}
-		h.returned = true
-		h.version++
+		m.giveBack(h, now, r.Note.Reason)
 	}
 	return found, err
+}
+
+func (m *model) giveBack(h *mHold, now time.Time, reason string) {
+	for _, ref := range h.spent {
+		m.entry(ref.scope, now)
+		c := &m.scopes[ref.scope].charges[ref.charge]
+		c.refunded = c.amount
+	}
+	h.returned, h.reason = true, reason
+	h.version++
 }
 
 func (m *model) expireOne(now time.Time, e holds.Expire) (*mHold, holds.ExpireStatus, error) {

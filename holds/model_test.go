@@ -36,6 +36,7 @@ type mLine struct {
 // mHold is a hold as it is written down: one that is due may not have been ended yet.
 type mHold struct {
 	tenant, id, holder, entity, print string
+	reason                            string
 	metadata                          json.RawMessage
 	claim                             *holds.Key
 	state                             holds.State
@@ -222,7 +223,10 @@ func (m *model) free(h *mHold, now time.Time, scopes []string) {
 // view is a hold as it is read at a time.
 func (h *mHold) view(now time.Time) holds.Hold {
 	v := holds.Hold{Tenant: h.tenant, ID: h.id, Holder: h.holder, State: h.state, Version: h.version, PlacedAt: h.placed, Deadline: h.deadline,
-		Due: h.due, Ceiling: h.ceiling, EndedAt: h.ended, Now: now, Claim: h.claim, Entity: h.entity, Returned: h.returned, Metadata: h.metadata}
+		Due: h.due, Ceiling: h.ceiling, EndedAt: h.ended, Now: now, Claim: h.claim, Entity: h.entity, Reason: h.reason, Metadata: h.metadata}
+	if h.returned {
+		v.State = holds.Returned
+	}
 	if h.state == holds.Held && !h.due.After(now) {
 		v.State, v.EndedAt = holds.Expired, h.due
 	}
@@ -240,7 +244,7 @@ func (h *mHold) view(now time.Time) holds.Hold {
 }
 
 // named are the holds of a call, or why it is refused.
-func (m *model) named(now time.Time, ids []string, holder string, needs holds.State) ([]*mHold, error) {
+func (m *model) named(now time.Time, ids []string, holder string, needs ...holds.State) ([]*mHold, error) {
 	var found []*mHold
 	for _, id := range ids {
 		h := m.find(id)
@@ -250,7 +254,7 @@ func (m *model) named(now time.Time, ids []string, holder string, needs holds.St
 		found = append(found, h)
 	}
 	for _, h := range found {
-		if h.view(now).State != needs {
+		if !slices.Contains(needs, h.view(now).State) {
 			return nil, stateError(h, now)
 		}
 	}

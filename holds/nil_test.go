@@ -28,7 +28,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Methods(t, book, map[string][]any{
 		"Place": {tx, request}, "Claim": {tx, claim}, "Capture": {tx, capture}, "Release": {tx, release}, "Extend": {tx, extend}, "Refund": {tx, refund},
 		"Expire": {tx, holds.Expire{ID: "a", Deadline: time.Unix(1, 0)}},
-		"Get":    {tx, "", "a", ""}, "History": {tx, "", "a", ""}, "List": {tx, holds.Filter{}},
+		"Get":    {tx, "", "a", ""}, "History": {tx, "", "a", ""}, "List": {tx, holds.Filter{}}, "Due": {tx, holds.DueFilter{}},
 		"Claimed": {tx, "", claim.Key}, "ClaimedMany": {tx, "", claim.Key},
 		"Sweep": {pool, holds.SweepOptions{}}, "Purge": {pool, holds.PurgeOptions{}}, "Listen": {pool, holds.ListenOptions{}, handle},
 		"Channel": {},

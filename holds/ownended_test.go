@@ -118,7 +118,7 @@ func TestRefund_OfTheRestOfAPurgedChargeKeepsWhatWasGivenBack(t *testing.T) {
 		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h"}, All: true, SkipPurged: true})
 	})
 	require.NoError(t, err)
-	require.True(t, hs[0].Returned)
+	require.Equal(t, holds.Returned, hs[0].State)
 	f.verify()
 	require.Equal(t, int64(4), hs[0].Lines[0].Refunded)
 }

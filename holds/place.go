@@ -42,18 +42,19 @@ type Request struct {
 	Metadata json.RawMessage // JSON of yours, up to MaxMetadataBytes; defaults to none
 	Note     budget.Note     // is recorded in the history, and with the ledger's entries; defaults to none
 
-	// claim is the scope of what is claimed, and key what that is. Set by Claim.
-	claim string
-	key   Key
+	// claim is the scope of what is claimed, key what that is, and reveal Claim.Reveal. Set by Claim.
+	claim  string
+	key    Key
+	reveal bool
 }
 
 const placeSQL = `
 select status, placed_at, deadline, seqs, ats, denied, stored
-from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool)`
+from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool)`
 
 const lookSQL = `
-select status, at, deadline, denied
-from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval)`
+select status, at, deadline, denied, stored
+from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::bool)`
 
 // Place reserves the amounts of all lines and makes all charges, in one round trip. Holds that are due count as free;
 // Place ends those whose room it needs.
@@ -90,7 +91,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	}
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
-		TTL: r.TTL, Grace: r.Grace, Lifetime: b.cfg.MaxLifetime, Metadata: string(r.Metadata),
+		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata),
 	}
 	locks := priced.Locks
 	if chosen {
@@ -105,11 +106,11 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		SQL: b.sql.place, Locks: locks, Queries: priced.Queries, Tell: b.teller(EventPlaced, r.Note),
 		Placing: &ledger.Placing{
 			ID: r.ID, Queries: priced.Queries, Identity: identity, LookSQL: b.sql.look,
-			LookArgs: func() []any { return []any{hold.String(), ledger.Charges(charges), priced.Tolerance} },
+			LookArgs: func() []any { return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, r.reveal} },
 			Looked:   func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising}
+			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row) },
 	}, nil
@@ -118,6 +119,9 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 // check validates a request, and fills what it leaves open.
 func (b *Book) check(r *Request) (*charging, error) {
 	if err := checkNames(r.Tenant, r.Holder, r.ID); err != nil {
+		return nil, err
+	}
+	if err := b.required("Request.Holder", r.Holder); err != nil {
 		return nil, err
 	}
 	if len(r.Lines) == 0 {
@@ -144,7 +148,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 	if r.Metadata != nil && (!json.Valid(r.Metadata) || !utf8.Valid(r.Metadata)) {
 		return nil, invalid("Request.Metadata", "is not JSON")
 	}
-	if err := checkNote("Request.Note", r.Note); err != nil {
+	if err := b.checkNote("Request.Note", r.Note); err != nil {
 		return nil, err
 	}
 	charges := make([]budget.Charge, 0, len(r.Lines)+len(r.Charges))
@@ -173,23 +177,23 @@ func (b *Book) check(r *Request) (*charging, error) {
 func looked(priced *charging, key Key, row pgx.Row) (refusal, err error) {
 	var status *string
 	var at, deadline *time.Time
-	var denied []byte
-	if err := row.Scan(&status, &at, &deadline, &denied); err != nil || status == nil {
+	var denied, by []byte
+	if err := row.Scan(&status, &at, &deadline, &denied, &by); err != nil || status == nil {
 		return nil, err
 	}
 	if *status == "denied" {
 		return priced.Denied(denied), nil
 	}
-	return takenUntil(key, at, deadline), nil
+	return takenUntil(key, at, deadline, by), nil
 }
 
 // takenUntil is the refusal of a claim that is taken until its deadline, or for good without one.
-func takenUntil(key Key, at, deadline *time.Time) error {
+func takenUntil(key Key, at, deadline *time.Time, by []byte) error {
 	if deadline == nil {
-		return taken(key, nil)
+		return taken(key, nil, by)
 	}
 	after := deadline.Sub(*at).Microseconds()
-	return taken(key, &after)
+	return taken(key, &after, by)
 }
 
 // placeFailed turns an error of Postgres into that of Place.
@@ -224,7 +228,7 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row) ([]Hold, err
 	case "denied":
 		return nil, priced.Denied(denied)
 	case "taken":
-		return nil, takenUntil(r.key, at, deadline)
+		return nil, takenUntil(r.key, at, deadline, same)
 	case "same":
 		var h Hold
 		if err := h.decode(same); err != nil {
@@ -240,8 +244,11 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row) ([]Hold, err
 	}
 	h := Hold{
 		Tenant: r.Tenant, ID: r.ID, Holder: r.Holder, State: Held, Version: 1, Created: true,
-		PlacedAt: at.UTC(), Deadline: deadline.UTC(), Due: deadline.Add(r.Grace).UTC(), Ceiling: at.Add(b.cfg.MaxLifetime).UTC(), Now: at.UTC(),
+		PlacedAt: at.UTC(), Deadline: deadline.UTC(), Due: deadline.Add(r.Grace).UTC(), Now: at.UTC(),
 		Lines: heldLines(priced.Charges), Metadata: r.Metadata,
+	}
+	if lifetime := b.lifetime(); lifetime > 0 {
+		h.Ceiling = at.Add(lifetime).UTC()
 	}
 	if r.claim != "" {
 		h.Claim = &r.key

@@ -19,6 +19,7 @@ func init() {
 	lend.ReleaseHolds, lend.ExtendHolds, lend.RefundHolds = (*Book).prepareRelease, (*Book).prepareExtend, (*Book).prepareRefund
 	lend.BookSchema = func(b *Book) schema.Name { return b.schema }
 	lend.UnknownHold = unknown
+	lend.AnyHolder = (*Book).anyHolder
 	lend.DecodeHold = func(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
 }
 
@@ -46,8 +47,11 @@ func (b *Book) teller(kind EventKind, note budget.Note) func(context.Context, pg
 				continue
 			}
 			kind := kind
-			if kind == EventReturned && !h.Returned {
+			switch {
+			case kind == EventReturned && h.State != Returned:
 				kind = EventReturnedPart
+			case kind == EventReleased && h.State == Returned: // Release.Captured
+				kind = EventReturned
 			}
 			if err := b.tell(ctx, tx, Transition{Kind: kind, Hold: h, Note: note}); err != nil {
 				return err

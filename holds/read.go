@@ -50,6 +50,7 @@ type Filter struct {
 	Entity string
 	State  State
 	Scope  string // selects holds with a line of this scope
+	Claim  Key    // selects the claims of this key, ended ones too
 	Before int64  // continues a list: Listed.Next of the page before; defaults to the newest
 	Max    int    // the size of a page, 1 to MaxPage; defaults to DefaultPage
 }
@@ -60,53 +61,43 @@ type Listed struct {
 	Next  int64  `json:"next,omitempty"` // continues the list, as Filter.Before; 0 at its end
 }
 
+const listFilterSQL = `
+    and ($2 = '' or h.holder = $2) and ($3 = '' or h.entity = $3)
+    and ($4 = '' or $4 = case when h.state = 'h' and h.due <= $8 then 'x' when h.returned then 'b' else h.state::text end)
+    and ($5 = '' or (select l.hold from metered.hold_lines l where l.hold = h.no and l.scope = $5) is not null)`
+
 const listSQL = `
 select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
-where h.tenant = $1 and h.no < $6
-    and ($2 = '' or h.holder = $2) and ($3 = '' or h.entity = $3)
-    and ($4 = '' or $4 = case when h.state = 'h' and h.due <= $8 then 'x' else h.state::text end)
-    and ($5 = '' or (select l.hold from metered.hold_lines l where l.hold = h.no and l.scope = $5) is not null)
+where h.tenant = $1 and h.no < $6` + listFilterSQL + `
 order by h.no desc limit $7`
 
+// The ids of a key's claims have a prefix in common, by which they are found, and then sorted: "+ 0" keeps the
+// planner from reading all holds in the order of their numbers.
+const listClaimsSQL = `
+select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
+where h.tenant = $1 and h.id >= $9 and h.id < $10 and h.claim = $11 and h.no < $6` + listFilterSQL + `
+order by h.no + 0 desc limit $7`
+
 // List returns a page of holds, newest first. Pages do not overlap or miss a hold that was there at the
-// beginning, whatever happens meanwhile. Filter by Holder or Entity where you can: these are indexed.
+// beginning, whatever happens meanwhile. Filter by Holder, Entity or Claim where you can: these are indexed.
 func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Listed{}, err
 	}
-	if err := checkNames(f.Tenant, f.Holder); err != nil {
+	state, claim, err := f.check()
+	if err != nil {
 		return Listed{}, err
-	}
-	if err := checkText("Filter.Entity", f.Entity); err != nil {
-		return Listed{}, err
-	}
-	if err := checkText("Filter.Scope", f.Scope); err != nil {
-		return Listed{}, err
-	}
-	state := ""
-	for stored, s := range states {
-		if f.State == s {
-			state = stored
-		}
-	}
-	if f.Max == 0 {
-		f.Max = DefaultPage
-	}
-	switch {
-	case f.State != "" && state == "":
-		return Listed{}, invalid("Filter.State", "%q is not a state", f.State)
-	case f.Max < 1 || f.Max > MaxPage:
-		return Listed{}, invalid("Filter.Max", "%d is not from 1 to %d", f.Max, MaxPage)
-	case f.Before < 0:
-		return Listed{}, invalid("Filter.Before", "%d is negative", f.Before)
-	case f.Before == 0:
-		f.Before = 1<<63 - 1
 	}
 	var now time.Time
 	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
 		return Listed{}, failed("list", err)
 	}
-	rows, err := db.Query(ctx, b.sql.list, f.Tenant, f.Holder, f.Entity, state, f.Scope, f.Before, f.Max, now)
+	sql, args := b.sql.list, []any{f.Tenant, f.Holder, f.Entity, state, f.Scope, f.Before, f.Max, now}
+	if claim != "" {
+		prefix := claimIDs(claim)
+		sql, args = b.sql.claims, append(args, prefix, prefix+"~", claim)
+	}
+	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
 		return Listed{}, failed("list", err)
 	}
@@ -129,4 +120,29 @@ func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
 		page.Next = 0
 	}
 	return page, nil
+}
+
+// check validates a filter and fills what it leaves open. It returns the state as it is stored, and the scope of
+// the key.
+func (f *Filter) check() (state, claim string, err error) {
+	if err := cmp.Or(checkNames(f.Tenant, f.Holder), checkText("Filter.Entity", f.Entity), checkText("Filter.Scope", f.Scope)); err != nil {
+		return "", "", err
+	}
+	for stored, s := range states {
+		if f.State == s {
+			state = stored
+		}
+	}
+	switch {
+	case f.State != "" && state == "":
+		return "", "", invalid("Filter.State", "%q is not a state", f.State)
+	case f.Before < 0:
+		return "", "", invalid("Filter.Before", "%d is negative", f.Before)
+	case f.Before == 0:
+		f.Before = 1<<63 - 1
+	}
+	if f.Max, err = pageSize("Filter.Max", f.Max); err == nil && f.Claim != (Key{}) {
+		claim, err = claimScope(f.Tenant, f.Claim)
+	}
+	return state, claim, err
 }

@@ -63,7 +63,7 @@ func TestRefund_OfAClaimWhoseSideLineWasPurged(t *testing.T) {
 		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true})
 	})
 	require.NoError(t, err)
-	require.True(t, hs[0].Returned)
+	require.Equal(t, holds.Returned, hs[0].State)
 	for scope, want := range map[string]int64{"power": 4 - 32, "water": 0, claimScope("", key): 0} {
 		used, _ := f.usage(scope)
 		require.Equal(t, want, used, scope)
@@ -140,7 +140,7 @@ func TestRefund_GivesBackWhatIsLeft(t *testing.T) {
 		used, _ := f.usage(scope)
 		require.Zero(t, used)
 	}
-	require.True(t, f.get("h").Returned)
+	require.Equal(t, holds.Returned, f.get("h").State)
 	f.refused(holds.Refund{IDs: []string{"h"}, All: true}, holds.ErrReturned)
 	f.verify()
 }
@@ -166,7 +166,7 @@ func TestRefund_InPartsOverSeveralCaptures(t *testing.T) {
 	more := holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 1}, {Scope: "a", Amount: 10}}}
 	f.refused(more, holds.ErrExcess)
 	h := part(holds.Line{Scope: "a", Amount: 4}) // 2 of the first capture, 2 of the second
-	require.False(t, h.Returned)
+	require.NotEqual(t, holds.Returned, h.State)
 	require.Equal(t, int64(4), h.Lines[0].Refunded)
 	used, _ := f.usage("a")
 	require.Equal(t, int64(5), used)
@@ -179,7 +179,7 @@ func TestRefund_InPartsOverSeveralCaptures(t *testing.T) {
 	f.refused(more, holds.ErrExcess)
 	part(holds.Line{Scope: "b", Amount: 3})
 	h = part(holds.Line{Scope: "a", Amount: 5})
-	require.True(t, h.Returned, "nothing is left")
+	require.Equal(t, holds.Returned, h.State, "nothing is left")
 	f.refused(holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}}, holds.ErrReturned)
 }
 

@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -14,17 +15,25 @@ import (
 // Release says which holds are given up.
 type Release struct {
 	Tenant string
-	IDs    []string    // up to MaxHolds of one tenant
-	Holder string      // must be the holder of each hold; defaults to "", not checked: if another releases, say so in Note
-	Note   budget.Note // is recorded in the history, and with the ledger's entries
+	IDs    []string // up to MaxHolds of one tenant
+	Holder string   // must be the holder of each hold; defaults to "", not checked: if another releases, say so in Note
+	// Captured also releases holds that were captured: what they spent is given back, as by Refund with All, and they are
+	// Returned. Defaults to false: a captured hold is a *StateError.
+	Captured bool
+	Note     budget.Note // is recorded in the history, and with the entries; its Reason is Hold.Reason from then on
 }
 
 const releaseSQL = `
 select refused, holds
 from metered.release_holds($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees what holds keep. What was captured stays spent. Errors besides those of every write: ErrUnknown,
-// ErrRetired, and *StateError for a hold that has ended.
+const releaseCapturedSQL = `
+select refused, holds
+from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
+
+// Release frees what holds keep, all of them or none. What was captured stays spent, unless Captured is set. A
+// hold that has ended is a *StateError. Locks, rollback and errors are those of Capture, without a denial, and
+// with Captured ErrNotReturnable.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareRelease, r)
 }
@@ -34,7 +43,11 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
-	return b.prepare(b.sql.release, EventReleased, r.Tenant, r.IDs, r.Holder, r.Note)
+	sql := b.sql.release
+	if r.Captured {
+		sql = b.sql.releaseCaptured
+	}
+	return b.prepare(sql, EventReleased, r.Tenant, r.IDs, r.Holder, r.Note)
 }
 
 // Refund says which captured holds are given back.
@@ -55,7 +68,7 @@ select refused, holds
 from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
 // Refund gives back what captured holds spent: all that is left, or the amounts in Lines. It makes refunds of their
-// charges, and frees a confirmed claim. When all is given back, the hold stays Captured and is marked Returned. A
+// charges, and frees a confirmed claim. When all is given back, the hold is Returned. A
 // claim's own unit goes back with all the rest or not at all. What Capture.Keep spent of a hold that ended otherwise is
 // refunded with budget.Ledger.Refund.
 //
@@ -131,7 +144,7 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	if err := checkIDs(tenant, holder, ids); err != nil {
 		return nil, err
 	}
-	if err := checkNote("Note", note); err != nil {
+	if err := cmp.Or(b.required("Holder", holder), b.checkNote("Note", note)); err != nil {
 		return nil, err
 	}
 	named := holdIDs(tenant, holder, ids)

@@ -112,8 +112,20 @@ func TestSubscriber_HearsEachTransitionOfItsOwnCallAndCanRefuseIt(t *testing.T) 
 			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h1"}, All: true})
 			return err
 		}},
-		{"h1", holds.EventReturned, []string{"returned h1 5 captured"}, func(ctx context.Context, tx pgx.Tx) error {
+		{"h1", holds.EventReturned, []string{"returned h1 5 returned"}, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h1"}, All: true})
+			return err
+		}},
+		{"h4", holds.EventPlaced, []string{"placed h4 1 held"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Place(ctx, tx, request("h4"))
+			return err
+		}},
+		{"h4", holds.EventCaptured, []string{"captured h4 2 captured"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h4"}, All: true})
+			return err
+		}},
+		{"h4", holds.EventReturned, []string{"returned h4 3 returned"}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Release(ctx, tx, holds.Release{IDs: []string{"h4"}, Captured: true})
 			return err
 		}},
 		{"h2", holds.EventReleased, []string{"released h2 3 released"}, func(ctx context.Context, tx pgx.Tx) error {
@@ -230,7 +242,7 @@ func TestSubscriber_ThatSwallowsAFailureRefusesItsOwnTransitionOnly(t *testing.T
 		report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 		require.ErrorAs(t, err, &refusal)
 		require.Equal(t, "bad", refusal.ID)
-		require.Equal(t, holds.SweepReport{Expired: expired, Failed: 1, Batches: 1}, report)
+		require.Equal(t, holds.SweepReport{Expired: expired, Failed: 1, Batches: 1, ScannedAt: f.clock.Now()}, report)
 	}
 	f.verify()
 }

@@ -51,7 +51,7 @@ func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireSta
 	if e.Deadline.IsZero() {
 		return Hold{}, "", invalid("Expire.Deadline", "is zero")
 	}
-	if err := checkNote("Expire.Note", e.Note); err != nil {
+	if err := b.checkNote("Expire.Note", e.Note); err != nil {
 		return Hold{}, "", err
 	}
 	type answer struct {
@@ -99,10 +99,15 @@ type SweepReport struct {
 	Skipped int `json:"skipped"` // were in use, and are left for the next sweep
 	Failed  int `json:"failed"`  // have ended, but a subscriber failed: the next sweep announces them again
 	Batches int `json:"batches"` // the number of transactions
+	// ScannedAt is the database's clock when the last of them looked: later ones were not due for it.
+	ScannedAt time.Time `json:"scanned_at,omitzero"`
 }
 
+// The clock is an argument only to be read before.
 const sweepSQL = `
-select nos, seen, last_due, last_no, more from metered.sweep_holds($1::timestamptz, $2::bigint, $3::int, $4::bool, $5::text)`
+select s.nos, s.seen, s.last_due, s.last_no, s.more, c.now
+from (select metered.clock() as now offset 0) c,
+    lateral metered.sweep_holds($1::timestamptz, $2::bigint, $3::int, $4::bool and c.now is not null, $5::text) s`
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
@@ -161,10 +166,11 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 	var due *time.Time
 	var no *int64
 	var refusals []error
+	var now time.Time
 	told := 0
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		subscribed := len(s.book.cfg.Subscribers) > 0
-		err := tx.QueryRow(ctx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).Scan(&nos, &seen, &due, &no, &more)
+		err := tx.QueryRow(ctx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).Scan(&nos, &seen, &due, &no, &more, &now)
 		if err != nil || !subscribed {
 			told = len(nos)
 			return err
@@ -176,6 +182,7 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 		return false, failed("sweep", err)
 	}
 	s.report.Batches++
+	s.report.ScannedAt = now.UTC()
 	s.report.Expired += told
 	s.report.Failed += len(refusals)
 	s.report.Skipped += seen - len(nos)

@@ -92,6 +92,6 @@ func TestRefund_AfterAPurgeOfOneOfTwoCaptures(t *testing.T) {
 	hs, err := do(f, refund(f, "h"))
 	require.NoError(t, err)
 	require.Equal(t, int64(4), hs[0].Lines[0].Refunded)
-	require.True(t, hs[0].Returned)
+	require.Equal(t, holds.Returned, hs[0].State)
 	f.verify()
 }

@@ -100,7 +100,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"hold_captured":       {&holds.StateError{ID: "secret", State: holds.Captured}, answered{409, ""}},
 		"hold_released":       {&holds.StateError{ID: "secret", State: holds.Released}, answered{409, ""}},
 		"hold_expired":        {&holds.StateError{ID: "secret", State: holds.Expired}, answered{409, ""}},
-		"hold_returned":       {&holds.StateError{State: holds.Captured, Hold: holds.Hold{Returned: true, Holder: "secret"}}, answered{409, ""}},
+		"hold_returned":       {&holds.StateError{State: holds.Returned, Hold: holds.Hold{State: holds.Returned, Holder: "secret"}}, answered{409, ""}},
 		"hold_excess":         {&holds.ExcessError{Scope: "secret", Requested: 777}, answered{409, ""}},
 		"hold_ceiling":        {&holds.CeilingError{ID: "secret", Left: 777}, answered{409, ""}},
 		"hold_not_returnable": {holds.ErrNotReturnable, answered{409, ""}},

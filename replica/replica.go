@@ -82,6 +82,19 @@ func CommitLSN(ctx context.Context, db Querier) (LSN, error) {
 	return scanLSN(db.QueryRow(ctx, commitSQL))
 }
 
+const readSQL = `
+select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + commitSQL + `) end`
+
+// ReadLSN returns an LSN behind all that was read from db before, such as a recorded operation (metered.Client.Lookup)
+// or the history of a hold, for ReadAt on another server. A replica can be read, and a transaction, but for its own
+// writes.
+func ReadLSN(ctx context.Context, db Querier) (LSN, error) {
+	if err := notNil("db", db); err != nil {
+		return 0, err
+	}
+	return scanLSN(db.QueryRow(ctx, readSQL))
+}
+
 func scanLSN(row pgx.Row) (LSN, error) {
 	var text string
 	if err := row.Scan(&text); err != nil {
@@ -90,7 +103,7 @@ func scanLSN(row pgx.Row) (LSN, error) {
 	return ParseLSN(text)
 }
 
-// Querier runs the query of CommitLSN: a *pgxpool.Pool or a *pgx.Conn.
+// Querier runs a query: a *pgxpool.Pool, a *pgx.Conn or, for ReadLSN, a pgx.Tx.
 type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

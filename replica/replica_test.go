@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"syscall"
@@ -210,6 +211,57 @@ func TestCommitLSN_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 		}
 	}
 	require.True(t, proven, "the log never ended with a page")
+}
+
+// What was looked up is on a replica at the position that was asked for afterwards: a recorded operation and the
+// history of its hold, read from the primary, in a transaction there, or from the replica itself.
+func TestReadLSN_IsBehindWhatWasRead(t *testing.T) {
+	t.Parallel()
+	r := replicate(t, pgserver.Options{})
+	ctx := t.Context()
+	look := func(db budget.Querier, id string) replica.LSN {
+		op, err := r.client.Lookup(ctx, db, "", id)
+		require.NoError(t, err)
+		history, err := r.book.History(ctx, db, "", op.Holds[0].ID, "")
+		require.NoError(t, err)
+		require.Len(t, history, 1)
+		lsn, err := replica.ReadLSN(ctx, db)
+		require.NoError(t, err)
+		return lsn
+	}
+	for i, iso := range []pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		id := fmt.Sprint("op", i)
+		before, err := replica.CommitLSN(ctx, r.primary)
+		require.NoError(t, err)
+		require.NoError(t, r.readAt(before, time.Minute, noRead))
+		r.replay("pg_wal_replay_pause")
+		_, err = metered.Do(ctx, r.client, metered.Command{ID: id, Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
+			return tx.Place(ctx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "room", Amount: 1}}}, nil)
+		})
+		require.NoError(t, err)
+		var lsn replica.LSN
+		if iso == "" {
+			lsn = look(r.primary, id)
+		} else {
+			require.NoError(t, pgx.BeginTxFunc(ctx, r.primary, pgx.TxOptions{IsoLevel: iso}, func(tx pgx.Tx) error {
+				lsn = look(tx, id)
+				return nil
+			}))
+		}
+		require.Eventually(t, func() bool { // it has it, and does not show it
+			return pgtest.Value[bool](t, r.replica, `select pg_last_wal_receive_lsn() >= $1::text::pg_lsn`, lsn.String())
+		}, time.Minute, time.Millisecond)
+		stale, err := replica.ReadLSN(ctx, r.replica)
+		require.NoError(t, err)
+		require.Less(t, stale, lsn, "what the replica shows is older")
+		require.NoError(t, r.readAt(stale, time.Millisecond, noRead))
+		require.ErrorIs(t, r.readAt(lsn, 50*time.Millisecond, noRead), replica.ErrStale)
+		r.replay("pg_wal_replay_resume")
+		require.NoError(t, r.readAt(lsn, time.Minute, func(ctx context.Context, conn *pgx.Conn) error {
+			require.GreaterOrEqual(t, look(conn, id), lsn)
+			return nil
+		}))
+	}
 }
 
 func TestReadAt_APrimaryIsNotWaitedFor(t *testing.T) {

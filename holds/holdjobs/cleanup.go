@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,6 +22,8 @@ type Cleanup struct {
 	Delay time.Duration
 	// Queue is the job's queue. Defaults to River's default queue.
 	Queue string
+	// MaxAttempts is how often the job is tried before it is discarded, up to 32,767. Defaults to River's, 25.
+	MaxAttempts int
 }
 
 // DefaultCleanupDelay is Cleanup.Delay's default.
@@ -33,8 +36,11 @@ func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.I
 	if delay < 0 || delay > 24*time.Hour {
 		return CleanupArgs{}, river.InsertOpts{}, invalid("Cleanup.Delay", "%v is not from 0 to 24h", c.Delay)
 	}
+	if c.MaxAttempts < 0 || c.MaxAttempts > math.MaxInt16 {
+		return CleanupArgs{}, river.InsertOpts{}, invalid("Cleanup.MaxAttempts", "%d is not from 0 to %d", c.MaxAttempts, math.MaxInt16)
+	}
 	args := CleanupArgs{Tenant: tenant, ID: id, DelayMS: delay.Milliseconds()}
-	return args, river.InsertOpts{Queue: c.Queue, ScheduledAt: time.Now().Add(ttl + delay)}, nil
+	return args, river.InsertOpts{Queue: c.Queue, MaxAttempts: c.MaxAttempts, ScheduledAt: time.Now().Add(ttl + delay)}, nil
 }
 
 // CleanupArgs are the args of a job that ends one hold when its time is over. metered.Tx.Place

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -229,6 +230,41 @@ func TestCleanup_IsTriedAgainWhenASubscriberFails(t *testing.T) {
 	require.Equal(t, int64(1), s.expired.Load())
 	require.Equal(t, 2, pgtest.Value[int](t, s.pool, `select attempt from river_job where id = $1`, s.job))
 	require.Equal(t, 1, pgtest.Value[int](t, s.pool, "select count(*) from uploads"))
+}
+
+// A job of its own queue is given up after as many attempts as it was given, and what it was to free is free.
+func TestCleanup_IsTriedAsOftenAsItSaysInItsQueue(t *testing.T) {
+	t.Parallel()
+	s := reserve(t)
+	place := func(id string, c holdjobs.Cleanup) (job int64, err error) {
+		r := holds.Request{ID: id, Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat "+id, 1, 1)}}
+		_, err = metered.Do(t.Context(), s.c, metered.Command{ID: id}, func(ctx context.Context, tx *metered.Tx) (string, error) {
+			return tx.Place(ctx, r, &c)
+		})
+		if err == nil {
+			job = pgtest.Value[int64](t, s.pool, `select max(id) from river_job`)
+		}
+		return job, err
+	}
+	job, err := place("elsewhere", holdjobs.Cleanup{Queue: "cleanup", MaxAttempts: 7})
+	require.NoError(t, err)
+	require.Equal(t, "cleanup 7", pgtest.Value[string](t, s.pool, `select queue || ' ' || max_attempts from river_job where id = $1`, job))
+	require.Equal(t, 25, pgtest.Value[int](t, s.pool, `select max_attempts from river_job where id = $1`, s.job))
+	for _, wrong := range []int{-1, 32_768} {
+		_, err = place("wrong", holdjobs.Cleanup{MaxAttempts: wrong})
+		var argument *holdjobs.ArgumentError
+		require.ErrorAs(t, err, &argument)
+		require.Equal(t, "Cleanup.MaxAttempts", argument.Field)
+	}
+	job, err = place("once", holdjobs.Cleanup{MaxAttempts: 1})
+	require.NoError(t, err)
+	s.fail.Store(9)
+	s.clock.Advance(time.Minute)
+	s.runNow(t, job)
+	awaitJob(t, s.pool, job, "discarded")
+	usage, err := s.c.Budget.Usage(t.Context(), s.pool, budget.Query{Scope: "seat once"})
+	require.NoError(t, err)
+	require.Zero(t, usage[0].Held)
 }
 
 // A claim that its holder makes again keeps its id; the cleanup job of the id that was not made finds nothing.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -104,6 +105,49 @@ func TestHeldWorker_AJobWhoseHoldIsInItsGraceIsWorked(t *testing.T) {
 	workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
 	awaitJob(t, pool, out.Result, "completed")
 	require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, pool, c, out.Result))
+}
+
+// The workers act for the program, and say so: a book that demands holders and actors, and has no ceiling, is
+// no obstacle to them, whether the job costs something or nothing, or the hold expires.
+func TestHeldWorker_ActsForTheProgramWhateverTheBookDemands(t *testing.T) {
+	t.Parallel()
+	for want, work := range map[holds.State]holdjobs.Work[render]{
+		holds.Captured: costs(7, holds.OverRefused),
+		holds.Released: func(context.Context, *rendering) (holdjobs.Cost, error) { return holdjobs.Cost{Nothing: true}, nil },
+		holds.Expired:  nil,
+	} {
+		pool, c := setUp(t, metered.Config{Holds: holds.Config{RequireHolder: true, RequireActor: true, NoCeiling: true}})
+		clock := pgtest.SetClock(t, pool, time.Now())
+		note := budget.Note{Actor: holds.User("ann")}
+		out, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+			_, err := tx.Place(ctx, holds.Request{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
+			require.ErrorIs(t, err, holds.ErrArgument, "the program itself is held to it")
+			id, err := tx.Place(ctx, holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &holdjobs.Cleanup{})
+			if err != nil || work == nil {
+				return 0, err
+			}
+			job, err := tx.Enqueue(ctx, render{holdjobs.Ref{ID: id}}, nil)
+			return job.JobID, err
+		})
+		require.NoError(t, err)
+		if work != nil {
+			workHeld(t, pool, c, holdjobs.Options{Timeout: 100 * time.Hour}, work)
+			awaitJob(t, pool, out.Result, "completed")
+			deadline := pgtest.Value[time.Time](t, pool, `select deadline from metered.holds`)
+			require.Greater(t, deadline.Sub(clock.Now()), 99*time.Hour, "it covers the attempt")
+		} else {
+			clock.Advance(time.Minute)
+			job := pgtest.Value[int64](t, pool, `update river_job set state = 'available', scheduled_at = now() returning id`)
+			workers := river.NewWorkers()
+			river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, c.Holds))
+			startWorkers(t, pool, workers)
+			awaitJob(t, pool, job, "completed")
+		}
+		h, err := c.Holds.Get(t.Context(), pool, "", "h", "")
+		require.NoError(t, err)
+		require.Equal(t, want, h.State)
+		require.Contains(t, lastEvent(t, pool, c).Note.Actor, "job:")
+	}
 }
 
 // Neither the work nor the hold is given up because somebody has the scope for a moment.

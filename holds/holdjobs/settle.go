@@ -75,8 +75,11 @@ func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], 
 	return ofHold(err)
 }
 
-// bookSchema is what package holds lends.
-var bookSchema = lend.BookSchema.(func(*holds.Book) schema.Name)
+// What package holds lends.
+var (
+	bookSchema = lend.BookSchema.(func(*holds.Book) schema.Name)
+	anyHolder  = lend.AnyHolder.(func(*holds.Book) *holds.Book)
+)
 
 // guardSQL has COMMIT refused until the cursor is closed, as that of a command does.
 const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`

@@ -131,7 +131,7 @@ type Options struct {
 //
 // Locks: what Write locks and the job's row, then the hold's scopes, each time until COMMIT.
 func NewWorker[T Args](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
-	return &worker[T]{pool: pool, book: book, work: work, opts: Options{
+	return &worker[T]{pool: pool, book: anyHolder(book), work: work, opts: Options{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
 		RetryAfter: cmp.Or(max(opts.RetryAfter, 0), 30*time.Second),
 		Margin:     cmp.Or(max(opts.Margin, 0), time.Minute),
@@ -239,7 +239,11 @@ func (w *worker[T]) cover(ctx context.Context, job *river.Job[T], span time.Dura
 	if h.Remaining() <= 0 {
 		return nil
 	}
-	by := min(span-h.Remaining(), h.Ceiling.Sub(h.Deadline)).Truncate(time.Microsecond)
+	by := span - h.Remaining()
+	if !h.Ceiling.IsZero() {
+		by = min(by, h.Ceiling.Sub(h.Deadline))
+	}
+	by = by.Truncate(time.Microsecond)
 	if by <= 0 {
 		return nil
 	}

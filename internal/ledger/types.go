@@ -86,14 +86,15 @@ func AllHoldIDs(of []HoldIDs) string {
 
 // NewHold is metered.new_hold.
 type NewHold struct {
-	Tenant, ID           string
-	Chosen               bool // the caller chose ID
-	Key                  int64
-	Holder, Claim        string
-	Fingerprint          []byte
-	IssuedAt             *time.Time
-	TTL, Grace, Lifetime time.Duration
-	Metadata             string // JSON, or "" for none
+	Tenant, ID    string
+	Chosen        bool // the caller chose ID
+	Key           int64
+	Holder, Claim string
+	Fingerprint   []byte
+	IssuedAt      *time.Time
+	TTL, Grace    time.Duration
+	Lifetime      time.Duration // 0 for any
+	Metadata      string        // JSON, or "" for none
 }
 
 // String is the hold as text.
@@ -102,8 +103,12 @@ func (h NewHold) String() string {
 	if h.Chosen {
 		key = number(h.Key)
 	}
+	lifetime := ""
+	if h.Lifetime > 0 {
+		lifetime = interval(h.Lifetime)
+	}
 	return composite(text(h.Tenant), text(h.ID), boolean(h.Chosen), key, text(h.Holder), textOrNull(h.Claim), bytes(h.Fingerprint),
-		moment(h.IssuedAt), interval(h.TTL), interval(h.Grace), interval(h.Lifetime), textOrNull(h.Metadata))
+		moment(h.IssuedAt), interval(h.TTL), interval(h.Grace), lifetime, textOrNull(h.Metadata))
 }
 
 // Used is metered.used_units: units of a scope that a capture takes or a refund gives back.

@@ -24,6 +24,7 @@ var (
 	ExtendHolds  any // func(*holds.Book, holds.Extend) (*ledger.Call[[]holds.Hold], error)
 	RefundHolds  any // func(*holds.Book, holds.Refund) (*ledger.Call[[]holds.Hold], error)
 	BookSchema   any // func(*holds.Book) schema.Name
+	AnyHolder    any // func(*holds.Book) *holds.Book: the same without Config.RequireHolder
 	DecodeHold   any // func([]byte) (holds.Hold, error)
 	UnknownHold  any // func(holds.Reason) error: the error of that reason
 )

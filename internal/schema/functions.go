@@ -27,6 +27,7 @@ const (
 	read       = "set search_path = pg_catalog, pg_temp\n" + planned
 	write      = owned + "\n" + planned
 	purgeBatch = write + "\n" + batched
+	readBatch  = read + "\n" + batched
 )
 
 // Function is one that roles may execute.
@@ -57,11 +58,13 @@ var Functions = []Function{
 	{"look_place", Application, write},
 	{"capture_holds", Application, write},
 	{"release_holds", Application, write},
+	{"release_captured", Application, write},
 	{"extend_holds", Application, write},
 	{"refund_holds", Application, write},
 	{"expire_hold", Application, write},
 	{"sweep_holds", Application, write},
 	{"announced", Application, write},
+	{"due_holds", Application, readBatch},
 	{"hold_json", Application, write},
 	{"lock_all", Application, write},
 	{"purge_holds", Maintenance, purgeBatch},

@@ -248,6 +248,38 @@ begin
 end
 $$;
 
+-- Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those
+-- that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null);
+-- of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and
+-- last_no are where to go on, or null at the end. clk is what counts as now.
+create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
+    clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
+language plpgsql stable
+as $$
+declare
+    h    record;
+    seen int := 0;
+begin
+    holds := '{}';
+    for h in
+        select y.no, y.due, y.tenant from metered.holds y
+        where y.pending and (y.due, y.no) > (after_due, after_no) and y.due < before
+        order by y.due, y.no limit 10000
+    loop
+        seen := seen + 1;
+        if h.tenant = coalesce(of_tenant, h.tenant) and (prefix = '' or exists (
+            select from metered.hold_lines l where l.hold = h.no and starts_with(l.scope, prefix))) then
+            holds := holds || metered.hold_json(h.no, clk);
+        end if;
+        if seen = 10000 or cardinality(holds) = max_rows then
+            last_due := h.due;
+            last_no := h.no;
+            return;
+        end if;
+    end loop;
+end
+$$;
+
 -- Marks swept holds as announced, and announces them to those who listen.
 create function metered.announced(nos bigint[], channel text) returns void
 language plpgsql volatile

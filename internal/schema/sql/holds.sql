@@ -1,13 +1,13 @@
--- A hold as JSON. One that is due has expired, whether that is written down or not.
--- Inlined wherever it stands.
-create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz) returns json
+-- A hold as JSON. One that is due has expired, whether that is written down or not. reason is
+-- that of its release or return. A ceiling of infinity is none. Inlined wherever it stands.
+create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
     select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
         'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
-        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', h.ceiling,
+        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', nullif(h.ceiling, 'infinity'),
         'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
-        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'metadata', h.metadata, 'lines', lines)
+        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'reason', reason, 'metadata', h.metadata, 'lines', lines)
 $$;
 
 -- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
@@ -27,7 +27,9 @@ begin
         select metered.hold_as_json(h, (
             select json_agg(metered.line_json(l.scope, l.amount, l.captured,
                 case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded) order by l.scope)
-            from metered.hold_lines l where l.hold = h.no), clk)
+            from metered.hold_lines l where l.hold = h.no), clk,
+            case when h.state = 'r' or h.returned then (      -- its last transition
+                select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end)
         from metered.holds h where h.no = of_no);
 end
 $$;
@@ -123,7 +125,7 @@ begin
     if right(channel, 1) = '+' then
         channel := left(channel, -1);
         -- Three texts of 255 bytes, of which JSON makes 4,590 at most.
-        select y.no, y.state, json_build_object('state', y.state, 'holder', y.holder, 'deadline', y.deadline)::text as stands,
+        select y.no, y.state, json_build_object('state', case when y.returned then 'b' else y.state end, 'holder', y.holder, 'deadline', y.deadline)::text as stands,
             (select json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant', e.note ->> 'tenant',
                 'correlation', e.note ->> 'correlation', 'reason', e.note ->> 'reason'))::text
              from metered.hold_events e where e.hold = y.no and e.version = of_version) as note
@@ -159,8 +161,9 @@ $$;
 
 -- What place would refuse now, without a lock: status is taken, denied, or null where it would
 -- not, or where only place can tell: of what was placed before, and from an older snapshot.
-create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval,
-    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb)
+-- stored is who has what is taken, if reveal.
+create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
+    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb, out stored json)
 language plpgsql stable
 as $$
 declare
@@ -171,12 +174,13 @@ begin
     end if;
     if hold.claim is not null then
         at := metered.clock();
-        select h.state, h.holder, h.due into was
+        select h.no, h.state, h.holder, h.due into was
         from metered.holds h where h.claim = hold.claim and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
         if found then
             if was.state = 'c' or was.holder <> hold.holder then
                 status := 'taken';
                 deadline := case when was.state = 'h' then was.due end;
+                stored := case when reveal then metered.hold_json(was.no, at) end;
             end if;
             return;
         end if;
@@ -189,13 +193,13 @@ $$;
 -- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
 -- status: placed; same (placed before, with the same content: stored tells); conflict (with other
 -- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
--- null); denied.
+-- null; stored is their hold, if that is to be revealed); denied.
 --
 -- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
 -- id that was made up for this call is not looked for.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, channel text, raising boolean,
+    origin metered.origin, channel text, raising boolean, reveal boolean default false,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
 language plpgsql volatile
@@ -225,8 +229,8 @@ begin
             claimed := claimed or charge.scope = hold.claim and charge.held = 1;
         end if;
     end loop;
-    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= hold.lifetime
-        and hold.grace <= interval '3660 days' and hold.lifetime <= interval '3660 days'
+    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= coalesce(hold.lifetime, interval '3660 days')
+        and hold.grace <= interval '3660 days' and coalesce(hold.lifetime <= interval '3660 days', true)
         and octet_length(hold.tenant) <= 255 and octet_length(hold.id) between 1 and 255 and octet_length(hold.holder) <= 255
         and octet_length(hold.fingerprint) = 33 and coalesce(octet_length(hold.metadata::text) <= 65536, true)
         and metered.fits_origin(origin)) is not true then
@@ -252,9 +256,12 @@ begin
         unused := case when origin.operation is not null then metered.remember_hold(stored) end;
     end if;
     if status is not null then
+        if status = 'taken' and reveal then
+            stored := metered.hold_json(was.no, clk);
+        end if;
         if raising and status <> 'same' then
-            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = jsonb_build_object(
-                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint);
+            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object(
+                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint, 'hold', stored);
         end if;
         return;
     end if;
@@ -272,7 +279,7 @@ begin
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
             tenant, id, holder, claim, fingerprint, keys, metadata)
-        values (place.placed_at, place.deadline, place.placed_at + due_in, place.placed_at + hold.lifetime, hold.issued_at, 1, 'h',
+        values (place.placed_at, place.deadline, place.placed_at + due_in, coalesce(place.placed_at + hold.lifetime, 'infinity'), hold.issued_at, 1, 'h',
             hold.tenant, hold.id, hold.holder, hold.claim, hold.fingerprint, line_keys, hold.metadata)
         on conflict do nothing
         returning no into new_no;

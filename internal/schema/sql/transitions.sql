@@ -26,7 +26,7 @@ $$;
 
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
 -- then their rows, by no. nos are in the order of ids. needs is the state that they
--- must be in, c or h; an h must not be due. States are read under the locks, as is clk.
+-- must be in, c or h, or * for either; an h must not be due. States are read under the locks, as is clk.
 -- If one of the holds does not do, failed is its id and status says why: unknown,
 -- retired, holder (which callers must not tell from unknown) or state.
 --
@@ -56,7 +56,7 @@ begin
         for no key update skip locked;
         if found then
             clk := metered.clock();     -- after the lock
-            if h.state = needs and (needs <> 'h' or h.due > clk) then
+            if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
                 nos := array[h.no];
                 keys := h.keys;
                 return;
@@ -89,7 +89,7 @@ begin
         -- One that took the id of one purged while this waited is not locked: it comes too late.
         select y.no, y.state, y.due into h from metered.holds y
         where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
-        if h.no is not null and h.state = needs and (needs <> 'h' or h.due > clk) then
+        if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
             nos[i] := h.no;
             continue;
         end if;
@@ -251,7 +251,7 @@ begin
         update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
             state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
         where h.no = k.nos[i]
-        returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk) into v, hold;
+        returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
         values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
@@ -290,7 +290,7 @@ begin
         where h.no = k.nos[i]
         returning h.version, metered.hold_as_json(h, (
             select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded) order by l.scope)
-            from metered.hold_lines l where l.hold = h.no), k.clk) into v, hold;
+            from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
         values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
@@ -299,6 +299,43 @@ begin
         end if;
         unused := case when origin.operation is not null then metered.remember_hold(hold) end;
     end loop;
+end
+$$;
+
+-- Releases holds, all or none: those that are held, and those that were captured, whose spending is
+-- given back as refund_holds does.
+create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
+    out refused json, out holds json[])
+language plpgsql volatile
+as $$
+declare
+    k   record;
+    one metered.hold_ids;
+    r   record;
+begin
+    k := metered.lock_holds(named, '*', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    begin
+        for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
+            one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);
+            if (select h.state from metered.holds h where h.no = k.nos[i]) = 'c' then
+                r := metered.refund_holds(one, null, false, wait_ms, origin, channel, false);
+            else
+                r := metered.release_holds(one, wait_ms, origin, channel, false);
+            end if;
+            if r.refused is not null then
+                refused := metered.refuse_hold(raising, r.refused);
+                raise exception using errcode = 'MT100';
+            end if;
+            holds := holds || r.holds;
+        end loop;
+    exception when sqlstate 'MT100' then
+        holds := null;
+    end;
 end
 $$;
 

@@ -35,7 +35,9 @@ select h.tenant,                                -- keeps the ids of tenants apar
     h.claim,                                    -- the scope of what is claimed, if it is a claim
     h.entity,                                   -- what a capture linked
     h.metadata,                                 -- of the caller
-    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units -- by scope
+    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope
+    case when h.state = 'r' or h.returned then (
+        select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
 from metered.holds h;
 
 -- What happened to holds, with words for the transitions.

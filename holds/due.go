@@ -1,0 +1,108 @@
+package holds
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// DueFilter selects holds by when they fall due. A zero field selects all, but for Tenant.
+type DueFilter struct {
+	Tenant      string    // of the holds, unless AllTenants is set
+	AllTenants  bool      // the holds of every tenant
+	ScopePrefix string    // holds with a line whose scope begins so
+	State       State     // Held: due next; Expired: due, and not swept
+	Before      time.Time // holds that are due before
+
+	After string // continues a list: DueList.Next of the page before
+	Max   int    // the size of a page, 1 to MaxPage; 0 is DefaultPage
+}
+
+// DueList is a page of holds.
+type DueList struct {
+	Holds []Hold `json:"holds"`
+	Next  string `json:"next,omitempty"` // continues the list, as DueFilter.After; "" at its end
+}
+
+const dueSQL = `
+select holds, last_due, last_no
+from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'), $4::bigint, coalesce($5::timestamptz, 'infinity'), $6::timestamptz, $7::int)`
+
+// Due returns a page of the holds that are held, or have expired and were not swept, in the order in which they
+// fall due. A page looks at no more than 10,000 holds, of whichever tenant: it may show none, and have a Next.
+// It takes no lock, and runs on a replica.
+func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error) {
+	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
+		return DueList{}, err
+	}
+	after, afterNo, err := f.check()
+	if err != nil {
+		return DueList{}, err
+	}
+	var now time.Time
+	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
+		return DueList{}, failed("due", err)
+	}
+	var before *time.Time
+	if !f.Before.IsZero() {
+		before = &f.Before
+	}
+	if f.State == Held && (after == nil || after.Before(now)) { // due after now
+		after, afterNo = &now, math.MaxInt64
+	}
+	if end := now.Add(time.Microsecond); f.State == Expired && (before == nil || before.After(end)) {
+		before = &end
+	}
+	var tenant *string
+	if !f.AllTenants {
+		tenant = &f.Tenant
+	}
+	var rows [][]byte
+	var lastDue *time.Time
+	var lastNo *int64
+	err = db.QueryRow(ctx, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now, f.Max).Scan(&rows, &lastDue, &lastNo)
+	if err != nil {
+		return DueList{}, failed("due", err)
+	}
+	var list DueList
+	if list.Holds, err = decodeAll(rows); err == nil && lastDue != nil {
+		list.Next = fmt.Sprintf("%d.%d", lastDue.UnixMicro(), *lastNo)
+	}
+	// One that ended by a clock that was ahead has expired, and is due next.
+	list.Holds = slices.DeleteFunc(list.Holds, func(h Hold) bool { return f.State != "" && h.State != f.State })
+	return list, err
+}
+
+// check validates a filter and fills what it leaves open. It returns where to go on: nil for the beginning.
+func (f *DueFilter) check() (after *time.Time, no int64, err error) {
+	if err := cmp.Or(checkNames(f.Tenant, ""), checkText("DueFilter.ScopePrefix", f.ScopePrefix)); err != nil {
+		return nil, 0, err
+	}
+	if f.State != "" && f.State != Held && f.State != Expired {
+		return nil, 0, invalid("DueFilter.State", "%q is neither Held nor Expired", f.State)
+	}
+	if f.After != "" {
+		var us int64
+		if _, err := fmt.Sscanf(f.After, "%d.%d", &us, &no); err != nil || fmt.Sprintf("%d.%d", us, no) != f.After {
+			return nil, 0, invalid("DueFilter.After", "%q is not a DueList.Next", f.After)
+		}
+		at := time.UnixMicro(us)
+		after = &at
+	}
+	f.Max, err = pageSize("DueFilter.Max", f.Max)
+	return after, no, err
+}
+
+// pageSize is the size of a page, with its default.
+func pageSize(field string, max int) (int, error) {
+	if max == 0 {
+		return DefaultPage, nil
+	}
+	if max < 1 || max > MaxPage {
+		return 0, invalid(field, "%d is not from 1 to %d", max, MaxPage)
+	}
+	return max, nil
+}
