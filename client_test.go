@@ -6,17 +6,33 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
 )
 
 func TestNew_RefusesWrongConfigAndReturnsNoClient(t *testing.T) {
@@ -157,4 +173,381 @@ func TestDo_InsideACommandIsNested(t *testing.T) {
 	}))
 	_, err = metered.Do[any](ctx, c, metered.Command{ID: "inner", Input: 1}, nil)
 	require.NoError(t, err, "afterwards")
+}
+
+func TestNewID_IsAUUIDOfVersion7ThatDoCarriesTheTimeOf(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	before := time.Now().Truncate(time.Millisecond)
+	id := metered.NewID()
+	var uuid pgtype.UUID
+	require.NoError(t, uuid.Scan(id))
+	require.Equal(t, byte(7), uuid.Bytes[6]>>4)
+	require.Equal(t, byte(0b10), uuid.Bytes[8]>>6)
+	require.NotEqual(t, id, metered.NewID())
+
+	_, err := metered.Do[any](t.Context(), c, metered.Command{ID: id}, nil)
+	require.NoError(t, err)
+	op, err := c.Lookup(t.Context(), pool, "", id)
+	require.NoError(t, err)
+	require.False(t, op.IssuedAt.Before(before))
+	require.False(t, op.IssuedAt.After(time.Now()))
+}
+
+// nowhere is a pool whose every use fails the test.
+func nowhere(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none")
+	require.NoError(t, err)
+	config.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+		t.Error("there was an attempt to connect")
+		return nil, net.ErrClosed
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
+	t.Parallel()
+	c, err := metered.New(nowhere(t), metered.Config{})
+	require.NoError(t, err)
+	long := strings.Repeat("x", 256)
+	good := unknownToken(t, c)
+	many := make([]budget.Charge, budget.MaxScopes+1)
+	for i := range many {
+		many[i] = charge(strings.Repeat("s", i+1), 1, 0)
+	}
+	for _, test := range []struct {
+		cmd   metered.Command
+		field string // "" is for errors of the pieces
+		err   error
+	}{
+		{metered.Command{}, "Command.ID", metered.ErrArgument},
+		{metered.Command{ID: long}, "Command.ID", metered.ErrArgument},
+		{metered.Command{ID: "a\xff"}, "Command.ID", metered.ErrArgument},
+		{metered.Command{ID: "a\x00"}, "Command.ID", metered.ErrArgument},
+		{metered.Command{ID: "a", Namespace: long}, "Command.Namespace", metered.ErrArgument},
+		{metered.Command{ID: "a", Namespace: "\x00"}, "Command.Namespace", metered.ErrArgument},
+		{metered.Command{ID: "a", Name: long}, "Command.Name", metered.ErrArgument},
+		{metered.Command{ID: "a", Name: "\xc3"}, "Command.Name", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: make(chan int)}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: math.Inf(1)}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: "a\xff"}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: map[string]any{"\xff": 1}}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: []any{json.RawMessage("\"\xff\"")}}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", Input: make([]byte, 1<<20+1)}, "Command.Input", metered.ErrArgument},
+		{metered.Command{ID: "a", IssuedAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
+		{metered.Command{ID: "a", IssuedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, "Command.IssuedAt", metered.ErrArgument},
+		{metered.Command{ID: "ffffffff-ffff-7fff-bfff-ffffffffffff"}, "Command.IssuedAt", metered.ErrArgument},
+		{metered.Command{ID: "a", Isolation: "snapshot"}, "Command.Isolation", metered.ErrArgument},
+		{metered.Command{ID: "a", Isolation: "read uncommitted"}, "Command.Isolation", metered.ErrArgument},
+		{metered.Command{ID: "a", Charges: []budget.Charge{charge("", 1, 0)}}, "charges[0].Scope", budget.ErrArgument},
+		{metered.Command{ID: "a", Charges: []budget.Charge{charge("s", 1, 0), charge("s", 0, 0)}}, "charges[1].Amount", budget.ErrArgument},
+		{metered.Command{ID: "a", Charges: many}, "charges", budget.ErrArgument},
+		{metered.Command{ID: "a", Sticky: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(-1)}}}}, "charges[0].Limits[0].Max", budget.ErrArgument},
+		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Subject: "s", Presented: "x"}}, "", tokens.ErrInvalid},
+		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Subject: "s", Presented: good + "x"}}, "", tokens.ErrInvalid},
+		{metered.Command{ID: "a", Token: &metered.Redeem{Subject: "s", Presented: good}}, "purpose", tokens.ErrArgument},
+		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Presented: good}}, "subject", tokens.ErrArgument},
+	} {
+		_, err := metered.Do(t.Context(), c, test.cmd, mustNotRun(t))
+		require.ErrorIs(t, err, test.err, "%+v", test.cmd)
+		require.NotEmpty(t, metered.Code(err))
+		if test.field != "" {
+			var argument *metered.ArgumentError
+			require.True(t, errors.As(err, &argument), "%v", err)
+			require.Equal(t, test.field, argument.Field)
+			require.ErrorContains(t, err, test.field)
+		}
+	}
+}
+
+func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{})
+	longest := strings.Repeat("é", 127) + "x"
+	first, last := time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
+	for _, test := range []struct {
+		cmd metered.Command
+		err error
+	}{
+		{metered.Command{ID: longest, Namespace: longest, Name: longest, Input: make([]byte, 1<<20)}, nil},
+		{metered.Command{ID: "a", IssuedAt: first}, nil},
+		{metered.Command{ID: "b", IssuedAt: last}, metered.ErrFuture},
+		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id is what counts
+	} {
+		_, err := metered.Do[any](t.Context(), c, test.cmd, nil)
+		require.ErrorIs(t, err, test.err)
+	}
+}
+
+func TestPurgeOperations_WrongOptionsAreRefusedBeforeAnySQL(t *testing.T) {
+	t.Parallel()
+	c, err := metered.New(nowhere(t), metered.Config{})
+	require.NoError(t, err)
+	for _, opts := range []metered.PurgeOptions{
+		{}, {OlderThan: time.Second - 1}, {OlderThan: budget.MaxWindow + 1}, {OlderThan: time.Hour, Batch: -1}, {OlderThan: time.Hour, Batch: 10_001},
+	} {
+		_, err := c.PurgeOperations(t.Context(), nowhere(t), opts)
+		require.ErrorIs(t, err, metered.ErrArgument, "%+v", opts)
+	}
+}
+
+func TestLookup_AWrongIDIsRefusedBeforeAnySQL(t *testing.T) {
+	t.Parallel()
+	pool := nowhere(t)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	for _, id := range [][2]string{{"", ""}, {"\x00", "a"}, {"", "\xff"}, {"", strings.Repeat("x", 256)}} {
+		_, err := c.Lookup(t.Context(), pool, id[0], id[1])
+		require.ErrorIs(t, err, metered.ErrArgument, "%q", id)
+	}
+}
+
+func TestNew_WrongConfigIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := nowhere(t)
+	for field, cfg := range map[string]metered.Config{
+		"Config.Schema":         {Schema: "No"},
+		"Config.TokenPrefix":    {TokenPrefix: "no spaces"},
+		"Config.SecretKey":      {SecretKey: []byte("short")},
+		"Config.LockTimeout":    {LockTimeout: time.Hour + 1},
+		"Config.ClockTolerance": {ClockTolerance: -1},
+		"Config.MaxFuture":      {MaxFuture: 24*time.Hour + 1},
+		"Config.MaxAttempts":    {MaxAttempts: 101},
+		"Config.ResolveTimeout": {ResolveTimeout: -1},
+	} {
+		_, err := metered.New(pool, cfg)
+		var argument *metered.ArgumentError
+		require.ErrorAs(t, err, &argument, field)
+		require.NotEmpty(t, metered.Code(err))
+	}
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	_, err = c.Secret("", "op", "")
+	require.ErrorIs(t, err, metered.ErrArgument, "no key")
+}
+
+func TestCalls_NilIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := nowhere(t)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	tx, cmd := struct{ pgx.Tx }{}, metered.Command{ID: "a", Charges: []budget.Charge{charge("s", 1, 0)}}
+	fn := mustNotRun(t)
+	niltest.Methods(t, c, map[string][]any{
+		"Lookup": {pool, "", "a"}, "PurgeOperations": {pool, metered.PurgeOptions{OlderThan: time.Hour}},
+		"Secret": {"", "a", ""}, "RunTx": {pgx.TxOptions{}, func(context.Context, pgx.Tx) error { return nil }},
+		"Listen": {pool, holds.ListenOptions{}, func(context.Context, metered.Notice) error { return nil }},
+	})
+	niltest.Func(t, "New", metered.New, pool, metered.Config{})
+	niltest.Func(t, "Migrate", metered.Migrate, pool, metered.MigrateOptions{})
+	niltest.Func(t, "Validate", metered.Validate, pool, "")
+	niltest.Func(t, "DoTx", metered.DoTx[uploaded], niltest.Given{Arg: c}, tx, cmd, niltest.Given{Arg: fn})
+
+	for what, c := range map[string]*metered.Client{"nil": nil, "zero": {}} {
+		_, err := metered.Do(t.Context(), c, cmd, fn)
+		requireField(t, err, "client", what)
+		_, err = metered.DoTx(t.Context(), c, tx, cmd, fn)
+		requireField(t, err, "client", what)
+	}
+}
+
+func requireField(t *testing.T, err error, field, what string) {
+	t.Helper()
+	var argument *metered.ArgumentError
+	require.ErrorAs(t, err, &argument, what)
+	require.Equal(t, field, argument.Field, what)
+}
+
+// As a test of a program's own function might pass it.
+func TestTx_TheZeroValueIsOver(t *testing.T) {
+	t.Parallel()
+	ctx, tx := t.Context(), &metered.Tx{}
+	b := &pgx.Batch{}
+	b.Queue("select 1")
+	request, ids := holds.Request{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute}, []string{"a"}
+	for name, call := range map[string]func() error{
+		"Exec":         func() error { _, err := tx.Exec(ctx, "select 1"); return err },
+		"Query":        func() error { _, err := tx.Query(ctx, "select 1"); return err },
+		"QueryRow":     func() error { return tx.QueryRow(ctx, "select 1").Scan() },
+		"SendBatch":    func() error { return tx.SendBatch(ctx, b).Close() },
+		"Prepare":      func() error { _, err := tx.Prepare(ctx, "p", "select 1"); return err },
+		"CopyFrom":     func() error { _, err := tx.CopyFrom(ctx, nil, nil, nil); return err },
+		"Begin":        func() error { _, err := tx.Begin(ctx); return err },
+		"Charge":       func() error { return tx.Charge(charge("s", 1, 0)) },
+		"Credit":       func() error { return tx.Credit(budget.Credit{Scope: "s", Amount: 1}) },
+		"RefundCharge": func() error { return tx.RefundCharge(budget.Refund{Scope: "s", Seq: 1, Amount: 1}) },
+		"Enqueue":      func() error { _, err := tx.Enqueue(ctx, process{}, nil); return err },
+		"Secret":       func() error { _, err := tx.Secret("x"); return err },
+		"Place":        func() error { _, err := tx.Place(ctx, request, nil); return err },
+		"Claim":        func() error { _, err := tx.Claim(ctx, holds.Claim{}, nil); return err },
+		"Capture":      func() error { return tx.Capture(holds.Capture{IDs: ids}) },
+		"Release":      func() error { return tx.Release(holds.Release{IDs: ids}) },
+		"Extend":       func() error { return tx.Extend(holds.Extend{IDs: ids, By: time.Second}) },
+		"Refund":       func() error { return tx.Refund(holds.Refund{IDs: ids}) },
+	} {
+		require.NotPanics(t, func() { require.ErrorIs(t, call(), metered.ErrTxDone, name) }, name)
+	}
+	require.NotPanics(t, func() { large := tx.LargeObjects(); _, _ = large.Create(ctx, 0) })
+}
+
+func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{SecretKey: secretKey})
+	ctx := t.Context()
+	cmd := metered.Command{Namespace: "ns", ID: "op"}
+	var minted string
+	invite := func(ctx context.Context, tx *metered.Tx) (map[string]string, error) {
+		secret, err := tx.Secret("invitation")
+		require.NoError(t, err)
+		m, err := c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "invite", Subject: "bob", Secret: secret})
+		if err != nil {
+			return nil, err
+		}
+		minted = m.Token.Reveal()
+		return map[string]string{"digest": m.Digest.String()}, nil
+	}
+	_, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (map[string]string, error) {
+		_, err := invite(ctx, tx)
+		require.NoError(t, err)
+		return nil, errOwn
+	})
+	require.ErrorIs(t, err, errOwn)
+	failed := minted
+	out, err := metered.Do(ctx, c, cmd, invite)
+	require.NoError(t, err)
+	require.Equal(t, failed, minted, "each attempt mints the same")
+
+	again, err := metered.Do(ctx, newClient(t, pool, metered.Config{SecretKey: secretKey}), cmd, invite)
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	require.Equal(t, out.Result, again.Result)
+	secret, err := c.Secret("ns", "op", "invitation")
+	require.NoError(t, err)
+	shown, err := c.Tokens.Token(secret)
+	require.NoError(t, err)
+	require.Equal(t, minted, shown.Reveal())
+
+	// No other operation, namespace, label or key gives it.
+	seen := map[string]bool{minted: true}
+	for _, parts := range [][3]string{{"ns", "op", ""}, {"ns", "op", "x"}, {"", "op", "invitation"}, {"ns", "op2", "invitation"}, {"nso", "p", "invitation"}} {
+		secret, err := c.Secret(parts[0], parts[1], parts[2])
+		require.NoError(t, err)
+		token, err := c.Tokens.Token(secret)
+		require.NoError(t, err)
+		require.False(t, seen[token.Reveal()])
+		seen[token.Reveal()] = true
+	}
+	_, err = metered.Do(ctx, newClient(t, pool, metered.Config{}), metered.Command{ID: "no key"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+		_, err := tx.Secret("invitation")
+		return nil, err
+	})
+	require.ErrorIs(t, err, metered.ErrArgument)
+
+	// What is stored does not give the token away.
+	_, body, _ := strings.Cut(minted, "_")
+	for _, table := range []string{"metered.operations", "metered.tokens", "metered.ledger"} {
+		require.Zero(t, queryRow[int](t, pool, "select count(*) from "+table+" x where position($1 in x::text || coalesce(convert_from("+
+			map[bool]string{true: "x.result", false: "null"}[table == "metered.operations"]+", 'utf8'), '')) > 0", body), table)
+	}
+	_, err = metered.Do(ctx, c, metered.Command{ID: "redeem", Token: &metered.Redeem{Purpose: "invite", Subject: "bob", Presented: shown.Reveal()}},
+		func(_ context.Context, tx *metered.Tx) (any, error) {
+			require.Equal(t, "invite", tx.Grant.Purpose)
+			return nil, nil
+		})
+	require.NoError(t, err)
+}
+
+func TestNew_CopiesTheKey(t *testing.T) {
+	t.Parallel()
+	key := slices.Clone(secretKey)
+	c, err := metered.New(nowhere(t), metered.Config{SecretKey: key})
+	require.NoError(t, err)
+	before, err := c.Secret("", "op", "")
+	require.NoError(t, err)
+	clear(key) // the caller's, who may want it out of memory
+	after, err := c.Secret("", "op", "")
+	require.NoError(t, err)
+	require.Equal(t, textOf(t, c, before), textOf(t, c, after))
+}
+
+func textOf(t *testing.T, c *metered.Client, secret tokens.Secret) string {
+	t.Helper()
+	token, err := c.Tokens.Token(secret)
+	require.NoError(t, err)
+	return token.Reveal()
+}
+
+func TestCode_CommentListsEveryCode(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("errors.go")
+	require.NoError(t, err)
+	_, list, ok := strings.Cut(string(text), "// Code returns the stable code")
+	require.True(t, ok)
+	list, _, _ = strings.Cut(list, "func Code(")
+	sentinel := regexp.MustCompile(`(?:fault\.|= )New\("([a-z_]+)"`)
+	seen := 0
+	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, code := range sentinel.FindAllStringSubmatch(string(source), -1) {
+			seen++
+			require.Regexp(t, `\b`+code[1]+`\b`, list, path)
+		}
+		return err
+	}))
+	require.Greater(t, seen, 30)
+}
+
+// What the library returns can be sent on as it is: each field has a name, of one spelling, and no
+// duration is a bare number of nanoseconds.
+func TestJSON_WhatIsReturnedHasNamesAndUnits(t *testing.T) {
+	t.Parallel()
+	seen := map[reflect.Type]bool{}
+	for _, v := range []any{
+		metered.Outcome[int]{}, metered.Operation{}, holdjobs.Ref{}, holdjobs.CleanupArgs{},
+		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockRepair{},
+		holds.Hold{}, holds.Listed{}, holds.DueList{}, holds.Event{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
+		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httplimit.Problem{},
+	} {
+		requireNames(t, reflect.TypeOf(v), seen)
+	}
+	require.Contains(t, seen, reflect.TypeFor[budget.Note]())
+	require.Contains(t, seen, reflect.TypeFor[budget.Difference]())
+}
+
+func requireNames(t *testing.T, of reflect.Type, seen map[reflect.Type]bool) {
+	t.Helper()
+	for of.Kind() == reflect.Slice || of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct || !strings.HasPrefix(of.PkgPath(), "github.com/pgmetered/") || seen[of] {
+		return
+	}
+	seen[of] = true
+	marshals := of.Implements(reflect.TypeFor[json.Marshaler]())
+	for i := range of.NumField() {
+		field := of.Field(i)
+		if !field.IsExported() {
+			continue
+		}
+		what := of.String() + "." + field.Name
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		switch {
+		case field.Anonymous && name == "":
+		case field.Type == reflect.TypeFor[time.Duration]():
+			require.True(t, marshals && (name == "-" || of == reflect.TypeFor[budget.Limit]()), what)
+		case marshals && name == "": // MarshalJSON names it
+		default:
+			require.Regexp(t, `^([a-z][a-z_-]*|-)$`, name, what)
+		}
+		if name != "-" {
+			requireNames(t, field.Type, seen)
+		}
+	}
 }

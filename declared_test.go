@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -195,6 +196,318 @@ func TestCommand_DeclaredHoldsNeverPassTheirLimit(t *testing.T) {
 			require.EqualValues(t, stock, queryRow[int64](t, pool, "select held from metered.ledger where scope = 'stock' order by seq desc limit 1"))
 			require.EqualValues(t, stock, queryRow[int64](t, pool, "select sum(amount) from metered.ledger where scope like 'fee%'"))
 			require.Equal(t, stock, count(t, pool, "metered.holds"))
+		})
+	}
+}
+
+// hall is a table of capacities, of which the hall "h" has some.
+func hall(t *testing.T, pool *pgxpool.Pool, seats int64) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), `create table halls (id text primary key, seats bigint); grant all on halls to public`)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), `insert into halls values ('h', $1)`, seats)
+	require.NoError(t, err)
+}
+
+// seatsOf is the limit that the table says.
+var seatsOf = []budget.Limit{budget.Lifetime(0).Named("seats").MaxFrom(`select seats from halls where id = $1 for share`, "h")}
+
+// ways are those to take one seat whose capacity is computed.
+var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error{
+	"Command.Charges": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: id, Isolation: level, Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: seatsOf}}}, nil)
+		return err
+	},
+	"Command.Holds": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: id, Isolation: level, Holds: []holds.Request{
+			{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}, room("other", 1, 1000)}}}}, nil)
+		return err
+	},
+	"Tx.Charge": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: 1, Isolation: level}, func(_ context.Context, tx *metered.Tx) (any, error) {
+			return nil, tx.Charge(budget.Charge{Scope: "hall", Amount: 1, Limits: seatsOf})
+		})
+		return err
+	},
+	"Tx.Place": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: 1, Isolation: level}, placing(
+			holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}}))
+		return err
+	},
+	"Ledger.Charge": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, _ string, level pgx.TxIsoLevel) error {
+		return retried(ctx, pool, level, func(tx pgx.Tx) error {
+			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "hall", Amount: 1, Limits: seatsOf})
+			return err
+		})
+	},
+	"Book.Place": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, _ string, level pgx.TxIsoLevel) error {
+		return retried(ctx, pool, level, func(tx pgx.Tx) error {
+			_, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}})
+			return err
+		})
+	},
+	"DoTx": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		return retried(ctx, pool, level, func(tx pgx.Tx) error {
+			_, err := metered.DoTx[any](ctx, c, tx, metered.Command{ID: id, Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: seatsOf}}}, nil)
+			return err
+		})
+	},
+}
+
+// retried runs fn in a transaction of its own, again after a serialization failure.
+func retried(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) (err error) {
+	for range 100 {
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, fn)
+		if metered.Code(err) == "budget_exceeded" || !metered.Retryable(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// A capacity that is lowered while a call waits for the scope counts: nobody is let in by the one before.
+func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.T) {
+	t.Parallel()
+	for name, take := range ways {
+		for _, level := range isolationLevels {
+			t.Run(name+", "+string(level), func(t *testing.T) {
+				t.Parallel()
+				pool, c := setUp(t, metered.Config{})
+				ctx := t.Context()
+				hall(t, pool, 4)
+				for i := range 3 {
+					require.NoError(t, take(ctx, pool, c, fmt.Sprint("op", i), level))
+				}
+				unlock := lockScope(t, pool, c, "hall")
+				answered := make(chan error, 1)
+				go func() { answered <- take(ctx, pool, c, "late", level) }()
+				waitingForLock(t, pool, 1)
+				_, err := pool.Exec(ctx, `update halls set seats = 3`)
+				require.NoError(t, err)
+				unlock()
+				var exceeded *budget.ExceededError
+				require.ErrorAs(t, <-answered, &exceeded)
+				require.EqualValues(t, 3, exceeded.Refusals[0].Limit.Max)
+				require.Equal(t, "seats", exceeded.Refusals[0].Limit.Name)
+
+				_, err = pool.Exec(ctx, `update halls set seats = 4`)
+				require.NoError(t, err)
+				require.NoError(t, take(ctx, pool, c, "raised", level), "the early look leaves the limit out")
+				require.ErrorIs(t, take(ctx, pool, c, "full", level), budget.ErrExceeded)
+			})
+		}
+	}
+}
+
+// Under load, with a capacity that moves, never more is taken than it allows at the time.
+func TestCapacity_ThatMovesIsNeverPassed(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUpWith(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: 12})
+			ctx := t.Context()
+			hall(t, pool, 0)
+			const rounds, callers = 8, 6
+			var taken atomic.Int64
+			for round := range int64(rounds) {
+				// Raised by five and, while callers come, lowered to two more than are taken.
+				_, err := pool.Exec(ctx, `update halls set seats = $1`, taken.Load()+5)
+				require.NoError(t, err)
+				least := taken.Load() + 2
+				inParallel(callers+1, func(i int) {
+					if i == callers {
+						// Whoever lowers it looks at what is taken, under the lock.
+						err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+							if err := c.Budget.Lock(ctx, tx, "hall"); err != nil {
+								return err
+							}
+							_, err := tx.Exec(ctx, `update halls set seats = greatest($1, coalesce((select spent from metered.ledger where scope = 'hall' order by seq desc limit 1), 0))`, least)
+							return err
+						})
+						if err != nil {
+							t.Errorf("%v", err)
+						}
+						return
+					}
+					switch err := ways["Command.Charges"](ctx, pool, c, fmt.Sprint(round, "/", i), level); metered.Code(err) {
+					case "":
+						require.NoError(t, err)
+						taken.Add(1)
+					case "budget_exceeded":
+					default:
+						t.Errorf("%v", err)
+					}
+				})
+				seats := queryRow[int64](t, pool, `select seats from halls`)
+				require.Equal(t, taken.Load(), seats, "as many as there are in the end, and no more")
+				require.Equal(t, taken.Load(), used(t, pool, c, "hall"))
+			}
+		})
+	}
+}
+
+func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	hall(t, pool, 4)
+	for sql, text := range map[string]string{
+		"select seats from halls where id = 'none'": "answered nothing",
+		"select null::bigint":                       "answered nothing",
+		"select -1::bigint":                         "-1 is not from 0",
+		"select seats from nowhere":                 "nowhere",
+		"commit":                                    "not complete",
+	} {
+		limits := []budget.Limit{budget.Lifetime(0).MaxFrom(sql)}
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}}, nil)
+		require.ErrorIs(t, err, budget.ErrLimitQuery, sql)
+		require.ErrorContains(t, err, text)
+		require.False(t, metered.Retryable(err))
+	}
+	// Above READ COMMITTED a query that locks nothing answers from before the locks.
+	_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: pgx.RepeatableRead, Charges: []budget.Charge{
+		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from halls")}}}}, nil)
+	require.ErrorIs(t, err, budget.ErrLimitQuery)
+	require.ErrorContains(t, err, "FOR SHARE")
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{
+		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom(" ")}}}}, nil)
+	require.ErrorIs(t, err, metered.ErrArgument)
+	require.Zero(t, count(t, pool, "metered.ledger"))
+
+	receipt, err := c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 4, Limits: seatsOf})
+	require.NoError(t, err)
+	require.EqualValues(t, 0, receipt.Entries[0].Standings[0].Available)
+	_, err = c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 5, Limits: seatsOf})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Over: holds.OverIfFits, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}})
+		return err
+	})
+	require.ErrorIs(t, err, holds.ErrArgument)
+}
+
+// createScopes and retireScopes do so in a transaction of their own.
+func createScopes(t *testing.T, c *metered.Client, pool *pgxpool.Pool, scopes ...string) {
+	t.Helper()
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := c.Budget.Create(t.Context(), tx, scopes...)
+		return err
+	}))
+}
+
+func retireScopes(ctx context.Context, c *metered.Client, pool *pgxpool.Pool, scopes ...string) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := c.Budget.Retire(ctx, tx, scopes...)
+		return err
+	})
+}
+
+// A command with anything of a scope that must exist and does not is refused, and leaves nothing; what it declares is
+// refused before its function runs.
+func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			var denials []error
+			pool, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) {
+				denials = append(denials, d.Err)
+				require.False(t, d.Sticky)
+			}})
+			createScopes(t, c, pool, "seat/1", "seat/2")
+			require.NoError(t, retireScopes(t.Context(), c, pool, "seat/2"))
+			one := func(scope string) budget.Charge { return budget.Charge{Scope: scope, Amount: 1, MustExist: true} }
+			line := func(scope string) []holds.Line { return []holds.Line{{Scope: scope, Amount: 1, MustExist: true}} }
+			refused := 0
+			for scope, want := range map[string]error{"seat/3": budget.ErrScopeUnknown, "seat/2": budget.ErrScopeRetired} {
+				for what, cmd := range map[string]metered.Command{
+					"charge": {ID: "op", Charges: []budget.Charge{one("seat/1"), one(scope)}},
+					"sticky": {ID: "op", Sticky: []budget.Charge{one(scope)}},
+				} {
+					cmd.Isolation = level
+					_, err := metered.Do(t.Context(), c, cmd, mustNotRun(t))
+					require.ErrorIs(t, err, want, what)
+					require.NotErrorIs(t, err, metered.ErrTooManyAttempts)
+					require.NotErrorIs(t, err, metered.ErrSticky)
+					require.False(t, metered.Retryable(err))
+					refused++
+				}
+				for what, fn := range map[string]func(ctx context.Context, tx *metered.Tx) error{
+					"charge": func(_ context.Context, tx *metered.Tx) error { return tx.Charge(one("seat/1"), one(scope)) },
+					"credit": func(_ context.Context, tx *metered.Tx) error {
+						return tx.Credit(budget.Credit{Scope: scope, Amount: 1, MustExist: true})
+					},
+					"place": func(ctx context.Context, tx *metered.Tx) error {
+						_, err := tx.Place(ctx, holds.Request{Lines: line(scope), TTL: time.Minute}, nil)
+						return err
+					},
+					"claim": func(ctx context.Context, tx *metered.Tx) error {
+						_, err := tx.Claim(ctx, holds.Claim{Key: holds.Key{Type: "k", Value: "v"}, Holder: "ann", Lines: line(scope), TTL: time.Minute}, nil)
+						return err
+					},
+				} {
+					_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level}, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+						if _, err := tx.Exec(ctx, `insert into uploads values ('x')`); err != nil {
+							return uploaded{}, err
+						}
+						return uploaded{}, fn(ctx, tx)
+					})
+					require.ErrorIs(t, err, want, what)
+					refused++
+				}
+			}
+			require.Len(t, denials, refused, "each counts as a refusal")
+			for _, table := range []string{"uploads", "metered.ledger", "metered.operations", "metered.holds"} {
+				require.Zero(t, count(t, pool, table), table)
+			}
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, Charges: []budget.Charge{one("seat/1")}}, upload("x"))
+			require.NoError(t, err)
+		})
+	}
+}
+
+// A scope that is retired while the function runs is refused in the last flush.
+func TestDo_AScopeThatIsRetiredMeanwhileRefusesTheCommand(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUp(t, metered.Config{})
+			createScopes(t, c, pool, "a")
+			runs := 0
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}},
+				func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
+					if runs++; runs == 1 {
+						if err := retireScopes(ctx, c, pool, "a"); err != nil {
+							return uploaded{}, err
+						}
+					}
+					return upload("x")(ctx, tx)
+				})
+			require.ErrorIs(t, err, budget.ErrScopeRetired)
+			require.Equal(t, 1, runs)
+			require.Zero(t, count(t, pool, "uploads"))
+			require.Zero(t, count(t, pool, "metered.ledger"))
+		})
+	}
+}
+
+// An early look whose snapshot is older than the scope is no refusal.
+func TestDoTx_AScopeThatWasCreatedSinceTheSnapshotIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels[1:] {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUp(t, metered.Config{})
+			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+			require.NoError(t, err)
+			defer tx.Rollback(context.Background())
+			require.Zero(t, queryRow[int](t, tx, `select count(*) from metered.ledger`))
+			createScopes(t, c, pool, "a")
+			_, err = metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}}, mustNotRun(t))
+			require.NotErrorIs(t, err, budget.ErrScopeUnknown)
+			require.True(t, metered.Retryable(err), "%v", err)
 		})
 	}
 }

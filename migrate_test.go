@@ -2,7 +2,9 @@ package metered_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,7 +18,11 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -221,4 +227,358 @@ func relations(t *testing.T, pool *pgxpool.Pool, schema string) int {
 	require.NoError(t, pool.QueryRow(t.Context(),
 		`select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'`, schema).Scan(&n))
 	return n
+}
+
+// A long transaction of the application's has a table: Migrate says so, and lets go again and again, so that nobody waits for
+// long behind it.
+func TestMigrate_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
+	t.Parallel()
+	earlierVersions(t, func(t *testing.T, version int) {
+		ctx := t.Context()
+		pool := pgtest.OpenVersion(t, version)
+		long := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["application_name"] = "a long report" })
+		tx, err := long.Begin(ctx)
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, "lock table metered.schema_version in share mode") // against which the new version's row waits
+		require.NoError(t, err)
+
+		waiting := make(chan string, 100)
+		done := make(chan error, 1)
+		go func() {
+			_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{OnWait: func(_ context.Context, what string) { waiting <- what }})
+			done <- err
+		}()
+		require.Contains(t, <-waiting, "metered.schema_version, which process ")
+		require.Contains(t, <-waiting, " holds (a long report), in a transaction since ")
+		reading, cancel := context.WithTimeout(ctx, 3*time.Second)
+		defer cancel()
+		_, err = pool.Exec(reading, "select from metered.ledger limit 1")
+		require.NoError(t, err)
+
+		// A second one says what it waits for, and gives up when its time is over.
+		brief, cancel := context.WithTimeout(ctx, 2500*time.Millisecond)
+		defer cancel()
+		_, err = metered.Migrate(brief, pool, metered.MigrateOptions{})
+		require.ErrorIs(t, err, metered.ErrBusy)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "waiting for ")
+		select {
+		case err := <-done:
+			t.Fatalf("it did not wait: %v", err)
+		default:
+		}
+		require.Equal(t, version, validate(t, pool).Version)
+		require.NoError(t, tx.Rollback(ctx))
+		require.NoError(t, <-done)
+		require.NoError(t, validate(t, pool).Err())
+	})
+}
+
+func TestMigrate_SaysThatAnotherMigrationIsAtIt(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	other := pgtest.OpenVersion(t, 1) // its lock is another database's
+	for _, p := range []*pgxpool.Pool{pool, other} {
+		tx, err := p.Begin(ctx)
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		_, err = tx.Exec(ctx, "select pg_advisory_xact_lock($1)", schema.MigrationLock)
+		require.NoError(t, err)
+	}
+	brief, cancel := context.WithTimeout(ctx, 1500*time.Millisecond)
+	defer cancel()
+	_, err := metered.Migrate(brief, pool, metered.MigrateOptions{})
+	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorContains(t, err, "waiting for another migration, which process ")
+}
+
+// Many upgrade at once, and one of them does the work.
+func TestMigrate_UpgradesOnce(t *testing.T) {
+	t.Parallel()
+	earlierVersions(t, func(t *testing.T, version int) {
+		pool := pgtest.OpenVersion(t, version)
+		var mu sync.Mutex
+		from := make(map[int]int)
+		inParallel(8, func(int) {
+			report, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				t.Error(err)
+			}
+			from[report.From]++
+		})
+		require.Equal(t, map[int]int{version: 1, metered.SchemaVersion: 7}, from)
+		require.NoError(t, validate(t, pool).Err())
+	})
+}
+
+// Whatever the name of the schema and the search_path of the session, the schema is whole, and Go and SQL lock the same keys.
+func TestSchema_OddNamesAndSearchPaths(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{`""`, `odd, pg_catalog`, `pg_temp, public`} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true, Config: func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["search_path"] = path
+			}})
+			_, err := pool.Exec(t.Context(), `create schema odd;
+				create function odd.now() returns pg_catalog.int4 language sql as 'select 1';
+				create operator odd.= (leftarg = pg_catalog.text, rightarg = pg_catalog.text, function = pg_catalog.textne)`, pgx.QueryExecModeSimpleProtocol)
+			require.NoError(t, err)
+			for _, name := range []string{"select", "money_1", "metered", "metered_tx", "_", "schema"} {
+				_, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{Schema: name})
+				require.NoError(t, err, name)
+				report, err := metered.Validate(t.Context(), pool, name)
+				require.NoError(t, err, name)
+				require.Empty(t, report.Differences, name)
+				c, err := metered.New(pool, metered.Config{Schema: name})
+				require.NoError(t, err)
+				var key, hold int64
+				require.NoError(t, pool.QueryRow(t.Context(), `select "`+name+`".scope_key('ä"\,'), "`+name+`".lock_key('metered/hold/`+name+`', convert_to('t','UTF8') || '\x00' || convert_to('id','UTF8'))`).Scan(&key, &hold))
+				require.Equal(t, c.Budget.LockKey(`ä"\,`), key)
+				require.Equal(t, lockkey.Of("metered/hold/"+name, "t\x00id"), hold)
+				out, err := metered.Do(t.Context(), c, metered.Command{ID: "1", Input: 1, Name: "n", Charges: []budget.Charge{{Scope: `ä"\,{}()null`, Amount: 1, Limits: []budget.Limit{budget.Lifetime(3)}}}},
+					func(ctx context.Context, tx *metered.Tx) (int, error) {
+						_, err := tx.Place(ctx, holds.Request{ID: `i"\{},()`, TTL: time.Minute, Lines: []holds.Line{{Scope: `s"\{},() NULL`, Amount: 2}}}, nil)
+						return 1, err
+					})
+				require.NoError(t, err, name)
+				require.Len(t, out.Holds, 1)
+			}
+		})
+	}
+}
+
+// A function of DoTx that panics, or whose context ends, leaves nothing of its command in the caller's transaction.
+func TestDoTx_APanicLeavesTheTransactionAsItWas(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	cmd := metered.Command{ID: "1", Name: "n", Charges: []budget.Charge{{Scope: "a", Amount: 1}}}
+	require.Panics(t, func() {
+		_, _ = metered.DoTx(t.Context(), c, tx, cmd, func(ctx context.Context, tx *metered.Tx) (int, error) {
+			_, _ = tx.Exec(ctx, "select nonsense")
+			panic("x")
+		})
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err = metered.DoTx(ctx, c, tx, cmd, func(_ context.Context, tx *metered.Tx) (int, error) {
+		cancel()
+		return 0, errors.New("no")
+	})
+	require.Error(t, err)
+	out, err := metered.DoTx(t.Context(), c, tx, cmd, func(ctx context.Context, tx *metered.Tx) (int, error) { return 7, nil })
+	require.NoError(t, err)
+	require.False(t, out.Replayed)
+	require.NoError(t, tx.Commit(t.Context()))
+	u, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "a"})
+	require.NoError(t, err)
+	require.Equal(t, int64(1), u[0].Used)
+}
+
+// apply runs the text as one query, as a migration tool does.
+func apply(t *testing.T, pool *pgxpool.Pool, opts metered.SchemaSQLOptions) error {
+	t.Helper()
+	text, err := metered.SchemaSQL(opts)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), text, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+// Step by step, as a tool's files are run.
+func TestSchemaSQL_DoesWhatMigrateDoes(t *testing.T) {
+	t.Parallel()
+	fresh := openFresh(t)
+	for _, name := range []string{"metered", "money_1"} {
+		earlierVersions(t, func(t *testing.T, version int) {
+			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+			n, err := schema.Parse(name)
+			require.NoError(t, err)
+			execute(t, pool, n.SQL(pgtest.VersionSQL(t, version, "")))
+			before, err := metered.Validate(t.Context(), pool, name)
+			require.NoError(t, err)
+			require.Equal(t, version, before.Version)
+			require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: version}))
+			require.ErrorContains(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: version}), "the schema is not of version")
+			after, err := metered.Validate(t.Context(), pool, name)
+			require.NoError(t, err)
+			require.NoError(t, after.Err())
+
+			execute(t, pool, "drop function "+name+".clock()")
+			require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion}))
+			require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion, DropPrevious: true}))
+			if name == "metered" {
+				requireSame(t, fresh, pool)
+			}
+			report := migrate(t, pool, metered.MigrateOptions{Schema: name})
+			require.Equal(t, metered.MigrateReport{From: metered.SchemaVersion, To: metered.SchemaVersion}, report)
+		})
+	}
+}
+
+func TestSchemaSQL_MarksStatementsForTheTool(t *testing.T) {
+	t.Parallel()
+	texts := make(map[metered.MigrationTool]string)
+	for _, tool := range []metered.MigrationTool{metered.PlainSQL, metered.Goose, metered.GolangMigrate, metered.Tern, metered.Atlas} {
+		for from := range metered.SchemaVersion + 1 {
+			var err error
+			texts[tool], err = metered.SchemaSQL(metered.SchemaSQLOptions{From: from, Tool: tool})
+			require.NoError(t, err)
+			require.NotContains(t, strings.ReplaceAll(texts[tool], `{{"{{"}}`, ""), "{{", "tern takes it for a template")
+		}
+	}
+	require.True(t, strings.HasPrefix(texts[metered.Goose], "-- +goose Up\n"))
+	require.Equal(t, strings.Count(texts[metered.Goose], "$$"), 2*strings.Count(texts[metered.Goose], "StatementEnd"))
+	for _, opts := range []metered.SchemaSQLOptions{{From: -1}, {From: metered.SchemaVersion + 1}, {Tool: "flyway"}, {Schema: "A"}} {
+		_, err := metered.SchemaSQL(opts)
+		require.ErrorIs(t, err, metered.ErrArgument)
+	}
+}
+
+func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+}
+
+// Each difference is named. Migrate repairs what functions are, and changes nothing where a table differs.
+func TestValidate_NamesEachDifference(t *testing.T) {
+	t.Parallel()
+	pool := openFresh(t)
+	for _, test := range []struct {
+		change, back string // back is empty where Migrate repairs it
+		want         string
+	}{
+		{"drop function metered.clock()", "", "function clock() is missing"},
+		{"create or replace function metered.clock() returns timestamptz language sql volatile as 'select now()'", "", "function clock() differs: it is"},
+		{"alter function metered.clock() security definer", "", "function clock() differs: it is"},
+		{"alter function metered.clock() set search_path = public", "", "function clock() differs: it is"},
+		{"alter function metered.clock() reset all; alter function metered.clock() immutable", "", "function clock() differs: it is"},
+		{"grant execute on function metered.clock() to public", "", "function clock() can be executed by everybody"},
+		{"alter table metered.ledger drop column next_due", "alter table metered.ledger add column next_due timestamptz", "column ledger.next_due is missing"},
+		{"alter table metered.ledger alter column held drop not null", "alter table metered.ledger alter column held set not null",
+			`column ledger.held differs: it is "bigint" and should be "bigint not null"`},
+		{"alter table metered.tokens alter column used set default 1", "alter table metered.tokens alter column used set default 0",
+			`column tokens.used differs: it is "integer not null default 1" and should be "integer not null default 0"`},
+		{"alter index metered.holds_due rename to other", "alter index metered.other rename to holds_due", "index holds_due is missing"},
+		{"drop index metered.operations_at; create index operations_at on metered.operations (at desc)",
+			"drop index metered.operations_at; create index operations_at on metered.operations (at)", "index operations_at differs"},
+		{"alter table metered.tokens drop constraint tokens_uses_check", "alter table metered.tokens add constraint tokens_uses_check check (uses >= 1)",
+			"constraint tokens.tokens_uses_check is missing"},
+		{"alter table metered.tokens drop constraint tokens_uses_check; alter table metered.tokens add constraint tokens_uses_check check (uses >= 1) not valid",
+			"alter table metered.tokens validate constraint tokens_uses_check", "NOT VALID"},
+		{"alter table metered.job_keys set unlogged", "alter table metered.job_keys set logged", "table job_keys differs"},
+		{"alter domain metered.units add constraint small check (value < 10)", "alter domain metered.units drop constraint small", "type units differs"},
+	} {
+		execute(t, pool, test.change)
+		found := validate(t, pool)
+		require.ErrorIs(t, found.Err(), metered.ErrSchemaDiffers, test.change)
+		require.ErrorContains(t, found.Err(), test.want, test.change)
+		require.Equal(t, "schema_differs", metered.Code(found.Err()))
+		report, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+		if test.back == "" {
+			require.NoError(t, err, test.change)
+			require.Equal(t, found.Differences, report.Repaired)
+		} else {
+			require.ErrorIs(t, err, metered.ErrSchemaDiffers, test.change)
+			require.ErrorContains(t, err, test.want, test.change)
+			require.Equal(t, found, validate(t, pool), "nothing was changed")
+			execute(t, pool, test.back)
+		}
+		require.NoError(t, validate(t, pool).Err(), test.change)
+	}
+}
+
+func TestValidate_WhatSomebodyAddedIsNoDifference(t *testing.T) {
+	t.Parallel()
+	pool := openFresh(t)
+	execute(t, pool, `
+		create table metered.mine (id int primary key);
+		alter table metered.ledger add column mine text;
+		create index mine_index on metered.ledger (mine);
+		create function metered.clock(zone text) returns timestamptz language sql as 'select now()';
+		create function metered.my_trigger() returns trigger language plpgsql as 'begin return null; end';
+		create trigger mine after insert on metered.ledger for each row execute function metered.my_trigger();
+		create view metered.my_view as select * from metered.ledger;
+		create type metered.my_type as (a int);
+		grant select on metered.tokens to public;
+		comment on table metered.ledger is 'ours'`)
+	require.Equal(t, metered.SchemaReport{Version: metered.SchemaVersion}, validate(t, pool))
+	report := migrate(t, pool, metered.MigrateOptions{DropPrevious: true})
+	require.Equal(t, metered.MigrateReport{From: metered.SchemaVersion, To: metered.SchemaVersion}, report)
+
+	execute(t, pool, "drop function metered.clock()")
+	migrate(t, pool, metered.MigrateOptions{})
+	require.True(t, queryRow[bool](t, pool, "select has_function_privilege('public', 'metered.my_trigger()', 'execute')"), "it is not this library's")
+	require.Equal(t, "ours", queryRow[string](t, pool, "select obj_description('metered.ledger'::regclass)"))
+}
+
+func TestValidate_WorksInATransactionAndForTheApplication(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Open(t)
+	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
+	require.NoError(t, validate(t, app).Err())
+	tx, err := app.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "set local search_path = metered")
+	require.NoError(t, err)
+	require.NoError(t, validate(t, tx).Err())
+	require.Equal(t, "metered", queryRow[string](t, tx, "show search_path"))
+	require.NoError(t, tx.Rollback(t.Context()))
+	conn, err := app.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	require.NoError(t, validate(t, conn).Err())
+
+	stranger := pgtest.AsRole(t, owner, nil, "")
+	_, err = metered.Validate(t.Context(), stranger, "")
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
+	require.ErrorContains(t, err, "metered.GrantSQL")
+	_, err = metered.Migrate(t.Context(), app, metered.MigrateOptions{})
+	require.NoError(t, err, "there is nothing to do")
+}
+
+func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
+	t.Parallel()
+	report := validate(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}))
+	require.Zero(t, report.Version)
+	require.NotEmpty(t, report.Differences)
+	require.ErrorIs(t, report.Err(), metered.ErrNotMigrated)
+	require.False(t, report.OK())
+}
+
+// The processes of this build go on, and start again, while the version after it is there.
+func TestMigrate_MeetsANewerSchema(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := openFresh(t)
+	execute(t, pool, `insert into metered.schema_version (version) values (`+strconv.Itoa(metered.SchemaVersion+1)+`);
+		create or replace function metered.clock() returns timestamptz language sql as 'select pg_catalog.clock_timestamp() -- anew';
+		alter table metered.ledger add column more text; drop index metered.operations_at`)
+	next := metered.SchemaReport{Version: metered.SchemaVersion + 1}
+	require.Equal(t, next, validate(t, pool))
+	require.NoError(t, validate(t, pool).Err())
+	for _, drop := range []bool{false, true} {
+		report := migrate(t, pool, metered.MigrateOptions{DropPrevious: drop})
+		require.Equal(t, metered.MigrateReport{From: next.Version, To: next.Version}, report)
+	}
+	require.Equal(t, next, validate(t, pool))
+
+	dropFunctions(t, pool, "lock_scopes")
+	require.ErrorIs(t, validate(t, pool).Err(), metered.ErrSchemaVersion)
+	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{})
+	require.ErrorIs(t, err, metered.ErrSchemaVersion)
+	require.ErrorContains(t, err, "function lock_scopes(")
+	require.Equal(t, "schema_version", metered.Code(err))
+
+	execute(t, pool, `insert into metered.schema_version (version) values (`+strconv.Itoa(metered.SchemaVersion+2)+`)`)
+	_, err = metered.Migrate(ctx, pool, metered.MigrateOptions{})
+	require.ErrorIs(t, err, metered.ErrSchemaVersion)
+	require.ErrorIs(t, validate(t, pool).Err(), metered.ErrSchemaVersion)
 }

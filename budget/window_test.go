@@ -1,11 +1,14 @@
 package budget_test
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
@@ -184,4 +187,168 @@ func TestWindow_BehindTheOnlyEntryKeptIsAnError(t *testing.T) {
 	require.Zero(t, usage(t, pool, l, "a", time.Minute).Used)
 	_, err := l.Usage(t.Context(), pool, budget.Query{Scope: "a", Window: time.Minute + time.Microsecond})
 	require.ErrorIs(t, err, budget.ErrWindowPurged)
+}
+
+func repairClock(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope string) (r budget.ClockRepair, err error) {
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		r, err = l.RepairClock(ctx, tx, scope, budget.Note{Actor: "operator"})
+		return err
+	})
+	return r, err
+}
+
+func TestClock_WithinTheToleranceEntriesAreDatedLikeTheLast(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	hourly := budget.Limit{Max: 10, Window: time.Hour}
+	mustCharge(t, pool, l, "a", 1, hourly)
+	clock.Advance(-time.Minute)
+	posted := mustCharge(t, pool, l, "a", 1, hourly)
+	require.WithinDuration(t, start, posted.At, 0)
+	require.Equal(t, int64(2), usage(t, pool, l, "a", time.Hour).Used)
+}
+
+func TestClock_AheadBeyondTheToleranceFailsForWindowsOnly(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	hourly, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Lifetime(10)
+	mustCharge(t, pool, l, "a", 1, hourly)
+	clock.Advance(-time.Minute - time.Microsecond)
+
+	_, err := charge(ctx, pool, l, "a", 1, total, hourly)
+	require.ErrorIs(t, err, budget.ErrClock)
+	var clockErr *budget.ClockError
+	require.ErrorAs(t, err, &clockErr)
+	require.Equal(t, "a", clockErr.Scope)
+	require.Equal(t, time.Minute+time.Microsecond, clockErr.Ahead)
+	require.Equal(t, "budget_clock", clockErr.Code())
+	_, err = l.Check(ctx, pool, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{hourly}})
+	require.ErrorIs(t, err, budget.ErrClock)
+
+	posted := mustCharge(t, pool, l, "a", 1, total)
+	require.WithinDuration(t, start, posted.At, 0, "an entry is never dated before the last one")
+	mustCredit(t, pool, l, "a", 1)
+	require.NoError(t, refund(ctx, pool, l, "a", 1, 1))
+	requireVerified(t, pool, l)
+}
+
+func TestClock_RepairLetsChargesPassAndNothingLeaveEarly(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	hourly := budget.Limit{Max: 10, Window: time.Hour}
+	for range 20 {
+		mustCharge(t, pool, l, "a", 1)
+		clock.Advance(time.Minute)
+	}
+	clock.Set(start.Add(5 * time.Hour)) // the clock is wrong
+	mustCharge(t, pool, l, "a", 3)
+	clock.Set(start.Add(40 * time.Minute)) // and right again
+	require.Equal(t, int64(3), usage(t, pool, l, "a", time.Hour).Used, "until the repair, the wrong time rules")
+
+	r, err := repairClock(ctx, pool, l, "a")
+	require.NoError(t, err)
+	require.True(t, r.Repaired)
+	require.Equal(t, int64(22), r.Seq)
+	require.WithinDuration(t, clock.Now(), r.At, 0)
+	require.Equal(t, 4*time.Hour+20*time.Minute, r.Ahead)
+
+	// What was dated into the future counts from the repair; all others as ever.
+	require.Equal(t, int64(23), usage(t, pool, l, "a", time.Hour).Used)
+	_, err = charge(ctx, pool, l, "a", 1, hourly)
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, int64(23), exceeded.Refusals[0].Used)
+	require.Equal(t, 33*time.Minute, exceeded.RetryAfter(), "14 must go: the one of 0:13 leaves at 1:13")
+	clock.Set(start.Add(time.Hour + 40*time.Minute - time.Microsecond))
+	require.Equal(t, int64(3), usage(t, pool, l, "a", time.Hour).Used)
+	clock.Advance(time.Microsecond)
+	require.Zero(t, usage(t, pool, l, "a", time.Hour).Used)
+	mustCharge(t, pool, l, "a", 10, hourly)
+
+	again, err := repairClock(ctx, pool, l, "a")
+	require.NoError(t, err)
+	require.Equal(t, budget.ClockRepair{At: again.At}, again)
+	require.Equal(t, int64(23), usage(t, pool, l, "a", 0).Seq)
+	requireVerified(t, pool, l)
+}
+
+func TestClock_RepairOfAnEmptyScopeDoesNothing(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	r, err := repairClock(t.Context(), pool, l, "a")
+	require.NoError(t, err)
+	require.Equal(t, budget.ClockRepair{At: r.At}, r)
+	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
+}
+
+func TestLimit_ConstructorsSayTheKind(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, budget.Limit{Max: 9, Window: time.Hour}, budget.PerWindow(9, time.Hour))
+	require.Equal(t, budget.Limit{Max: 9, Window: budget.Forever}, budget.Lifetime(9))
+	require.Equal(t, budget.Limit{Max: 0, Window: budget.OfCredit}, budget.Prepaid())
+	nine := budget.Lifetime(9)
+	require.Equal(t, budget.Limit{Max: 9, Window: budget.Forever, Name: "stock"}, nine.Named("stock"))
+	require.Empty(t, nine.Name, "Named returns another one")
+	require.True(t, budget.Lifetime(9) == nine, "limits can be compared")
+}
+
+// "2 a minute" whose window was forgotten must not become "2 for life".
+func TestCharge_ALimitWithoutAWindowSaysWhatToWriteInstead(t *testing.T) {
+	t.Parallel()
+	l := newLedger(t, budget.Config{})
+	for _, limit := range []budget.Limit{{Max: 2}, {Max: 2, Name: "a minute"}, budget.PerWindow(2, 0)} {
+		_, err := l.Charge(t.Context(), untouchable{t: t}, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
+		require.ErrorIs(t, err, budget.ErrArgument)
+		require.EqualError(t, err, "budget: invalid argument: charges[0].Limits[0].Window: is missing: "+
+			"write budget.PerWindow(2, window), or budget.Lifetime(2) for a limit over the scope's lifetime")
+	}
+}
+
+func TestUsage_NoWindowAndForeverAreBothTheLifetime(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	mustCharge(t, pool, l, "a", 3, budget.Lifetime(5))
+	clock.Advance(1000 * time.Hour)
+	_, err := charge(t.Context(), pool, l, "a", 3, budget.Lifetime(5))
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.Equal(t, int64(3), usage(t, pool, l, "a", 0).Used)
+	require.Equal(t, int64(3), usage(t, pool, l, "a", budget.Forever).Used)
+	require.Zero(t, usage(t, pool, l, "a", time.Hour).Used)
+}
+
+func TestLimit_AsJSONSaysItsKindAndComesBack(t *testing.T) {
+	t.Parallel()
+	for text, limit := range map[string]budget.Limit{
+		`{"max":9,"window_us":60000000}`:                 budget.PerWindow(9, time.Minute),
+		`{"name":"stock","max":9,"lifetime":true}`:       budget.Lifetime(9).Named("stock"),
+		`{"max":0,"lifetime":true,"of_credit":true}`:     budget.Prepaid(),
+		`{"max":7,"lifetime":true,"of_credit":true}`:     budget.CreditLine(7),
+		`{"max":0,"lifetime":true}`:                      budget.Lifetime(0),
+		`{"max":1,"window_us":3155760000000000}`:         budget.PerWindow(1, budget.MaxWindow),
+		`{"max":4611686018427387904,"lifetime":true}`:    budget.Lifetime(budget.MaxLimit),
+		`{"name":"\u003ca\u003e","max":2,"window_us":1}`: budget.PerWindow(2, time.Microsecond).Named("<a>"),
+		`{"max":2}`: {Max: 2}, // refused when it is used, as it was before
+	} {
+		written, err := json.Marshal(limit)
+		require.NoError(t, err)
+		require.Equal(t, text, string(written))
+		back := budget.Lifetime(77).Named("overwritten")
+		require.NoError(t, json.Unmarshal(written, &back))
+		require.Equal(t, limit, back)
+
+		receipt := budget.Receipt{Entries: []budget.Posted{{Scope: "a", Standings: []budget.Standing{{Limit: limit, Used: 1, Available: 8}}}}}
+		written, err = json.Marshal(receipt)
+		require.NoError(t, err)
+		require.Contains(t, string(written), `{"limit":`+text+`,"used":1,"held":0,"available":8}`)
+		var again budget.Receipt
+		require.NoError(t, json.Unmarshal(written, &again))
+		require.Equal(t, receipt, again)
+	}
+	for _, text := range []string{
+		`{"max":9,"window_us":-1}`, `{"max":9,"window_us":3155760000000001}`, `{"max":9,"window_us":60000000,"lifetime":true}`, `{"max":9,"of_credit":true}`,
+	} {
+		require.ErrorIs(t, json.Unmarshal([]byte(text), new(budget.Limit)), budget.ErrArgument, text)
+	}
 }

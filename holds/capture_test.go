@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -117,5 +118,228 @@ func TestCapture_ThatEndsAClaimTakesItsOwnUnit(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.claim(holds.Claim{Key: key, Holder: "ben"})
 	require.NoError(t, err)
+	f.verify()
+}
+
+// purgeOf takes all entries of a scope that were there away, but the first.
+func (f *fixture) purgeOf(scope string) {
+	f.Helper()
+	for range 32 {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+			return f.ledger.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 1})
+		})
+		require.NoError(f, err)
+	}
+	f.clock.Advance(time.Hour)
+	_, err := f.ledger.Purge(f.Context(), f.pool, budget.PurgeOptions{Scope: scope, OlderThan: time.Minute})
+	require.NoError(f, err)
+}
+
+// refused tries a refund that says why it is refused, or raises it, and changes nothing.
+func (f *fixture) refused(r holds.Refund, want error) {
+	f.Helper()
+	before := f.dump()
+	p, err := refundHolds(f.book, r)
+	require.NoError(f, err)
+	for _, raising := range []bool{false, true} {
+		tx := begin(f, f.pool, pgx.ReadCommitted)
+		_, err := p.Scan(tx.QueryRow(f.Context(), p.SQL, p.Args(ledger.Sending{WaitMS: 5000, Raising: raising})...))
+		require.ErrorIs(f, err, want)
+		require.Equal(f, raising, tx.Commit(f.Context()) != nil, "the transaction is usable unless it was to fail")
+	}
+	require.Equal(f, before, f.dump())
+}
+
+// A confirmed claim carries a line whose charge the ledger no longer has: that one stays
+// spent, and the key does not stay taken for it.
+func TestRefund_OfAClaimWhoseSideLineWasPurged(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	key := holds.Key{Type: "machine", Value: "7"}
+	h, err := f.claim(holds.Claim{Key: key, Holder: "ann", Lines: []holds.Line{capacity("power", 4, 9), capacity("water", 3, 9)}})
+	require.NoError(t, err)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Keep: true, Lines: []holds.Line{{Scope: "power", Amount: 1}}})
+	require.NoError(t, err)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
+	require.NoError(t, err)
+	f.purgeOf("power")
+	f.refused(holds.Refund{IDs: []string{h.ID}, All: true}, holds.ErrNotReturnable)
+	_, err = f.claim(holds.Claim{Key: key, Holder: "ben"})
+	require.ErrorIs(t, err, holds.ErrTaken)
+
+	hs, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true})
+	})
+	require.NoError(t, err)
+	require.Equal(t, holds.Returned, hs[0].State)
+	for scope, want := range map[string]int64{"power": 4 - 32, "water": 0, claimScope("", key): 0} {
+		used, _ := f.usage(scope)
+		require.Equal(t, want, used, scope)
+	}
+	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrReturned)
+	history, err := f.book.History(t.Context(), f.pool, "", h.ID, "")
+	require.NoError(t, err)
+	require.Equal(t, append(history[1].Captures, history[2].Captures[1]), history[3].Skipped, "both of power")
+	require.Equal(t, "power", history[3].Skipped[0].Scope)
+	f.verify()
+
+	_, err = f.claim(holds.Claim{Key: key, Holder: "ben", TTL: time.Hour})
+	require.NoError(t, err)
+	f.clock.Set(later(f.clock.Now(), time.Now()).Add(time.Minute)) // the claim's id has the machine's time
+	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	require.NoError(t, err)
+	require.Equal(t, int64(1), n)
+	f.verify()
+}
+
+// The unit of the claim itself is not left spent: then nobody could claim the key.
+func TestRefund_NeverLeavesAClaimsOwnUnitSpent(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	key := holds.Key{Type: "machine", Value: "7"}
+	h, err := f.claim(holds.Claim{Key: key, Holder: "ann"})
+	require.NoError(t, err)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
+	require.NoError(t, err)
+	f.purgeOf(claimScope("", key))
+	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrNotReturnable)
+	f.verify()
+}
+
+// One that was given back before, among others, is the one that is named.
+func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ids := []string{"first", "second", "third"}
+	for _, id := range ids {
+		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 1, 9)}})
+	}
+	_, err := f.capture(holds.Capture{IDs: ids, All: true})
+	require.NoError(t, err)
+	_, err = do(f, refund(f, "second"))
+	require.NoError(t, err)
+	f.refused(holds.Refund{IDs: ids, All: true}, holds.ErrReturned)
+	_, err = do(f, refund(f, ids...))
+	var state *holds.StateError
+	require.ErrorAs(t, err, &state)
+	require.Equal(t, []string{"second", "second"}, []string{state.ID, state.Hold.ID})
+	_, err = do(f, refund(f, "third", "first"))
+	require.NoError(t, err)
+	f.verify()
+}
+
+// What somebody gave back by hand is given back: Refund gives back what is left.
+func TestRefund_GivesBackWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 4, 9), capacity("b", 4, 9)}})
+	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
+	require.NoError(t, err)
+	history, err := f.book.History(t.Context(), f.pool, "", "h", "")
+	require.NoError(t, err)
+	charge := history[1].Captures[1]
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+		return f.ledger.Refund(ctx, tx, budget.Refund{Scope: charge.Scope, Seq: charge.Seq, Amount: 1})
+	})
+	require.NoError(t, err)
+	_, err = do(f, refund(f, "h"))
+	require.NoError(t, err)
+	for _, scope := range []string{"a", "b"} {
+		used, _ := f.usage(scope)
+		require.Zero(t, used)
+	}
+	require.Equal(t, holds.Returned, f.get("h").State)
+	f.refused(holds.Refund{IDs: []string{"h"}, All: true}, holds.ErrReturned)
+	f.verify()
+}
+
+// A part is given back of several captures, oldest first, and the rest later.
+func TestRefund_InPartsOverSeveralCaptures(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 9, 9), capacity("b", 5, 9)}})
+	for _, amount := range []int64{2, 3, 4} {
+		_, err := f.capture(holds.Capture{IDs: []string{"h"}, Keep: amount < 4, Lines: []holds.Line{{Scope: "a", Amount: amount}, {Scope: "b", Amount: 1}}})
+		require.NoError(t, err)
+	}
+	part := func(lines ...holds.Line) holds.Hold {
+		t.Helper()
+		h, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h"}, Lines: lines})
+		})
+		require.NoError(t, err)
+		f.verify()
+		return h[0]
+	}
+	more := holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 1}, {Scope: "a", Amount: 10}}}
+	f.refused(more, holds.ErrExcess)
+	h := part(holds.Line{Scope: "a", Amount: 4}) // 2 of the first capture, 2 of the second
+	require.NotEqual(t, holds.Returned, h.State)
+	require.Equal(t, int64(4), h.Lines[0].Refunded)
+	used, _ := f.usage("a")
+	require.Equal(t, int64(5), used)
+	history, err := f.book.History(t.Context(), f.pool, "", "h", "")
+	require.NoError(t, err)
+	last := history[len(history)-1]
+	require.Equal(t, holds.EventReturnedPart, last.Kind)
+	require.Equal(t, []int64{2, 2}, []int64{last.Refunds[0].Amount, last.Refunds[1].Amount})
+	more.Lines[1].Amount = 6
+	f.refused(more, holds.ErrExcess)
+	part(holds.Line{Scope: "b", Amount: 3})
+	h = part(holds.Line{Scope: "a", Amount: 5})
+	require.Equal(t, holds.Returned, h.State, "nothing is left")
+	f.refused(holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}}, holds.ErrReturned)
+}
+
+// A claim is given up whole: its key would else be free in the ledger, and taken in the book.
+func TestRefund_InPartsLeavesAClaimsOwnUnit(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	key := holds.Key{Type: "desk", Value: "4"}
+	h, err := f.claim(holds.Claim{Key: key, Holder: "ann", Lines: []holds.Line{capacity("power", 4, 9)}})
+	require.NoError(t, err)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
+	require.NoError(t, err)
+	own := holds.Line{Scope: claimScope("", key), Amount: 1}
+	f.refused(holds.Refund{IDs: []string{h.ID}, Lines: []holds.Line{own}}, holds.ErrArgument)
+	f.refused(holds.Refund{IDs: []string{h.ID}, Lines: []holds.Line{own, {Scope: "power", Amount: 3}}}, holds.ErrArgument)
+	for _, lines := range [][]holds.Line{{{Scope: "power", Amount: 3}}, {{Scope: "power", Amount: 1}, own}} {
+		_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, Lines: lines})
+		})
+		require.NoError(t, err)
+	}
+	_, err = f.claim(holds.Claim{Key: key, Holder: "ben"})
+	require.NoError(t, err)
+	f.verify()
+}
+
+// A hold that ended otherwise, or not yet, keeps what was captured of it: Refund does
+// not give it back, the ledger does.
+func TestRefund_OfACaptureInPartIsTheLedgers(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	for i, want := range []error{holds.ErrHeld, holds.ErrReleased, holds.ErrExpired} {
+		id := []string{"held", "released", "expired"}[i]
+		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 4, 9)}})
+		_, err := f.capture(holds.Capture{IDs: []string{id}, Keep: true, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
+		require.NoError(t, err)
+		switch want {
+		case holds.ErrReleased:
+			_, err = f.release(id)
+			require.NoError(t, err)
+		case holds.ErrExpired:
+			f.clock.Advance(time.Minute)
+		}
+		f.refused(holds.Refund{IDs: []string{id}, SkipPurged: true, All: true}, want)
+		history, err := f.book.History(t.Context(), f.pool, "", id, "")
+		require.NoError(t, err)
+		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+			return f.ledger.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: history[1].Captures[0].Seq, Amount: 3})
+		})
+		require.NoError(t, err)
+		used, _ := f.usage("a")
+		require.Zero(t, used, id)
+	}
 	f.verify()
 }

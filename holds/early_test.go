@@ -12,12 +12,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // One unit of each scope is handed on among holds of one or several, by a clock that
@@ -187,4 +190,163 @@ func TestExpiry_HandsNoUnitOutTwiceWhateverTheClockDoes(t *testing.T) {
 			f.verify()
 		})
 	}
+}
+
+var isolations = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
+
+func code(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+func execute(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), sql, args...)
+	require.NoError(t, err)
+}
+
+func queryRow[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) (v T) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), sql, args...).Scan(&v))
+	return v
+}
+
+// begin opens a transaction that is rolled back at the end of the test.
+func begin(t testing.TB, pool *pgxpool.Pool, iso pgx.TxIsoLevel) pgx.Tx {
+	t.Helper()
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: iso})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+// retrier runs transactions of one call each, and tries them again after 40001. A
+// deadlock is an error, unless it is asked for: no two calls lock in different orders.
+type retrier struct {
+	pool      *pgxpool.Pool
+	deadlocks bool
+	retries   atomic.Int64
+}
+
+func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx) error) error {
+	const attempts = 2000
+	var err error
+	for range attempts {
+		err = pgx.BeginTxFunc(ctx, r.pool, pgx.TxOptions{IsoLevel: iso}, f)
+		if c := code(err); c != sqlstate.SerializationFailure && !(r.deadlocks && c == sqlstate.DeadlockDetected) {
+			return err
+		}
+		r.retries.Add(1)
+		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
+	}
+	return fmt.Errorf("gave up after %d attempts: %w", attempts, err)
+}
+
+// dump is all that the tables of holds and the ledger have in them.
+func (f *fixture) dump() []string {
+	f.Helper()
+	var all []string
+	for _, table := range []string{"ledger", "refund_sum", "holds", "hold_lines", "hold_events"} {
+		rows, err := f.pool.Query(f.Context(), `select row_to_json(x)::text as r from metered.`+table+` x order by r`)
+		require.NoError(f, err)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(f, err)
+		all = append(all, table)
+		all = append(all, lines...)
+	}
+	return all
+}
+
+// isA reports whether err's chain holds a T.
+func isA[T error](err error) bool {
+	var target T
+	return errors.As(err, &target)
+}
+
+// From its deadline on a hold is not extended, and until it is due it can still be captured:
+// what it keeps is nobody else's.
+func TestExpiry_GraceIsForCaptures(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	scopes := []string{"captured", "released", "expired"}
+	for _, scope := range scopes {
+		f.mustPlace(holds.Request{ID: scope, Grace: 10 * time.Second, Lines: []holds.Line{capacity(scope, 1, 1)}})
+	}
+	f.clock.Set(noon.Add(time.Minute - time.Microsecond))
+	_, err := f.extend(time.Second, scopes...)
+	require.NoError(t, err)
+	for _, at := range []time.Duration{61 * time.Second, 71*time.Second - time.Microsecond} {
+		f.clock.Set(noon.Add(at))
+		for _, scope := range scopes {
+			_, err = f.extend(time.Second, scope)
+			require.ErrorIs(t, err, holds.ErrExpired, at)
+			require.Equal(t, holds.Held, f.get(scope).State, at)
+			_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
+			require.ErrorIs(t, err, budget.ErrExceeded, at)
+		}
+	}
+	_, err = f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
+	require.NoError(t, err)
+	_, err = f.release("released")
+	require.NoError(t, err)
+	f.clock.Advance(time.Microsecond)
+	_, err = f.capture(holds.Capture{IDs: []string{"expired"}, All: true})
+	require.ErrorIs(t, err, holds.ErrExpired)
+	_, err = f.release("expired")
+	require.ErrorIs(t, err, holds.ErrExpired)
+	_, err = f.charge(budget.Charge{Scope: "expired", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
+	require.NoError(t, err)
+	f.verify()
+}
+
+// tick makes the clock of a database move by a microsecond each time it is read.
+func tick(t *testing.T, f *fixture) {
+	execute(t, f.pool, `create or replace function metered.clock() returns timestamptz language sql volatile security definer
+		as $$ select timestamptz 'epoch' + us / 1000000 * interval '1 second' + us % 1000000 * interval '1 microsecond'
+		      from pg_catalog.nextval('pgtest.clock') us $$`)
+}
+
+// A hold falls due while a capture of it is under way, between any two readings of
+// the clock: the capture is whole or it is none.
+func TestCapture_AsTheHoldFallsDueIsWholeOrNone(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	tick(t, f)
+	captured, expired := 0, 0
+	for us := range 12 {
+		for _, over := range []holds.Over{holds.OverRefused, holds.OverAllowed, holds.OverIfFits} {
+			for _, amount := range []int64{5, 8} {
+				scope := fmt.Sprintf("%s %d %d", over, us, amount)
+				h := f.mustPlace(holds.Request{ID: scope, Lines: []holds.Line{capacity(scope, 5, 9)}})
+				other := f.mustPlace(holds.Request{ID: scope + "other", TTL: time.Hour, Lines: []holds.Line{capacity(scope, 1, 9)}})
+				f.clock.Set(h.Due.Add(-time.Duration(us) * time.Microsecond))
+				hs, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: over, Lines: []holds.Line{capacity(scope, amount, 9)}})
+				switch {
+				case err == nil:
+					require.Equal(t, holds.Captured, hs[0].State)
+					captured++
+				case over == holds.OverRefused && amount == 8 && !isA[*holds.StateError](err):
+					require.ErrorIs(t, err, holds.ErrExcess)
+				default:
+					if code(err) == "40001" {
+						hs, err = f.capture(holds.Capture{IDs: []string{h.ID}, Over: over, Lines: []holds.Line{capacity(scope, amount, 9)}})
+						require.Empty(t, hs)
+					}
+					require.ErrorIs(t, err, holds.ErrExpired)
+					expired++
+				}
+				used, held := f.usage(scope)
+				require.LessOrEqual(t, used+held, int64(9))
+				_, err = f.release(other.ID)
+				require.NoError(t, err)
+			}
+		}
+	}
+	require.Positive(t, captured)
+	require.Positive(t, expired)
+	pgtest.SetClock(t, f.pool, f.clock.Now().Add(time.Hour))
+	f.verify()
 }

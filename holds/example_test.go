@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Two seats are held for five minutes, while somebody types a card number, and then
@@ -115,4 +118,151 @@ func check(err error) {
 	if err != nil {
 		panic(err)
 	}
+}
+
+// The capacity is in a table of the application. Both sides take the scope's lock
+// first, so that it is not lowered between being read and being used.
+func Example_capacity() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	book := exampleBook(holds.Config{})
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	_, err = pool.Exec(ctx, `create table rooms (name text primary key, beds int not null); insert into rooms values ('blue', 6)`)
+	check(err)
+	scope := budget.ScopeKey("room", "blue", "2026-11-21")
+
+	reserve := func(beds int64) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if err := ledger.Lock(ctx, tx, scope); err != nil {
+				return err
+			}
+			var capacity int64 // read after the lock: nobody can lower it now
+			if err := tx.QueryRow(ctx, `select beds from rooms where name = 'blue'`).Scan(&capacity); err != nil {
+				return err
+			}
+			_, err := book.Place(ctx, tx, holds.Request{
+				TTL:   time.Minute,
+				Lines: []holds.Line{{Scope: scope, Amount: beds, Limits: []budget.Limit{budget.Lifetime(capacity)}}},
+			})
+			return err
+		})
+	}
+	errInUse := errors.New("more than that are in use")
+	resize := func(beds int64) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if err := ledger.Lock(ctx, tx, scope); err != nil {
+				return err
+			}
+			usage, err := ledger.Usage(ctx, tx, budget.Query{Scope: scope})
+			if err == nil && usage[0].Used+usage[0].Held > beds {
+				err = errInUse
+			}
+			if err == nil {
+				_, err = tx.Exec(ctx, `update rooms set beds = $1 where name = 'blue'`, beds)
+			}
+			return err
+		})
+	}
+
+	fmt.Println("reserve 4:", reserve(4))
+	fmt.Println("resize to 3:", resize(3))
+	fmt.Println("resize to 5:", resize(5))
+	fmt.Println("reserve 2 is refused:", errors.Is(reserve(2), budget.ErrExceeded))
+	// Output:
+	// reserve 4: <nil>
+	// resize to 3: more than that are in use
+	// resize to 5: <nil>
+	// reserve 2 is refused: true
+}
+
+// A user name is claimed while somebody signs up, and confirmed in the transaction that
+// makes the user. Names are normalised first: bytes are compared.
+func ExampleBook_Claim() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	book := exampleBook(holds.Config{})
+	_, err := pool.Exec(ctx, `create table users (id bigint generated always as identity primary key, name text)`)
+	check(err)
+	key := func(name string) holds.Key { return holds.Key{Type: "user name", Value: strings.ToLower(name)} }
+	claim := func(name, session string) (h holds.Hold, err error) {
+		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			h, err = book.Claim(ctx, tx, holds.Claim{Key: key(name), Holder: session, TTL: 10 * time.Minute})
+			return err
+		})
+		return h, err
+	}
+
+	first, err := claim("Ann", "session-1")
+	check(err)
+	again, err := claim("ann", "session-1")
+	check(err)
+	fmt.Println("again:", again.ID == first.ID, "created:", again.Created)
+	_, err = claim("ann", "session-2")
+	var taken *holds.TakenError
+	fmt.Println("taken:", errors.As(err, &taken), "confirmed:", taken.Confirmed, "soon free:", taken.RetryAfter <= 10*time.Minute)
+
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var id int64
+		if err := tx.QueryRow(ctx, `insert into users (name) values ('Ann') returning id`).Scan(&id); err != nil {
+			return err
+		}
+		_, err := book.Capture(ctx, tx, holds.Capture{IDs: []string{first.ID}, All: true, Holder: "session-1", Entity: fmt.Sprint("user/", id)})
+		return err
+	}))
+	_, err = claim("ann", "session-2")
+	fmt.Println(err)
+	owner, err := book.Claimed(ctx, pool, "", key("ann"))
+	check(err)
+	fmt.Println("it is", owner.Entity)
+	// Output:
+	// again: true created: false
+	// taken: true confirmed: false soon free: true
+	// holds: the claim is taken: confirmed
+	// it is user/1
+}
+
+// exampleDatabase stands for your own database, pgxpool.New(ctx, os.Getenv("DATABASE_URL")),
+// on which metered.Migrate was called once.
+func exampleDatabase() (pool *pgxpool.Pool, done func()) { return pgtest.Example() }
+
+// What a holder holds now, newest first, a page at a time.
+func ExampleBook_List() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	book := exampleBook(holds.Config{})
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		for i, holder := range []string{"ann", "ann", "ben", "ann", "ann"} {
+			_, err := book.Place(ctx, tx, holds.Request{
+				ID: fmt.Sprint("h", i+1), Holder: holder, TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}},
+			})
+			if err != nil {
+				return err
+			}
+		}
+		_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"h2"}, Holder: "ann"})
+		return err
+	}))
+
+	filter := holds.Filter{Holder: "ann", State: holds.Held, Max: 2}
+	for {
+		page, err := book.List(ctx, pool, filter)
+		check(err)
+		for _, h := range page.Holds {
+			fmt.Println(h.ID, h.State, "live:", h.Live())
+		}
+		if page.Next == 0 {
+			break
+		}
+		fmt.Println("next page")
+		filter.Before = page.Next
+	}
+	// Output:
+	// h5 held live: true
+	// h4 held live: true
+	// next page
+	// h1 held live: true
 }

@@ -1,9 +1,11 @@
 package holds_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -121,5 +123,159 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	require.Equal(t, []string{"placed h 1", "captured_part h 2", "expired h 3"}, heard())
 	used, held := owner.usage("a")
 	require.Equal(t, []int64{3, 0}, []int64{used, held})
+	owner.verify()
+}
+
+// A hold that a charge of one of its scopes ended still keeps room of the others. Whoever says that
+// it was announced does not have it purged with that.
+func TestRole_AnnouncingAHoldLosesNoneOfItsUnits(t *testing.T) {
+	t.Parallel()
+	owner := setUp(t, holds.Config{})
+	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
+	owner.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10), capacity("b", 10, 10)}})
+	owner.clock.Advance(time.Minute)
+	_, err := app.charge(budget.Charge{Scope: "a", Amount: 10, Limits: []budget.Limit{budget.Lifetime(10)}})
+	require.NoError(t, err)
+	_, err = app.pool.Exec(t.Context(), `select metered.announced('{1}', null)`)
+	require.NoError(t, err)
+	owner.clock.Advance(time.Hour)
+	_, err = owner.book.Purge(t.Context(), owner.pool, holds.PurgeOptions{OlderThan: time.Minute})
+	require.NoError(t, err)
+	owner.verify()
+	_, err = app.charge(budget.Charge{Scope: "b", Amount: 10, Limits: []budget.Limit{budget.Lifetime(10)}})
+	require.NoError(t, err)
+}
+
+// A scope whose clock was repaired since the snapshot is not refused for good.
+func TestCharge_AClockRepairedSinceTheSnapshotIsRetryable(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.clock.Advance(time.Hour)
+	_, err := f.charge(budget.Charge{Scope: "a", Amount: 1})
+	require.NoError(t, err)
+	f.clock.Advance(-time.Hour)
+	tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(t.Context(), "select 1")
+	require.NoError(t, err)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockRepair, error) {
+		return f.ledger.RepairClock(ctx, tx, "a", budget.Note{})
+	})
+	require.NoError(t, err)
+	_, err = f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.PerWindow(5, time.Minute)}})
+	require.Equal(t, "40001", code(err), "%v", err)
+}
+
+// Two refunds of the same part give it back once each, as far as there is something left.
+func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
+	t.Parallel()
+	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(iso), func(t *testing.T) {
+			f := setUp(t, holds.Config{})
+			f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10), capacity("b", 7, 10)}})
+			_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
+			require.NoError(t, err)
+			_ = pgtest.InParallel(8, func(n int) error {
+				for i := range 6 {
+					_ = pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: iso}, func(tx pgx.Tx) error {
+						var err error
+						switch (n + i) % 3 {
+						case 0:
+							_, err = f.book.Refund(t.Context(), tx, holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
+						case 1:
+							_, err = f.book.Refund(t.Context(), tx, holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 2}, {Scope: "a", Amount: 1}}})
+						default:
+							_, err = f.ledger.Refund(t.Context(), tx, budget.Refund{Scope: "a", Seq: 2, Amount: 1})
+						}
+						return err
+					})
+				}
+				return nil
+			})
+			f.verify()
+		})
+	}
+}
+
+// A charge under a key that is not its scope's. No Go call sends one, but a role may call the
+// function.
+const wrongKeySQL = `select (metered.charge(array[row('a', 1, $1::bigint, 0, array[row(10, '0')::metered.charge_limit], null, null)::metered.new_charge],
+	'1 minute', 60000)).denied is null`
+
+// Lines are freed under the locks of their scopes alone. What cannot be freed keeps its room.
+func TestRole_AChargeUnderAWrongKeyDoesNotTakeTheRoomOfWhatItCannotEnd(t *testing.T) {
+	t.Parallel()
+	owner := setUp(t, holds.Config{})
+	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
+	owner.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10)}})
+	owner.clock.Advance(time.Minute)
+	before := owner.dump()
+	_, err := app.pool.Exec(t.Context(), wrongKeySQL, 10)
+	require.Equal(t, "22023", code(err), "%v", err)
+	require.Equal(t, before, owner.dump())
+	owner.verify()
+	_, err = app.charge(budget.Charge{Scope: "a", Amount: 10, Limits: []budget.Limit{budget.Lifetime(10)}})
+	require.NoError(t, err)
+	require.Equal(t, holds.Expired, owner.get("h").State)
+	owner.verify()
+}
+
+// Without its scope's lock a charge sees a hold as due that is just being extended.
+func TestRole_AChargeUnderAWrongKeyEndsNoHoldEarly(t *testing.T) {
+	t.Parallel()
+	owner := setUp(t, holds.Config{})
+	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
+	ctx := t.Context()
+	owner.mustPlace(holds.Request{ID: "extended", Lines: []holds.Line{capacity("a", 5, 10)}})
+	owner.mustPlace(holds.Request{ID: "released", Lines: []holds.Line{capacity("a", 5, 10)}, TTL: time.Hour})
+	tx, err := app.pool.Begin(ctx)
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = app.book.Extend(ctx, tx, holds.Extend{IDs: []string{"extended"}, By: time.Hour})
+	require.NoError(t, err)
+	_, err = app.book.Release(ctx, tx, holds.Release{IDs: []string{"released"}}) // so that there is room all the same
+	require.NoError(t, err)
+	owner.clock.Advance(time.Minute)
+
+	charged := app.chargeUnderAWrongKey(5)
+	require.NoError(t, tx.Commit(ctx))
+	<-charged // whatever it is told
+	h := owner.get("extended")
+	require.Equal(t, holds.Held, h.State)
+	require.Equal(t, int64(5), h.Lines[0].Open)
+	owner.verify()
+}
+
+// chargeUnderAWrongKey begins to charge, and returns when that waits for a lock or is over.
+func (f *fixture) chargeUnderAWrongKey(amount int) <-chan error {
+	charged := pgtest.Going(func() error {
+		_, err := f.pool.Exec(f.Context(), wrongKeySQL, amount)
+		return err
+	})
+	pgtest.WaitFor(f, "the charge to wait, or to be over", func() bool { return pgtest.Queued(f, f.pool) == 1 || len(charged) == 1 })
+	return charged
+}
+
+// Without its scope's lock a charge sees a hold as due that is just being captured. What the capture
+// spends counts against the limit.
+func TestRole_AChargeUnderAWrongKeyCountsWhatIsJustCaptured(t *testing.T) {
+	t.Parallel()
+	owner := setUp(t, holds.Config{})
+	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
+	ctx := t.Context()
+	owner.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10)}})
+	tx, err := app.pool.Begin(ctx)
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = app.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, All: true})
+	require.NoError(t, err)
+	owner.clock.Advance(time.Minute)
+
+	charged := app.chargeUnderAWrongKey(10)
+	require.NoError(t, tx.Commit(ctx))
+	<-charged // whatever it is told
+	used, held := owner.usage("a")
+	require.LessOrEqual(t, used+held, int64(10))
 	owner.verify()
 }

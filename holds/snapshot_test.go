@@ -2,7 +2,10 @@ package holds_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
 // A transaction with an old snapshot saw a scope's last entry; since then others
@@ -247,6 +251,487 @@ func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 		} else {
 			require.NoError(t, try(), name)
 		}
+	}
+	f.verify()
+}
+
+// faces are all the ways in which an error shows itself to whoever it is given to.
+func faces(err error) []string {
+	out := []string{err.Error()}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+		out = append(out, fmt.Sprintf(verb, err))
+	}
+	j, jsonErr := json.Marshal(err)
+	out = append(out, string(j), fmt.Sprint(jsonErr))
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		out = append(out, fmt.Sprintf("%T", e))
+	}
+	return out
+}
+
+// For every call, another holder's hold, in whatever state, is as unknown as one that
+// does not exist; also where its id is so old that it might have been purged.
+func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ctx := t.Context()
+	old, purged := uuidAt(noon.Add(-40*24*time.Hour)), uuidAt(noon.Add(-39*24*time.Hour))
+	f.clock.Set(noon.Add(-39 * 24 * time.Hour))
+	f.mustPlace(holds.Request{ID: purged, Lines: []holds.Line{capacity("purged", 1, 1)}})
+	_, err := f.release(purged)
+	require.NoError(t, err)
+	f.clock.Set(noon)
+	ids := map[string]string{"held": "held", "captured": "captured", "released": "released", "expired": "expired", "old": old}
+	for state, id := range ids {
+		ttl := time.Hour
+		if state == "expired" {
+			ttl = time.Minute
+		}
+		f.mustPlace(holds.Request{ID: id, Holder: "ann", TTL: ttl, Lines: []holds.Line{capacity(state, 1, 1)}})
+	}
+	_, err = f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
+	require.NoError(t, err)
+	_, err = f.release("released")
+	require.NoError(t, err)
+	f.clock.Advance(time.Minute)
+	_, err = f.book.Purge(ctx, f.pool, holds.PurgeOptions{OlderThan: 30 * 24 * time.Hour})
+	require.NoError(t, err)
+	before := f.dump()
+
+	calls := map[string]func(tx pgx.Tx, id, holder string) (any, error){
+		"get":     func(tx pgx.Tx, id, holder string) (any, error) { return f.book.Get(ctx, tx, "", id, holder) },
+		"history": func(tx pgx.Tx, id, holder string) (any, error) { return f.book.History(ctx, tx, "", id, holder) },
+		"capture": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{id}, All: true, Holder: holder})
+		},
+		"capture a line": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{id}, Holder: holder, Lines: []holds.Line{{Scope: "no", Amount: 9}}})
+		},
+		"release": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Release(ctx, tx, holds.Release{IDs: []string{id}, Holder: holder})
+		},
+		"extend": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Extend(ctx, tx, holds.Extend{IDs: []string{id}, Holder: holder, By: 100 * time.Hour})
+		},
+		"refund": func(tx pgx.Tx, id, holder string) (any, error) {
+			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{id}, Holder: holder, All: true})
+		},
+	}
+	for name, call := range calls {
+		for state, id := range ids {
+			unknown, wanted := "none", holds.ErrUnknown
+			if state == "old" { // what was purged may have had it
+				unknown, wanted = uuidAt(noon.Add(-40*24*time.Hour)), holds.ErrRetired
+			}
+			tx := begin(t, f.pool, pgx.ReadCommitted)
+			nothing, want := call(tx, unknown, "ben")
+			require.ErrorIs(t, want, wanted)
+			got, err := call(tx, id, "ben")
+			require.Equal(t, faces(want), faces(err), "%s of a hold that is %s", name, state)
+			require.Equal(t, nothing, got)
+			require.NoError(t, tx.Rollback(ctx))
+			var u *holds.UnknownError
+			if errors.As(err, &u) {
+				require.Equal(t, holds.ReasonHolder, u.Reason())
+				require.ErrorAs(t, want, &u)
+				require.Equal(t, holds.ReasonUnknown, u.Reason())
+			}
+		}
+	}
+	require.Equal(t, before, f.dump())
+
+	// Beside one's own, too, in either order.
+	f.mustPlace(holds.Request{ID: "mine", Holder: "ben", TTL: time.Hour, Lines: []holds.Line{capacity("mine", 1, 1)}})
+	for _, pair := range [][2][]string{{{"mine", "held"}, {"mine", "none"}}, {{"held", "mine"}, {"none", "mine"}}} {
+		var errs [2]error
+		for i, ids := range pair {
+			_, errs[i] = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+				return f.book.Release(ctx, tx, holds.Release{IDs: ids, Holder: "ben"})
+			})
+		}
+		require.Equal(t, faces(errs[1]), faces(errs[0]))
+	}
+	require.Equal(t, holds.Held, f.get("mine").State)
+	// Another tenant's is another hold.
+	_, err = f.book.Get(ctx, f.pool, "acme", "held", "")
+	require.ErrorIs(t, err, holds.ErrUnknown)
+	f.verify()
+}
+
+// Nor by how long the answer takes, by its locks, or by an error of the moment: whose
+// hold it is is seen before anything of it is locked.
+func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
+	t.Parallel()
+	for i := range 2 * len(isolations) {
+		iso, taken := isolations[i/2], i%2 == 0
+		t.Run(fmt.Sprintf("%s, locks taken %v", iso, taken), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			ctx := t.Context()
+			for _, id := range []string{"held", "captured", "mine"} {
+				holder := map[string]string{"mine": "ben"}[id]
+				if holder == "" {
+					holder = "ann"
+				}
+				f.mustPlace(holds.Request{ID: id, Holder: holder, Lines: []holds.Line{capacity(id, 1, 1)}})
+			}
+			_, err := f.capture(holds.Capture{IDs: []string{"captured"}, All: true})
+			require.NoError(t, err)
+			calls := map[string]func(tx pgx.Tx, ids ...string) ([]holds.Hold, error){
+				"capture": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
+					return f.book.Capture(ctx, tx, holds.Capture{IDs: ids, All: true, Holder: "ben"})
+				},
+				"release": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
+					return f.book.Release(ctx, tx, holds.Release{IDs: ids, Holder: "ben"})
+				},
+				"extend": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
+					return f.book.Extend(ctx, tx, holds.Extend{IDs: ids, Holder: "ben", By: time.Second})
+				},
+				"refund": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
+					return f.book.Refund(ctx, tx, holds.Refund{IDs: ids, Holder: "ben", All: true})
+				},
+			}
+			var old []pgx.Tx // from before what ann does next
+			for range calls {
+				tx := begin(t, f.pool, iso)
+				_, err := f.book.Get(ctx, tx, "", "none", "")
+				require.ErrorIs(t, err, holds.ErrUnknown)
+				old = append(old, tx)
+			}
+			_, err = f.extend(time.Second, "held")
+			require.NoError(t, err)
+			_, err = do(f, refund(f, "captured"))
+			require.NoError(t, err)
+			if taken {
+				busy := begin(t, f.pool, pgx.ReadCommitted)
+				require.NoError(t, f.ledger.Lock(ctx, busy, "held", "captured"))
+			}
+			for name, call := range calls {
+				tx := old[0]
+				old = old[1:]
+				for _, with := range [][]string{nil, {"mine"}} {
+					nothing, want := call(tx, append(slices.Clone(with), "none")...)
+					require.ErrorIs(t, want, holds.ErrUnknown)
+					for _, id := range []string{"held", "captured"} {
+						got, err := call(tx, append(slices.Clone(with), id)...)
+						require.Equal(t, faces(want), faces(err), "%s of one that is %s", name, id)
+						require.Equal(t, nothing, got)
+						got, err = call(tx, append([]string{id}, with...)...)
+						require.Equal(t, faces(want), faces(err), "%s of one that is %s", name, id)
+						require.Equal(t, nothing, got)
+					}
+				}
+				var locks int
+				var wrote bool // or locked a row
+				require.NoError(t, tx.QueryRow(ctx, `select count(*), pg_current_xact_id_if_assigned() is not null from pg_locks
+					where pid = pg_backend_pid() and locktype in ('advisory', 'tuple') and mode <> 'SIReadLock'`).Scan(&locks, &wrote))
+				require.Zero(t, locks, name)
+				// Above READ COMMITTED an id that is unknown is looked for by a write that is taken back.
+				require.Equal(t, iso != pgx.ReadCommitted, wrote, name)
+				require.NoError(t, tx.Rollback(ctx))
+			}
+		})
+	}
+}
+
+// uuidAt is a new UUIDv7 of another time.
+func uuidAt(at time.Time) string {
+	ms := fmt.Sprintf("%012x", at.UnixMilli())
+	return ms[:8] + "-" + ms[8:] + uuidv7.New()[13:]
+}
+
+// A call on two holds waits for the scope of the first. The second was released, is purged
+// meanwhile, and its id is another's then: that is none of its holds, and its scope is
+// not locked.
+func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(f *fixture, ids ...string) error{
+		"release": func(f *fixture, ids ...string) error { _, err := f.release(ids...); return err },
+		"capture": func(f *fixture, ids ...string) error {
+			_, err := f.capture(holds.Capture{IDs: ids, All: true})
+			return err
+		},
+		"extend": func(f *fixture, ids ...string) error { _, err := f.extend(time.Second, ids...); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			f.mustPlace(holds.Request{ID: "second", Lines: []holds.Line{capacity("c", 1, 5)}})
+			_, err := f.release("second")
+			require.NoError(t, err)
+			f.clock.Advance(time.Minute)
+			f.mustPlace(holds.Request{ID: "first", Lines: []holds.Line{capacity("a", 1, 5)}})
+			require.ErrorIs(t, call(f, "first", "third"), holds.ErrUnknown)
+			busy := begin(t, f.pool, pgx.ReadCommitted)
+			require.NoError(t, f.ledger.Lock(t.Context(), busy, "a"))
+			late := pgtest.Going(func() error { return call(f, "first", "second") })
+			pgtest.WaitQueued(t, f.pool, 1)
+			n, err := f.purge()
+			require.NoError(t, err)
+			require.Equal(t, int64(1), n)
+			f.mustPlace(holds.Request{ID: "second", Lines: []holds.Line{capacity("b", 1, 5)}})
+			require.NoError(t, busy.Commit(t.Context()))
+			require.ErrorIs(t, <-late, holds.ErrUnknown)
+			require.Equal(t, holds.Held, f.get("first").State)
+			_, held := f.usage("b")
+			require.Equal(t, int64(1), held)
+			f.verify()
+			require.NoError(t, call(f, "first", "second"))
+			f.verify()
+		})
+	}
+}
+
+// meanwhile is a pool on which something happens before each query for one row.
+type meanwhile struct {
+	holds.Querier
+	happens func()
+}
+
+func (m meanwhile) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	m.happens()
+	return m.Querier.QueryRow(ctx, sql, args...)
+}
+
+// History asks for events, and if there are none, why.
+func TestHistory_OfAHoldPlacedAfterItsFirstLookIsThere(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	history, err := f.book.History(t.Context(), meanwhile{f.pool, func() {
+		f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
+	}}, "", "h", "")
+	require.NoError(t, err)
+	require.Len(t, history, 1)
+	require.Equal(t, holds.EventPlaced, history[0].Kind)
+}
+
+// Two that place the same id on different scopes meet at the id: the second waits, and
+// is told of the first, if that stays.
+func TestPlace_OfAnIDThatIsBeingPlacedElsewhereWaitsForTheOutcome(t *testing.T) {
+	t.Parallel()
+	for _, stays := range []bool{true, false} {
+		f := setUp(t, holds.Config{})
+		first := begin(t, f.pool, pgx.ReadCommitted)
+		_, err := f.book.Place(t.Context(), first, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 1)}})
+		require.NoError(t, err)
+		second := pgtest.Going(func() error {
+			_, err := f.place(holds.Request{ID: "h", Lines: []holds.Line{capacity("b", 1, 1)}})
+			return err
+		})
+		pgtest.WaitQueued(t, f.pool, 1)
+		if stays {
+			require.NoError(t, first.Commit(t.Context()))
+			require.ErrorIs(t, <-second, holds.ErrConflict)
+		} else {
+			require.NoError(t, first.Rollback(t.Context()))
+			require.NoError(t, <-second)
+		}
+		_, held := f.usage("b")
+		require.Equal(t, !stays, held == 1)
+		f.verify()
+	}
+}
+
+// A purge while the clock is ahead retires what it deleted, and nothing newer.
+func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	line := []holds.Line{capacity("a", 1, 5)}
+	old := f.mustPlace(holds.Request{ID: uuidAt(noon), Lines: line})
+	f.mustPlace(holds.Request{ID: "no time", Lines: line})
+	_, err := f.release(old.ID, "no time")
+	require.NoError(t, err)
+	f.clock.Advance(10 * 24 * time.Hour)
+	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	require.NoError(t, err)
+	require.Equal(t, int64(2), n)
+	f.clock.Set(noon.Add(time.Second))
+	for id, want := range map[string]error{old.ID: holds.ErrRetired, uuidAt(noon.Add(-time.Hour)): holds.ErrRetired, uuidAt(noon.Add(time.Millisecond)): nil} {
+		_, err = f.place(holds.Request{ID: id, Lines: line})
+		require.ErrorIs(t, err, want)
+	}
+}
+
+// An id of a client whose clock is ahead is kept until its own time is old enough: to
+// forget it earlier, all ids up to its time would have to be retired.
+func TestPurge_KeepsAnIDWhoseTimeIsYetToCome(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	line := []holds.Line{capacity("a", 1, 5)}
+	early := f.mustPlace(holds.Request{ID: uuidAt(noon.Add(time.Hour)), Lines: line})
+	_, err := f.release(early.ID)
+	require.NoError(t, err)
+	purge := func() int64 {
+		n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute})
+		require.NoError(t, err)
+		return n
+	}
+	f.clock.Advance(10 * time.Minute)
+	require.Zero(t, purge())
+	f.mustPlace(holds.Request{ID: uuidAt(f.clock.Now()), TTL: time.Second, Lines: line})
+	f.clock.Advance(time.Hour)
+	require.Equal(t, int64(1), purge())
+	_, err = f.place(holds.Request{ID: early.ID, Lines: line})
+	require.ErrorIs(t, err, holds.ErrRetired)
+}
+
+func TestPurge_DoesNotWaitForEverForWhoSharesTheHorizon(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	open := begin(t, f.pool, pgx.RepeatableRead)
+	_, err := f.book.Place(t.Context(), open, holds.Request{ID: uuidAt(noon), TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 5)}})
+	require.NoError(t, err)
+	ledger, err := budget.New(budget.Config{LockTimeout: 50 * time.Millisecond})
+	require.NoError(t, err)
+	hasty, err := holds.New(ledger, holds.Config{})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err = hasty.Purge(ctx, f.pool, holds.PurgeOptions{})
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.NoError(t, open.Commit(t.Context()))
+	_, err = hasty.Purge(t.Context(), f.pool, holds.PurgeOptions{})
+	require.NoError(t, err)
+}
+
+func TestExpire_OfAHoldPurgedWhileItWaitsIsUnknown(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{Notify: true})
+	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 5)}})
+	_, err := f.release("h")
+	require.NoError(t, err)
+	f.clock.Advance(time.Hour)
+	busy := begin(t, f.pool, pgx.ReadCommitted)
+	require.NoError(t, f.ledger.Lock(t.Context(), busy, "a"))
+	late := pgtest.Going(func() error {
+		return pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			_, _, err := f.book.Expire(t.Context(), tx, holds.Expire{ID: "h", Deadline: h.Deadline})
+			return err
+		})
+	})
+	pgtest.WaitQueued(t, f.pool, 1)
+	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
+	require.NoError(t, err)
+	require.Equal(t, int64(1), n)
+	require.NoError(t, busy.Commit(t.Context()))
+	require.ErrorIs(t, <-late, holds.ErrUnknown)
+}
+
+// Two placements end holds that are due and that both come across, one of them in
+// several steps: the rows of its second step come before those of its first in the
+// order of rows.
+func TestPlace_EndingManyHoldsInStepsDoesNotDeadlock(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	const both, more = 2, 520
+	line := func(scope string, n int64) holds.Line { return capacity(scope, n, 10*more) }
+	// In the order of rows: "last" is due after all others on s, "shared" is the first.
+	f.mustPlace(holds.Request{ID: "gate", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("u", 1)}})
+	f.mustPlace(holds.Request{ID: "last", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
+	f.mustPlace(holds.Request{ID: "shared", TTL: time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
+	for i := range more {
+		f.mustPlace(holds.Request{ID: fmt.Sprint(i), TTL: 2 * time.Minute, Lines: []holds.Line{line("s", 1)}})
+	}
+	f.clock.Advance(time.Hour)
+	wait := begin(t, f.pool, pgx.ReadCommitted)
+	_, err := f.book.Place(t.Context(), wait, holds.Request{ID: "ends gate", TTL: time.Minute, Lines: []holds.Line{line("u", 1)}})
+	require.NoError(t, err)
+	place := func(id, scope string, amount, limit int64) <-chan error {
+		return pgtest.Going(func() error {
+			_, err := f.place(holds.Request{ID: id, Lines: []holds.Line{capacity(scope, amount, limit)}})
+			return err
+		})
+	}
+	all := place("all of s", "s", more, more)
+	pgtest.WaitQueued(t, f.pool, 1)
+	other := place("all of t", "t", both, both)
+	pgtest.WaitFor(t, "the other to wait or to be done", func() bool { return len(other) > 0 || pgtest.Queued(t, f.pool) == 2 })
+	require.NoError(t, wait.Commit(t.Context()))
+	require.NoError(t, <-all)
+	require.NoError(t, <-other)
+	// Let in for good: all that stood in the way has ended, whatever the clock says later.
+	f.clock.Set(noon)
+	_, held := f.usage("s")
+	require.Equal(t, int64(more), held)
+	f.verify()
+}
+
+// Whoever waits for the row of a hold that another transaction is ending waits no
+// longer than for a lock, or than its own setting allows, which it has back afterwards.
+func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ctx := t.Context()
+	ledger, book := f.ledger, f.book
+	waiting := func(timeout time.Duration) {
+		var err error
+		ledger, err = budget.New(budget.Config{LockTimeout: timeout})
+		require.NoError(t, err)
+		book, err = holds.New(ledger, holds.Config{})
+		require.NoError(t, err)
+	}
+	place := func(id string, scopes ...string) func(tx pgx.Tx) error {
+		r := holds.Request{ID: id, TTL: time.Minute}
+		for _, scope := range scopes {
+			r.Lines = append(r.Lines, capacity(scope, 1, 1))
+		}
+		return func(tx pgx.Tx) error { _, err := book.Place(ctx, tx, r); return err }
+	}
+	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1), capacity("b", 1, 1)}})
+	live := holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{capacity("d", 1, 1)}}
+	f.mustPlace(live)
+	f.mustPlace(holds.Request{ID: "too", TTL: time.Hour, Lines: []holds.Line{capacity("e", 1, 1)}})
+	f.clock.Advance(time.Minute)
+	row := func(id string) func(pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `select from metered.holds where id = $1 for update`, id)
+			return err
+		}
+	}
+	for name, c := range map[string]struct{ busy, call func(tx pgx.Tx) error }{
+		"charge": {row("h"), func(tx pgx.Tx) error {
+			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
+			return err
+		}},
+		"place":      {place("ends h", "a"), place("after h", "b")},
+		"same":       {place("two places", "x"), place("two places", "y")},
+		"same again": {row("live"), func(tx pgx.Tx) error { _, err := book.Place(ctx, tx, live); return err }},
+		"release": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"live"}})
+			return err
+		}},
+		"release two": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"live", "too"}})
+			return err
+		}},
+		"extend": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Extend(ctx, tx, holds.Extend{IDs: []string{"live"}, By: time.Second})
+			return err
+		}},
+		"expire": {row("h"), func(tx pgx.Tx) error {
+			_, _, err := book.Expire(ctx, tx, holds.Expire{ID: "h", Deadline: h.Deadline})
+			return err
+		}},
+	} {
+		for own, timeout := range map[string]time.Duration{"0": 100 * time.Millisecond, "50ms": time.Hour} {
+			waiting(timeout)
+			busy, tx := begin(t, f.pool, pgx.ReadCommitted), begin(t, f.pool, pgx.ReadCommitted)
+			require.NoError(t, c.busy(busy), name)
+			_, err := tx.Exec(ctx, `set local statement_timeout = '20s'; set local lock_timeout = '`+own+`'`)
+			require.NoError(t, err)
+			require.ErrorIs(t, c.call(tx), holds.ErrBusy, "%s, %s", name, own)
+			require.NoError(t, busy.Rollback(ctx))
+			require.NoError(t, tx.Rollback(ctx))
+		}
+
+		tx := begin(t, f.pool, pgx.ReadCommitted)
+		_, err := tx.Exec(ctx, `set local lock_timeout = '7654ms'`)
+		require.NoError(t, err)
+		require.NoError(t, c.call(tx), name)
+		var setting string
+		require.NoError(t, tx.QueryRow(ctx, "show lock_timeout").Scan(&setting))
+		require.Equal(t, "7654ms", setting, name)
+		require.NoError(t, tx.Rollback(ctx))
 	}
 	f.verify()
 }

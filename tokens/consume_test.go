@@ -2,10 +2,14 @@ package tokens_test
 
 import (
 	"encoding/json"
+	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -259,4 +263,359 @@ func TestConsume_InAReadOnlyTransactionIsPostgressError(t *testing.T) {
 	})
 	require.Equal(t, sqlstate.ReadOnlyTransaction, sqlstate.Of(err))
 	require.NotErrorIs(t, err, tokens.ErrInvalid)
+}
+
+const racers = 64
+
+// race runs f in this many goroutines at once.
+func race(n int, f func(i int)) {
+	var ready, done sync.WaitGroup
+	start := make(chan struct{})
+	ready.Add(n)
+	for i := range n {
+		done.Go(func() {
+			ready.Done()
+			<-start
+			f(i)
+		})
+	}
+	ready.Wait()
+	close(start)
+	done.Wait()
+}
+
+// testRace lets 64 consumers race for a token and requires that exactly so many
+// commit as it has uses, and that the others are told that it is used.
+func testRace(t *testing.T, uses int, levelOf func(i int) pgx.TxIsoLevel) {
+	pool := pgtest.OpenWith(t, pgtest.Options{MaxConns: 32})
+	store := newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", Uses: uses})
+	_, err := pool.Exec(ctx, "create table done (n int not null)")
+	require.NoError(t, err)
+
+	var won, lost, other, retries atomic.Int64
+	left := make([]atomic.Int64, uses)
+	race(racers, func(i int) {
+		var grant tokens.Grant
+		n, err := retried(pool, levelOf(i), func(tx pgx.Tx) (err error) {
+			if grant, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal()); err != nil {
+				return err
+			}
+			_, err = tx.Exec(ctx, "insert into done values ($1)", i)
+			return err
+		})
+		retries.Add(int64(n))
+		var invalid *tokens.InvalidError
+		switch {
+		case err == nil:
+			won.Add(1)
+			left[grant.UsesLeft].Add(1)
+		case errors.As(err, &invalid) && invalid.Reason() == tokens.ReasonUsed:
+			lost.Add(1)
+		default:
+			other.Add(1)
+			t.Error(err)
+		}
+	})
+	require.EqualValues(t, uses, won.Load())
+	require.EqualValues(t, racers-uses, lost.Load())
+	require.Zero(t, other.Load())
+	for i := range left {
+		require.EqualValues(t, 1, left[i].Load(), "each use once")
+	}
+	var rows, used int
+	require.NoError(t, pool.QueryRow(ctx, "select (select count(*) from done), used from metered.tokens").Scan(&rows, &used))
+	require.Equal(t, uses, rows)
+	require.Equal(t, uses, used)
+	t.Logf("%d retries", retries.Load())
+}
+
+func TestConsume_OfRacingConsumersExactlyOneWins(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			testRace(t, 1, func(int) pgx.TxIsoLevel { return level })
+		})
+	}
+	t.Run("mixed", func(t *testing.T) {
+		t.Parallel()
+		testRace(t, 1, func(i int) pgx.TxIsoLevel { return isolationLevels[i%3] })
+	})
+}
+
+func TestConsume_OfRacingConsumersExactlyAsManyWinAsThereAreUses(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			testRace(t, 10, func(int) pgx.TxIsoLevel { return level })
+		})
+	}
+	t.Run("mixed", func(t *testing.T) {
+		t.Parallel()
+		testRace(t, 10, func(i int) pgx.TxIsoLevel { return isolationLevels[i%3] })
+	})
+}
+
+// waitForLock returns when a session of this database waits for a lock.
+func waitForLock(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		var waiting bool
+		err := pool.QueryRow(ctx, `select exists (select from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waiting)
+		return err == nil && waiting
+	}, 10*time.Second, time.Millisecond)
+}
+
+// The loser waits on the winner's row. What it then hears is the truth about the
+// token, or that it must try again.
+func TestConsume_TheLoserOfARaceHearsTheTruth(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		for _, commits := range []bool{true, false} {
+			name := string(level) + ", winner rolls back"
+			if commits {
+				name = string(level) + ", winner commits"
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				pool, store := pgtest.Open(t), newStore(t)
+				minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+				winner, err := pool.Begin(ctx)
+				require.NoError(t, err)
+				_, err = store.Consume(ctx, winner, "p", "s", minted.Token.Reveal())
+				require.NoError(t, err)
+
+				heard := make(chan error, 1)
+				go func() {
+					heard <- pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+						_, err := store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+						return err
+					})
+				}()
+				waitForLock(t, pool)
+				if commits {
+					require.NoError(t, winner.Commit(ctx))
+				} else {
+					require.NoError(t, winner.Rollback(ctx))
+				}
+				err = <-heard
+				switch {
+				case !commits:
+					require.NoError(t, err)
+				case level == pgx.ReadCommitted:
+					requireInvalid(t, err, tokens.ReasonUsed)
+				default:
+					require.Equal(t, sqlstate.SerializationFailure, sqlstate.Of(err))
+					require.NotErrorIs(t, err, tokens.ErrInvalid)
+				}
+			})
+		}
+	}
+}
+
+// A snapshot from before another transaction consumed, revoked or purged the
+// token must not make a second grant of it, nor an invalid one.
+func TestConsume_AnOldSnapshotIsRetryable(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels[1:] {
+		for name, meanwhile := range map[string]func(*pgxpool.Pool, *tokens.Store, tokens.Minted) error{
+			"consumed": func(pool *pgxpool.Pool, store *tokens.Store, m tokens.Minted) error {
+				_, err := consume(pool, store, "p", "s", m.Token.Reveal())
+				return err
+			},
+			"revoked": func(pool *pgxpool.Pool, store *tokens.Store, m tokens.Minted) error {
+				return inTx(pool, func(tx pgx.Tx) error {
+					_, err := store.Revoke(ctx, tx, m.Digest)
+					return err
+				})
+			},
+			"purged": func(pool *pgxpool.Pool, store *tokens.Store, m tokens.Minted) error {
+				if _, err := consume(pool, store, "p", "s", m.Token.Reveal()); err != nil {
+					return err
+				}
+				_, err := pool.Exec(ctx, "select metered.purge_tokens(null, 'infinity', 100)")
+				return err
+			},
+		} {
+			t.Run(string(level)+", "+name, func(t *testing.T) {
+				t.Parallel()
+				pool, store := pgtest.Open(t), newStore(t)
+				minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+				tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+				require.NoError(t, err)
+				_, err = store.Inspect(ctx, tx, "p", "s", minted.Token.Reveal())
+				require.NoError(t, err)
+				require.NoError(t, meanwhile(pool, store, minted))
+				_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+				require.Equal(t, sqlstate.SerializationFailure, sqlstate.Of(err), err)
+				require.NoError(t, tx.Rollback(ctx))
+			})
+		}
+	}
+}
+
+func revoke(t *testing.T, pool *pgxpool.Pool, store *tokens.Store, digest tokens.Digest) bool {
+	t.Helper()
+	var revoked bool
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) (err error) {
+		revoked, err = store.Revoke(ctx, tx, digest)
+		return err
+	}))
+	return revoked
+}
+
+func TestRevoke_EndsALiveTokenOnce(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, pool, noon)
+	m := tokens.Mint{Purpose: "p", Subject: "s", TTL: time.Minute, Uses: 2}
+	live, other, used, expired := mint(t, pool, store, m), mint(t, pool, store, m), mint(t, pool, store, m), mint(t, pool, store, m)
+	_, err := consume(pool, store, "p", "s", live.Token.Reveal())
+	require.NoError(t, err)
+	for range 2 {
+		_, err = consume(pool, store, "p", "s", used.Token.Reveal())
+		require.NoError(t, err)
+	}
+
+	require.True(t, revoke(t, pool, store, must(store.Parse(live.Token.Reveal())).Digest()))
+	require.False(t, revoke(t, pool, store, live.Digest), "again")
+	_, err = consume(pool, store, "p", "s", live.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonRevoked)
+	_, err = store.Inspect(ctx, pool, "p", "s", live.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonRevoked)
+
+	require.False(t, revoke(t, pool, store, used.Digest))
+	_, err = consume(pool, store, "p", "s", used.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonUsed)
+	require.False(t, revoke(t, pool, store, tokens.Digest{}), "unknown")
+	_, err = consume(pool, store, "p", "s", other.Token.Reveal())
+	require.NoError(t, err)
+
+	clock.Advance(time.Minute)
+	require.False(t, revoke(t, pool, store, expired.Digest))
+	_, err = consume(pool, store, "p", "s", expired.Token.Reveal())
+	requireInvalid(t, err, tokens.ReasonExpired)
+}
+
+func TestRevoke_RolledBackLeavesTheTokenGood(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	revoked, err := store.Revoke(ctx, tx, minted.Digest)
+	require.NoError(t, err)
+	require.True(t, revoked)
+	count, err := store.RevokeSubject(ctx, tx, "p", "s")
+	require.NoError(t, err)
+	require.Zero(t, count)
+	require.NoError(t, tx.Rollback(ctx))
+	_, err = consume(pool, store, "p", "s", minted.Token.Reveal())
+	require.NoError(t, err)
+}
+
+func TestRevokeSubject_EndsWhatIsLiveAndCountsIt(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	clock := pgtest.SetClock(t, pool, noon)
+	mints := func(purpose, subject string, ttl time.Duration) []tokens.Minted {
+		var minted []tokens.Minted
+		require.NoError(t, inTx(pool, func(tx pgx.Tx) (err error) {
+			m := tokens.Mint{Purpose: purpose, Subject: subject, TTL: ttl}
+			minted, err = store.MintMany(ctx, tx, []tokens.Mint{m, m, m})
+			return err
+		}))
+		return minted
+	}
+	expired := mints("p", "s", time.Second)
+	live := mints("p", "s", time.Hour)
+	otherPurpose, otherSubject := mints("q", "s", time.Hour), mints("p", "t", time.Hour)
+	_, err := consume(pool, store, "p", "s", live[0].Token.Reveal())
+	require.NoError(t, err)
+	clock.Advance(time.Second)
+
+	for _, want := range []int64{2, 0} {
+		require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+			count, err := store.RevokeSubject(ctx, tx, "p", "s")
+			require.Equal(t, want, count)
+			return err
+		}))
+	}
+	for _, c := range []struct {
+		minted tokens.Minted
+		reason tokens.Reason
+	}{
+		{live[0], tokens.ReasonUsed}, {live[1], tokens.ReasonRevoked}, {live[2], tokens.ReasonRevoked},
+		{expired[0], tokens.ReasonExpired},
+	} {
+		_, err := consume(pool, store, "p", "s", c.minted.Token.Reveal())
+		requireInvalid(t, err, c.reason)
+	}
+	for _, other := range append(otherPurpose, otherSubject...) {
+		_, err := consume(pool, store, other.Purpose, other.Subject, other.Token.Reveal())
+		require.NoError(t, err)
+	}
+}
+
+func TestRevokeSubject_ManyAtOnceDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
+	for range 5 {
+		mints := make([]tokens.Mint, 200)
+		for i := range mints {
+			mints[i] = tokens.Mint{Purpose: "p", Subject: "s"}
+		}
+		require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+			_, err := store.MintMany(ctx, tx, mints)
+			return err
+		}))
+		counts := make([]int64, 12)
+		race(len(counts), func(i int) {
+			err := inTx(pool, func(tx pgx.Tx) (err error) {
+				counts[i], err = store.RevokeSubject(ctx, tx, "p", "s")
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		var total int64
+		for _, n := range counts {
+			total += n
+		}
+		require.EqualValues(t, len(mints), total)
+	}
+}
+
+func TestRevoke_WaitsForAConsumerAtMostAsLongAsToldTo(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: 20 * time.Millisecond}))
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+	holder, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	_, err = store.Consume(ctx, holder, "p", "s", minted.Token.Reveal())
+	require.NoError(t, err)
+	requireBusy(t, inTx(pool, func(tx pgx.Tx) error {
+		_, err := store.Revoke(ctx, tx, minted.Digest)
+		return err
+	}))
+	requireBusy(t, inTx(pool, func(tx pgx.Tx) error {
+		_, err := store.RevokeSubject(ctx, tx, "p", "s")
+		return err
+	}))
+	require.NoError(t, holder.Commit(ctx))
+	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
+		revoked, err := store.Revoke(ctx, tx, minted.Digest)
+		require.NoError(t, err)
+		require.False(t, revoked, "its use was taken first")
+		count, err := store.RevokeSubject(ctx, tx, "p", "s")
+		require.NoError(t, err)
+		require.Zero(t, count)
+		requireSetting(t, tx, "lock_timeout", "0")
+		return nil
+	}))
 }

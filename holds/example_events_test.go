@@ -2,6 +2,7 @@ package holds_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -18,6 +19,107 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 )
+
+// A process keeps in memory which rooms are held, loads that whenever it may have
+// missed something, and follows the notices in between.
+func ExampleBook_Listen() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	book := exampleBook(holds.Config{NotifyContent: true})
+	write := func(fn func(tx pgx.Tx) error) { check(pgx.BeginFunc(ctx, pool, fn)) }
+	place := func(id string) {
+		write(func(tx pgx.Tx) error {
+			_, err := book.Place(ctx, tx, holds.Request{ID: id, Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "room/" + id, Amount: 1}}})
+			return err
+		})
+	}
+	place("red") // before anybody listens
+
+	held := map[string]bool{}
+	enough := errors.New("enough")
+	err := book.Listen(ctx, pool, holds.ListenOptions{}, func(ctx context.Context, n holds.Notice) error {
+		switch {
+		case n.Missed:
+			page, err := book.List(ctx, pool, holds.Filter{State: holds.Held}) // and the pages after it
+			if err != nil {
+				return err
+			}
+			clear(held)
+			for _, h := range page.Holds {
+				held[h.ID] = true
+			}
+			fmt.Println("loaded", held)
+			place("blue")
+			write(func(tx pgx.Tx) error {
+				_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"red"}, Note: budget.Note{Reason: "a day early"}})
+				return err
+			})
+		case n.Kind == holds.EventPlaced:
+			held[n.ID] = true
+			fmt.Println(n.Kind, held, "by", n.Holder, n.Lines[0].Scope, n.Lines[0].Amount)
+		case n.Kind == holds.EventReleased: // or EventExpired, which a Sweep tells
+			delete(held, n.ID)
+			fmt.Println(n.Kind, held, n.Note.Reason)
+			return enough
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// loaded map[red:true]
+	// placed map[blue:true red:true] by ann room/blue 1
+	// released map[blue:true] a day early
+	// enough
+}
+
+// A subscriber writes each transition to an outbox, in the transaction that makes it: a
+// row is there exactly if the transition is.
+func ExampleSubscriber() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	_, err := pool.Exec(ctx, `create table outbox (id bigint generated always as identity primary key, hold text, version int, kind text)`)
+	check(err)
+	outbox := func(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
+		_, err := tx.Exec(ctx, `insert into outbox (hold, version, kind) values ($1, $2, $3)`, t.Hold.ID, t.Hold.Version, t.Kind)
+		return err
+	}
+	book := exampleBook(holds.Config{Subscribers: []holds.Subscriber{outbox}, MinTTL: time.Millisecond})
+	place := func(tx pgx.Tx, id string, ttl time.Duration) error {
+		_, err := book.Place(ctx, tx, holds.Request{ID: id, TTL: ttl, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		return err
+	}
+
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return place(tx, "kept", time.Minute) }))
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return place(tx, "short", time.Millisecond) }))
+	tx, err := pool.Begin(ctx)
+	check(err)
+	check(place(tx, "rolled back", time.Minute))
+	check(tx.Rollback(ctx))
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"kept"}, Note: budget.Note{Reason: "changed their mind"}})
+		return err
+	}))
+	time.Sleep(2 * time.Millisecond)
+	_, err = book.Sweep(ctx, pool, holds.SweepOptions{}) // it tells what ended by time
+	check(err)
+
+	rows, err := pool.Query(ctx, `select hold, version, kind from outbox order by id`)
+	check(err)
+	var hold, kind string
+	var version int
+	_, err = pgx.ForEachRow(rows, []any{&hold, &version, &kind}, func() error {
+		fmt.Println(hold, version, kind)
+		return nil
+	})
+	check(err)
+	// Output:
+	// kept 1 placed
+	// short 1 placed
+	// kept 2 released
+	// short 2 expired
+}
 
 // SweepHolds is the job of a periodic sweep.
 type SweepHolds struct{}
