@@ -44,7 +44,8 @@ type Command struct {
 	// Name says what the command is, up to 255 bytes. The same ID with another name is a conflict.
 	Name string
 	// Input is what the command depends on, as JSON of up to 1 MiB. The same ID with other input is a
-	// conflict. Only its SHA-256 is stored. Defaults to none.
+	// conflict. Only its SHA-256 is stored. A function that charges, credits, refunds or calls holds needs one. Defaults
+	// to none.
 	Input any
 	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time
 	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than what
@@ -55,6 +56,7 @@ type Command struct {
 	Charges []budget.Charge
 	// Holds and Claims are placed with the charges, as Tx.Place and Tx.Claim do, and looked at early, at no round trip.
 	// What they reserve is part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has their ids.
+	// A hold that the function makes room for belongs in Tx.Place.
 	Holds  []holds.Request
 	Claims []holds.Claim
 	// Sticky charges are taken before the command, in a transaction of their own on a second connection, and stay when
@@ -108,11 +110,11 @@ type operation struct {
 	grant   *tokens.Grant // of the token, in the last attempt
 	tx      *Tx           // of the last attempt
 
-	rec     command.Record
-	receipt budget.Receipt
-	sticky  budget.Receipt // once they are taken
-	refused bool           // the sticky charges were refused
-	holds   []holds.Hold
+	rec           command.Record
+	receipt       budget.Receipt
+	sticky        budget.Receipt // once they are taken
+	stickyRefused bool           // the sticky charges were refused
+	holds         []holds.Hold
 }
 
 func (c *Client) prepare(cmd Command, do work) (*operation, error) {
@@ -222,7 +224,7 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 		return err
 	case op.rec.Refusal != nil:
 		err = refusalOf(op.rec.Refusal)
-		op.refused = errors.Is(err, ErrTooManyAttempts)
+		op.stickyRefused = errors.Is(err, ErrTooManyAttempts)
 		return err
 	case op.rec.Replayed:
 		op.receipt, op.holds, err = recorded(op.rec)
@@ -248,7 +250,7 @@ func (op *operation) takeSticky(ctx context.Context) error {
 	})
 	switch {
 	case errors.Is(denied, budget.ErrExceeded):
-		op.refused = true
+		op.stickyRefused = true
 		return fmt.Errorf("%w: %w", ErrTooManyAttempts, denied)
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrSticky, err)
@@ -269,7 +271,7 @@ func (op *operation) taken() budget.Receipt {
 func (c *Client) deny(ctx context.Context, cmd Command, op *operation, err error) error {
 	if c.cfg.OnDenial != nil && fault.Refused(err) {
 		cmd.Token = nil
-		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.refused, Replayed: op != nil && op.rec.Refusal != nil})
+		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})
 	}
 	return err
 }

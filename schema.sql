@@ -1023,9 +1023,9 @@ begin
 end
 $$;
 
--- Checks the limits of one call. tips are the last entries of the charges' scopes, and held is
--- what open holds keep of each. used is what counts against each limit so far, holds aside.
--- denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
+-- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
+-- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
 -- hold falls due. There, held is what others hold, and own what this transaction does, or
 -- the holds of_nos, which it captures.
@@ -1193,8 +1193,9 @@ $$;
 -- finds its statements prepared.
 --
 -- Most charges are let in while nothing is due. That case is decided here; all others
--- are left to check_limits or expire_and_check. What a statement of PL/pgSQL costs in
--- a transaction that runs it once is mostly its preparation, so there are few.
+-- are left to check_limits or expire_and_check, and only check_limits refuses. What a
+-- statement of PL/pgSQL costs in a transaction that runs it once is mostly its preparation,
+-- so there are few.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)

@@ -176,7 +176,7 @@ func (m *merged) scan(row pgx.Row) (Receipt, error) {
 }
 
 // failed turns an error of Postgres into that of Ledger.Charge: *ExceededError where the
-// function write_charges of the schema was told to raise its denial.
+// function write_charges of the schema was told to raise its denial, as a command tells it.
 func (m *merged) failed(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
@@ -208,7 +208,8 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 	return r, nil
 }
 
-// exceeded decodes the denial that the function check_limits in schema.sql wrote.
+// exceeded makes the error of a denial, which the function check_limits (internal/schema/sql/limits.sql) wrote as JSON. All
+// ways of a denial lead here.
 func (m *merged) exceeded(denied []byte) error {
 	var rows []struct {
 		Limit   int    `json:"limit"`
