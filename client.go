@@ -172,9 +172,13 @@ func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, er
 
 // RunTx runs fn in a transaction of the Client's pool, and again after a serialization failure or a deadlock, up to
 // Config.MaxAttempts times, as Do does: who lost to another transaction at REPEATABLE READ or SERIALIZABLE then gets the
-// refusal that it is, or its turn. fn may be called several times, and must have no effect outside tx. It is for the pieces
-// alone and for DoTx; Do needs no transaction of yours. The transaction is rolled back if fn returns an error, which is
-// RunTx's then. Errors: fn's and Postgres's; ErrSerialization; ErrCommitUnknown; ErrNested inside a command.
+// refusal that it is, or its turn. It is for the pieces alone and for DoTx; Do needs no transaction of yours.
+//
+// fn may be called several times, and must have no effect outside tx. It must not end tx: what it commits by itself stays,
+// though RunTx returns ErrTxControl. If fn returns an error, the transaction is rolled back and the error is RunTx's.
+//
+// Errors: fn's and Postgres's; *ArgumentError; ErrSerialization; ErrTxFailed; ErrTxControl; ErrNested inside a command. After
+// ErrCommitUnknown nobody knows whether it committed, and RunTx does not try again.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
@@ -197,7 +201,12 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 }
 
 func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) error {
-	tx, err := c.pool.BeginTx(ctx, opts)
+	conn, err := c.pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("metered: connect: %w", err)
+	}
+	defer conn.Release()
+	tx, err := conn.BeginTx(ctx, opts)
 	if err != nil {
 		return fmt.Errorf("metered: begin: %w", err)
 	}
@@ -209,7 +218,9 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 	if err := fn(ctx, tx); err != nil {
 		return err
 	}
-	conn := tx.Conn()
+	if err := ctx.Err(); err != nil {
+		return err // else it could not be told whether COMMIT was sent
+	}
 	err = tx.Commit(ctx)
 	var answer *pgconn.PgError
 	switch {
@@ -219,7 +230,7 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 		return fmt.Errorf("%w: %w", ErrTxFailed, err)
 	case errors.Is(err, pgx.ErrTxClosed):
 		return fmt.Errorf("%w: %w", ErrTxControl, err)
-	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !conn.IsClosed():
+	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !conn.Conn().IsClosed():
 		return fmt.Errorf("metered: commit: %w", err)
 	}
 	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)

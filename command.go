@@ -44,7 +44,8 @@ type Command struct {
 	// Name says what the command is, up to 255 bytes. The same ID with another name is a conflict.
 	Name string
 	// Input is what the command depends on, as JSON of up to 1 MiB. The same ID with other input is a
-	// conflict. Only its SHA-256 is stored. Defaults to none.
+	// conflict. Only its SHA-256 is stored. A function that charges, credits, refunds or calls holds needs one. Defaults
+	// to none.
 	Input any
 	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time
 	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than what
@@ -55,6 +56,7 @@ type Command struct {
 	Charges []budget.Charge
 	// Holds and Claims are placed with the charges, as Tx.Place and Tx.Claim do, and looked at early, at no round trip.
 	// What they reserve is part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has their ids.
+	// A hold that the function makes room for belongs in Tx.Place.
 	Holds  []holds.Request
 	Claims []holds.Claim
 	// Sticky charges are taken before the command, in a transaction of their own on a second connection, and stay when
@@ -74,7 +76,8 @@ type Command struct {
 	// the first time, until its record is purged, though there may be room by then. What is recorded is a refusal (see
 	// Denial) by the command's own token, charges and holds, or by Sticky; neither failures nor errors of the function.
 	// The record is written after the rollback, in a transaction of its own; Do returns the refusal when that is
-	// durable, and else another error, with which nothing is decided. Not in DoTx. Defaults to false.
+	// durable, and else another error, with which nothing is decided. A token that was
+	// mistyped is a refusal, too: the right one needs a new ID. Not in DoTx. Defaults to false.
 	RecordRefusal bool
 	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx:
 	// call replica.CommitLSN after the commit. Defaults to false.
@@ -108,11 +111,11 @@ type operation struct {
 	grant   *tokens.Grant // of the token, in the last attempt
 	tx      *Tx           // of the last attempt
 
-	rec     command.Record
-	receipt budget.Receipt
-	sticky  budget.Receipt // once they are taken
-	refused bool           // the sticky charges were refused
-	holds   []holds.Hold
+	rec           command.Record
+	receipt       budget.Receipt
+	sticky        budget.Receipt // once they are taken
+	stickyRefused bool           // the sticky charges were refused
+	holds         []holds.Hold
 }
 
 func (c *Client) prepare(cmd Command, do work) (*operation, error) {
@@ -208,8 +211,8 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 		op.rec, err = op.client.engine.DoTx(ctx, tx, &op.Operation)
 	}
 	denied := err
-	if err != nil && op.cmd.RecordRefusal && !op.Failed && fault.Refused(err) {
-		if op.rec, err = op.client.engine.Do(ctx, op.Refused(refusalJSON(denied))); err != nil {
+	if op.cmd.RecordRefusal && op.own(err) {
+		if op.rec, err = op.record(ctx, denied); err != nil {
 			err = fmt.Errorf("metered: record the refusal: %w", err)
 		} else if !op.rec.Replayed {
 			return denied
@@ -222,7 +225,7 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 		return err
 	case op.rec.Refusal != nil:
 		err = refusalOf(op.rec.Refusal)
-		op.refused = errors.Is(err, ErrTooManyAttempts)
+		op.stickyRefused = errors.Is(err, ErrTooManyAttempts)
 		return err
 	case op.rec.Replayed:
 		op.receipt, op.holds, err = recorded(op.rec)
@@ -233,6 +236,21 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 		op.receipt, err = op.tx.charged.Receipt(op.rec.Answer)
 	}
 	return err
+}
+
+// own reports whether err is a refusal by the command's own parts, and neither by its function nor by a subscriber.
+func (op *operation) own(err error) bool {
+	var subscriber *holds.SubscriberError
+	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &subscriber)
+}
+
+// record records a refusal, unless there is a record by now.
+func (op *operation) record(ctx context.Context, denied error) (command.Record, error) {
+	raw := refusalJSON(denied)
+	if len(raw) > maxResultBytes {
+		return command.Record{}, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), maxResultBytes)
+	}
+	return op.client.engine.Do(ctx, op.Refused(raw))
 }
 
 // takeSticky takes the sticky charges in a transaction of its own, on a second
@@ -248,7 +266,7 @@ func (op *operation) takeSticky(ctx context.Context) error {
 	})
 	switch {
 	case errors.Is(denied, budget.ErrExceeded):
-		op.refused = true
+		op.stickyRefused = true
 		return fmt.Errorf("%w: %w", ErrTooManyAttempts, denied)
 	case fault.Refused(denied): // by a scope that must exist: nothing was counted
 		return denied
@@ -271,7 +289,7 @@ func (op *operation) taken() budget.Receipt {
 func (c *Client) deny(ctx context.Context, cmd Command, op *operation, err error) error {
 	if c.cfg.OnDenial != nil && fault.Refused(err) {
 		cmd.Token = nil
-		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.refused, Replayed: op != nil && op.rec.Refusal != nil})
+		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})
 	}
 	return err
 }

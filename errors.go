@@ -28,7 +28,7 @@ var (
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
 )
 
-// Failures of a command. Except after ErrIndefinite, the call committed nothing.
+// Failures of a command. Except after ErrIndefinite and ErrCommitUnknown, the call committed nothing.
 var (
 	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout; try again later
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: Do and Client.RunTx ran it MaxAttempts times; in DoTx run tx again

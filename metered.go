@@ -20,7 +20,8 @@
 // function must have no effect outside the transaction.
 //
 // A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. Any other
-// error means that nothing was written, except sticky charges. Retryable says which errors are worth another call.
+// error means that nothing was written, except sticky charges and a recorded refusal. Retryable says which errors are
+// worth another call.
 package metered
 
 import (
@@ -73,8 +74,8 @@ type Outcome[R any] struct {
 // charges.
 //
 // Idempotency: a command that committed under the same ID and Namespace gets its first result, without running again;
-// its token must be presented, but may be spent. Concurrent calls with one id wait for each other. A refused or failed
-// command leaves no record.
+// its token must be presented, but may be spent. Concurrent calls with one id wait for each other. A refused command
+// leaves no record, unless RecordRefusal asks for one; a failed one leaves none.
 //
 // Retries: SQLSTATE 40001 and 40P01, up to Config.MaxAttempts attempts; and a COMMIT whose answer was lost, until
 // ctx's deadline or Config.ResolveTimeout.
@@ -100,8 +101,8 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can
 // deadlock (40P01). Nothing is retried, and no timeout is set: after 40001 or 40P01 the caller retries tx. Sticky,
-// Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a replay or ErrConflict the caller's commit waits until that
-// record is durable. Otherwise as Do.
+// Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a replay or ErrConflict the caller's commit waits
+// until that record is durable. Otherwise as Do.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err

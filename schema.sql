@@ -1042,9 +1042,9 @@ begin
 end
 $$;
 
--- Checks the limits of one call. tips are the last entries of the charges' scopes, and held is
--- what open holds keep of each. used is what counts against each limit so far, holds aside.
--- denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
+-- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
+-- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
 -- hold falls due. There, held is what others hold, and own what this transaction does, or
 -- the holds of_nos, which it captures.
@@ -1212,8 +1212,9 @@ $$;
 -- finds its statements prepared.
 --
 -- Most charges are let in while nothing is due. That case is decided here; all others
--- are left to check_limits or expire_and_check. What a statement of PL/pgSQL costs in
--- a transaction that runs it once is mostly its preparation, so there are few.
+-- are left to check_limits or expire_and_check, and only check_limits refuses. What a
+-- statement of PL/pgSQL costs in a transaction that runs it once is mostly its preparation,
+-- so there are few.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
@@ -2187,7 +2188,7 @@ begin
 end
 $$;
 
--- What place would refuse now, without a lock: status is taken, denied, or null where it would
+-- What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would
 -- not, or where only place can tell: of what was placed before, and from an older snapshot.
 -- stored is who has what is taken, if reveal.
 create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
@@ -2201,7 +2202,7 @@ as $$
 declare
     was record;
 begin
-    if metered.one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
+    if coalesce(current_setting('metered_tx.command', true), '') = '' or metered.one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
         return;
     end if;
     if hold.claim is not null then
@@ -3766,7 +3767,7 @@ comment on function metered.announced(bigint[], text) is 'Marks swept holds as a
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
-comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'What place would refuse now, without a lock: status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot. stored is who has what is taken, if reveal.';
+comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot. stored is who has what is taken, if reveal.';
 comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';

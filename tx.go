@@ -34,7 +34,9 @@ type Tx struct {
 
 	Grant  *tokens.Grant  // what the command's token granted; nil without Command.Token
 	Sticky budget.Receipt // what Command.Sticky charged, whatever the function returns
-	Placed []string       // the ids of Command.Holds and Claims, in this order, which are placed after the function
+	// Placed are the ids of Command.Holds and Claims, in this order, which are placed after the function. A holder who
+	// has a claim already keeps it under its first id, which Outcome.Holds has.
+	Placed []string
 
 	over    *atomic.Bool // the function has returned; nil for the zero value, which was never begun
 	client  *Client

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Windows of limits over the scope's lifetime.
+// Windows of limits over the scope's lifetime. The schema knows both as a window of 0: they differ in a denial alone.
 const (
 	Forever  time.Duration = -1
 	OfCredit time.Duration = -2 // of a limit on prepaid credit: a denial asks for more credit
@@ -33,7 +33,7 @@ type query struct {
 	args []any
 }
 
-// PerWindow is a limit of max units over a sliding window.
+// PerWindow is a limit of max units over a sliding window. For a calendar month see ScopeKey.
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
 // Lifetime limits the scope's lifetime to max units: a stock, seats, a free quota. Credits raise it.

@@ -209,7 +209,8 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 	return r, nil
 }
 
-// exceeded decodes the denial that the functions check_limits or admit in schema.sql wrote.
+// exceeded makes the error of a denial, which check_limits (internal/schema/sql/limits.sql) or admit wrote as JSON. All ways
+// of a denial lead here.
 func (m *merged) exceeded(denied []byte) error {
 	var rows []struct {
 		Limit   int    `json:"limit"`

@@ -178,8 +178,11 @@ func looked(priced *charging, key Key, row pgx.Row) (refusal, err error) {
 	var status *string
 	var at, deadline *time.Time
 	var denied, by []byte
-	if err := row.Scan(&status, &at, &deadline, &denied, &by); err != nil || status == nil {
-		return nil, err
+	if err := row.Scan(&status, &at, &deadline, &denied, &by); err != nil {
+		return nil, placeFailed(priced, key, err)
+	}
+	if status == nil {
+		return nil, nil
 	}
 	if *status == "denied" {
 		return priced.Denied(denied), nil

@@ -24,7 +24,7 @@ type attempt struct {
 
 	claimed bool // the operation id was claimed
 	ending  bool // the function has returned without an error
-	unknown bool // err leaves open whether it committed, durably
+	unknown bool // err leaves open whether it committed, durably: the answer to COMMIT was lost
 }
 
 // transaction is where an attempt runs: one that the engine owns, or one that it was lent.
@@ -122,8 +122,8 @@ type begun struct {
 	status      string
 	fingerprint []byte
 	rec         Record
-	denied      []byte
-	refused     error // of a hold, by the first look
+	denied      []byte // of the charges, by the first look
+	holdRefused error  // of a hold, by the first look
 	token       ledger.TokenRow
 }
 
@@ -182,7 +182,7 @@ func (b *begun) look(f *flush, op *Operation) {
 	for _, h := range op.Holds {
 		f.row(func(row pgx.Row) error {
 			refusal, err := h.Looked(row)
-			b.refused = cmp.Or(b.refused, refusal)
+			b.holdRefused = cmp.Or(b.holdRefused, refusal)
 			return err
 		}, h.LookSQL, h.LookArgs()...)
 	}
@@ -214,7 +214,7 @@ func (b *begun) admit(op *Operation) error {
 	if len(b.denied) > 0 {
 		return op.Charges.Denied(b.denied)
 	}
-	return b.refused
+	return b.holdRefused
 }
 
 const completeSQL = `

@@ -1,6 +1,6 @@
 // Package command is the engine of metered.Do and metered.DoTx: it claims an operation id, runs the
 // command's function, does the command's steps, records the operation, and ends the transaction. It
-// knows steps, and neither budgets nor holds.
+// imports neither budget nor holds: what they ask for comes as types of package ledger and as steps.
 package command
 
 import (
@@ -138,7 +138,8 @@ func (e *Indefinite) Error() string { return e.Cause.Error() }
 // Unwrap returns what went wrong.
 func (e *Indefinite) Unwrap() error { return e.Cause }
 
-// Do attempts op until there is an answer.
+// Do attempts op until there is an answer. After a COMMIT whose answer was lost the next attempt finds out: its claim waits
+// for the lost transaction to end, and then it finds the record, or runs op again.
 func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 	var lost error // a COMMIT whose outcome is open
 	resolve, taken := ctx, false

@@ -52,7 +52,7 @@ func foreign(doing string, err error) error {
 	return fmt.Errorf("metered: %s: %w", doing, err)
 }
 
-// ofCharges turns what charges raised into their errors.
+// ofCharges turns what charges raised into their errors, a denial (MT001) into *budget.ExceededError.
 func ofCharges(c *ledger.Charging, err error) error {
 	if fault.Code(err) != "" {
 		return err // it has them

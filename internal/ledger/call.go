@@ -60,8 +60,8 @@ type Charging struct {
 	Queries   []*Query // to be asked under the locks, before Charges are sent
 	Locks     Locks
 	Tolerance pgtype.Interval
-	Denied    func(denial []byte) error // the error of a denial
-	Failed    func(error) error         // turns an error of Postgres into that of the call
+	Denied    func(denial []byte) error // the error of a denial that came as a column
+	Failed    func(error) error         // the error of the call for one of Postgres: of a denial that was raised (MT001), among others
 }
 
 // ChargeCall is a validated call of charges, whose receipt is an R.

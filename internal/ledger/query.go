@@ -3,13 +3,13 @@ package ledger
 import (
 	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/internal/fault"
 )
 
 // Query asks for the most of a limit.
@@ -67,7 +67,10 @@ type Sender interface {
 
 func answers(results pgx.BatchResults, locked bool, queries []*Query, failed func(error) error) error {
 	if locked {
-		if _, err := results.Exec(); ofQuery(err) { // pgx prepares a batch before it sends it
+		if _, err := results.Exec(); wrong(err) && !ours.MatchString(err.Error()) { // pgx prepares a batch before it sends it
+			if len(queries) > 1 {
+				err = fmt.Errorf("or of another limit of the call: %w", err)
+			}
 			return queries[0].Set(nil, err)
 		} else if err != nil {
 			return failed(err)
@@ -78,9 +81,11 @@ func answers(results pgx.BatchResults, locked bool, queries []*Query, failed fun
 		return failed(err)
 	}
 	for _, q := range queries {
-		var most *int64
-		err := results.QueryRow().Scan(&most)
+		rows, _ := results.Query() // its error is that of the rows, too
+		most, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[*int64])
 		switch {
+		case err != nil && !wrong(err):
+			return failed(err)
 		case errors.Is(err, pgx.ErrNoRows):
 			err = nil
 		case err == nil && !fresh && locked && !locking.MatchString(q.SQL):
@@ -93,14 +98,13 @@ func answers(results pgx.BatchResults, locked bool, queries []*Query, failed fun
 	return nil
 }
 
-// ofQuery reports whether err says that a statement is wrong which is not ours.
-func ofQuery(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && sqlstate.Class(pgErr.Code) == sqlstate.Wrong && !ours.MatchString(pgErr.Message)
+// wrong reports whether err is the fault of a query, and neither of the moment nor of the connection.
+func wrong(err error) bool {
+	return err != nil && !fault.Retryable(err) && !errors.Is(err, context.Canceled)
 }
 
 var (
-	ours          = regexp.MustCompile(`\b(lock_all|hold_ids)\b`)
+	ours          = regexp.MustCompile(`\b(lock_all|hold_ids)\b|SQLSTATE (3F000|25)`) // the schema is missing, or the transaction failed
 	locking       = regexp.MustCompile(`(?i)\bfor\s+(share|update|no\s+key\s+update)\b`)
 	errNotLocking = errors.New("above READ COMMITTED it must end with FOR SHARE, or it answers from before the locks")
 )

@@ -48,7 +48,6 @@ const (
 const (
 	ConnectionException   = "08"
 	InsufficientResources = "53" // connections, memory, disk
-	Wrong                 = "42" // a syntax error, an unknown name or a missing right
 )
 
 // Class is the class of a SQLSTATE, its first two characters.

@@ -5,8 +5,9 @@
 -- finds its statements prepared.
 --
 -- Most charges are let in while nothing is due. That case is decided here; all others
--- are left to check_limits or expire_and_check. What a statement of PL/pgSQL costs in
--- a transaction that runs it once is mostly its preparation, so there are few.
+-- are left to check_limits or expire_and_check, and only check_limits refuses. What a
+-- statement of PL/pgSQL costs in a transaction that runs it once is mostly its preparation,
+-- so there are few.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)

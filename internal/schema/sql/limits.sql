@@ -147,9 +147,9 @@ begin
 end
 $$;
 
--- Checks the limits of one call. tips are the last entries of the charges' scopes, and held is
--- what open holds keep of each. used is what counts against each limit so far, holds aside.
--- denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
+-- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
+-- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
 -- hold falls due. There, held is what others hold, and own what this transaction does, or
 -- the holds of_nos, which it captures.
