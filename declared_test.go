@@ -167,6 +167,26 @@ func TestCommand_DeclaredHoldsAreLookedAtEarly(t *testing.T) {
 
 func placedIDs(_ context.Context, tx *metered.Tx) (int, error) { return len(tx.Placed), nil }
 
+// The first look asks nothing for a repetition: whatever stands in the way by now, it gets the first result. An error of the
+// look has the code that it would have later.
+func TestCommand_DeclaredHoldsDoNotKeepAReplayFromItsAnswer(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	clock := pgtest.SetClock(t, pool, time.Now())
+	cmd := metered.Command{ID: "op", Holds: []holds.Request{{TTL: time.Minute, Lines: []holds.Line{
+		{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.PerWindow(9, time.Hour)}}}}}}
+	out, err := metered.Do[any](t.Context(), c, cmd, nil)
+	require.NoError(t, err)
+	clock.Advance(-time.Hour)
+	again, err := metered.Do[any](t.Context(), c, cmd, nil)
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	require.Equal(t, out.Holds, again.Holds)
+	cmd.ID = "another"
+	_, err = metered.Do(t.Context(), c, cmd, mustNotRun(t))
+	require.ErrorIs(t, err, budget.ErrClock)
+}
+
 // Declared holds are placed with all the rest or not at all, and a limit is never passed.
 func TestCommand_DeclaredHoldsNeverPassTheirLimit(t *testing.T) {
 	t.Parallel()
@@ -347,6 +367,24 @@ func TestCapacity_ThatMovesIsNeverPassed(t *testing.T) {
 	}
 }
 
+// What a query meets at the row that it locks is what any statement meets there.
+func TestCapacity_AQueryThatWaitsInVainIsBusy(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	hall(t, pool, 4)
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(ctx, "update halls set seats = 3")
+	require.NoError(t, err)
+	limits := []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from halls for share nowait")}
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}}, nil)
+	require.ErrorIs(t, err, metered.ErrBusy)
+	require.NotErrorIs(t, err, budget.ErrLimitQuery)
+	require.True(t, metered.Retryable(err))
+}
+
 func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
@@ -358,6 +396,9 @@ func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
 		"select -1::bigint":                         "-1 is not from 0",
 		"select seats from nowhere":                 "nowhere",
 		"commit":                                    "not complete",
+		"select v from (values (7), (0)) t(v)":      "too many rows",
+		"select 'abc'::bigint":                      "abc",
+		"select 'abc'":                              "cannot scan text",
 	} {
 		limits := []budget.Limit{budget.Lifetime(0).MaxFrom(sql)}
 		_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}}, nil)
@@ -365,8 +406,12 @@ func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
 		require.ErrorContains(t, err, text)
 		require.False(t, metered.Retryable(err))
 	}
+	two := []budget.Charge{{Scope: "fine", Amount: 1, Limits: seatsOf}, {Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from nowhere")}}}
+	_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: two}, nil)
+	require.ErrorIs(t, err, budget.ErrLimitQuery)
+	require.ErrorContains(t, err, "or of another limit")
 	// Above READ COMMITTED a query that locks nothing answers from before the locks.
-	_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: pgx.RepeatableRead, Charges: []budget.Charge{
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: pgx.RepeatableRead, Charges: []budget.Charge{
 		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from halls")}}}}, nil)
 	require.ErrorIs(t, err, budget.ErrLimitQuery)
 	require.ErrorContains(t, err, "FOR SHARE")

@@ -374,6 +374,15 @@ func TestRunTx_EndsItsTransactionInEachCase(t *testing.T) {
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
 	require.ErrorIs(t, c.RunTx(cancelled, pgx.TxOptions{}, write), context.Canceled)
+	late, cancel := context.WithCancel(ctx)
+	defer cancel()
+	err = c.RunTx(late, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		require.NoError(t, write(ctx, tx))
+		cancel()
+		return nil
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, metered.ErrCommitUnknown, "COMMIT was not sent")
 	require.Zero(t, count(t, pool, "uploads"))
 	require.Zero(t, pool.Stat().AcquiredConns())
 	require.NoError(t, c.RunTx(ctx, pgx.TxOptions{}, write))

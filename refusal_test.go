@@ -200,6 +200,18 @@ func TestRecordRefusal_LeavesOutFailuresAndTheFunctionsErrors(t *testing.T) {
 	}))
 }
 
+// A subscriber may answer with a refusal of its own, which is not the command's.
+func TestRecordRefusal_LeavesOutWhatASubscriberRefuses(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
+		func(context.Context, pgx.Tx, holds.Transition) error { return &budget.ExceededError{} },
+	}}})
+	cmd := metered.Command{ID: "op", RecordRefusal: true, Holds: []holds.Request{{TTL: time.Minute, Lines: []holds.Line{room("s", 1, 9)}}}}
+	_, err := metered.Do[any](t.Context(), c, cmd, nil)
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.Zero(t, count(t, pool, "metered.operations"))
+}
+
 // What could not be recorded is not the answer: the same id runs anew.
 func TestRecordRefusal_ThatFailsIsNoRefusal(t *testing.T) {
 	t.Parallel()
