@@ -35,6 +35,8 @@ type Config struct {
 	SecretKey      []byte
 	LockTimeout    time.Duration // bounds each wait for locks, as ctx's deadline does, 1ms to 1h; defaults to 5s
 	ClockTolerance time.Duration // as in budget.Config; defaults to 1m
+	MustExist      bool          // as in budget.Config: only scopes that were created are charged, credited or held
+	RequireActor   bool          // as in budget.Config and holds.Config: each write has a Note with an Actor
 	MaxFuture      time.Duration // how far an id's time may be ahead of the database's clock, up to 24h; defaults to 5m
 	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
 	// ResolveTimeout bounds the look-up of a COMMIT whose answer was lost, if ctx has no deadline; up to 1h. Defaults
@@ -130,10 +132,12 @@ func (c *Client) made() error { return fault.Made(errArgument, "client", c != ni
 func (c *Client) setUpPieces() (err error) {
 	c.Budget, err = budget.New(budget.Config{
 		Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, ClockTolerance: c.cfg.ClockTolerance,
+		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor,
 	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
 	}
+	c.cfg.Holds.RequireActor = c.cfg.Holds.RequireActor || c.cfg.RequireActor
 	c.Holds, err = holds.New(c.Budget, c.cfg.Holds)
 	if err != nil {
 		return fmt.Errorf("metered: Config.Holds: %w", err)

@@ -551,3 +551,47 @@ func requireNames(t *testing.T, of reflect.Type, seen map[reflect.Type]bool) {
 		}
 	}
 }
+
+// A client can demand that each write says who acts, and that each scope was created.
+func TestClient_CanDemandAnActorAndScopesThatExist(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{RequireActor: true, MustExist: true})
+	ctx := t.Context()
+	ann := budget.Note{Actor: "ann"}
+	do := func(fn func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, fn) }
+	require.NoError(t, do(func(tx pgx.Tx) error { _, err := c.Budget.Create(ctx, tx, "s"); return err }))
+	calls := map[string]func(tx pgx.Tx, scope string, note budget.Note) error{
+		"charge": func(tx pgx.Tx, scope string, note budget.Note) error {
+			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Note: note})
+			return err
+		},
+		"credit": func(tx pgx.Tx, scope string, note budget.Note) error {
+			_, err := c.Budget.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 1, Note: note})
+			return err
+		},
+		"place": func(tx pgx.Tx, scope string, note budget.Note) error {
+			_, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}, Note: note})
+			return err
+		},
+		"capture more than is held": func(tx pgx.Tx, scope string, note budget.Note) error {
+			h, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}, Note: ann})
+			if err == nil {
+				_, err = c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{{Scope: scope, Amount: 2}}, Over: holds.OverAllowed, Note: note})
+			}
+			return err
+		},
+	}
+	for name, call := range calls {
+		require.NoError(t, do(func(tx pgx.Tx) error { return call(tx, "s", ann) }), name)
+		require.ErrorIs(t, do(func(tx pgx.Tx) error { return call(tx, "s", budget.Note{}) }), metered.ErrArgument, name)
+		require.ErrorIs(t, do(func(tx pgx.Tx) error { return call(tx, "mistyped", ann) }), budget.ErrScopeUnknown, name)
+	}
+	require.ErrorIs(t, do(func(tx pgx.Tx) error {
+		_, err := c.Budget.Refund(ctx, tx, budget.Refund{Scope: "s", Seq: 1, Amount: 1})
+		return err
+	}), metered.ErrArgument)
+	require.ErrorIs(t, do(func(tx pgx.Tx) error {
+		_, err := c.Budget.RepairClock(ctx, tx, "s", budget.Note{})
+		return err
+	}), metered.ErrArgument)
+}

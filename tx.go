@@ -28,7 +28,9 @@ import (
 //
 // Its charges, credits, refunds and calls of holds are made in the last flush, all or none: credits and refunds first,
 // then holds, then charges. Nothing is sent before. A refusal is the error of Do; a call's own error is an
-// *ArgumentError or ErrTxDone. They are not part of the fingerprint.
+// *ArgumentError or ErrTxDone. They are not part of the fingerprint, so they need a Command.Input that decides them.
+//
+// A capacity that the function reads can be lowered before the scope is locked: let budget.Limit.MaxFrom read it then.
 type Tx struct {
 	guarded
 

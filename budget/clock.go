@@ -31,7 +31,7 @@ func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note 
 	if err := checkScope("scope", scope); err != nil {
 		return ClockRepair{}, err
 	}
-	if err := note.check("note"); err != nil {
+	if err := l.checkNote("note", note); err != nil {
 		return ClockRepair{}, err
 	}
 	var r ClockRepair

@@ -41,7 +41,7 @@ func (l *Ledger) prepareCredit(c Credit) (*ledger.Call[Posted], error) {
 	if err := checkAmount("Credit.Amount", c.Amount); err != nil {
 		return nil, err
 	}
-	if err := c.Note.check("Credit.Note"); err != nil {
+	if err := l.checkNote("Credit.Note", c.Note); err != nil {
 		return nil, err
 	}
 	key := l.LockKey(c.Scope)

@@ -25,6 +25,8 @@ type Config struct {
 	// MustExist sets the MustExist of every charge, credit and hold, claims among them: a mistyped scope is denied
 	// with *ScopeError. Defaults to false: a scope that is new begins at 0.
 	MustExist bool
+	// RequireActor refuses each write whose Note has no Actor. Defaults to false.
+	RequireActor bool
 }
 
 // Bounds of Config.
@@ -41,6 +43,7 @@ type Ledger struct {
 	wait      time.Duration
 	tolerance time.Duration
 	mustExist bool
+	actor     bool // every write names one
 	space     string
 	sql       statements
 }
@@ -73,9 +76,9 @@ func New(cfg Config) (*Ledger, error) {
 		schema:    name,
 		wait:      cfg.LockTimeout,
 		tolerance: cfg.ClockTolerance,
-		mustExist: cfg.MustExist,
-		space:     "metered/scope/" + name.String(),
-		sql:       render(name),
+		mustExist: cfg.MustExist, actor: cfg.RequireActor,
+		space: "metered/scope/" + name.String(),
+		sql:   render(name),
 	}, nil
 }
 

@@ -12,7 +12,11 @@ type Note struct {
 
 const maxNoteBytes = 255
 
-func (n Note) check(field string) error {
+// checkNote refuses a note that cannot be stored, or that lacks an actor.
+func (l *Ledger) checkNote(field string, n Note) error {
+	if l.actor && n.Actor == "" {
+		return invalid(field+".Actor", "is empty, and Config.RequireActor is set")
+	}
 	for _, f := range []struct{ name, text string }{
 		{".Actor", n.Actor}, {".Tenant", n.Tenant}, {".Correlation", n.Correlation}, {".Reason", n.Reason},
 	} {

@@ -44,7 +44,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	}
 	m := &merged{at: make(map[string]int, len(charges))}
 	for i, c := range charges {
-		if err := c.check(i); err != nil {
+		if err := cmp.Or(c.check(i), l.checkNote(index("charges", i, ".Note"), c.Note)); err != nil {
 			return nil, err
 		}
 		if err := m.add(i, c); err != nil {
@@ -147,7 +147,7 @@ func (c Charge) check(i int) error {
 			return err
 		}
 	}
-	return c.Note.check(index("charges", i, ".Note"))
+	return nil
 }
 
 func checkAmount(field string, amount int64) error {

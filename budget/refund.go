@@ -55,7 +55,7 @@ func (l *Ledger) prepareRefund(r Refund) (*ledger.Call[Posted], error) {
 	if err := checkAmount("Refund.Amount", r.Amount); err != nil {
 		return nil, err
 	}
-	if err := r.Note.check("Refund.Note"); err != nil {
+	if err := l.checkNote("Refund.Note", r.Note); err != nil {
 		return nil, err
 	}
 	key := l.LockKey(r.Scope)

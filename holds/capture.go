@@ -94,7 +94,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	case c.All && c.Over != OverRefused:
 		return nil, invalid("Capture.Over", "is not for All: no more is captured than is held")
 	}
-	used, tolerance, err := b.used(c.Lines, c.Over)
+	used, tolerance, err := b.used(c.Lines, c.Over, c.Note)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 }
 
 // used are the lines of a capture as its function wants them: nil for Capture.All.
-func (b *Book) used(lines []Line, over Over) (used []ledger.Used, tolerance any, err error) {
+func (b *Book) used(lines []Line, over Over, note budget.Note) (used []ledger.Used, tolerance any, err error) {
 	tolerance = interval(0)
 	for i, line := range lines {
 		if slices.ContainsFunc(used, func(u ledger.Used) bool { return u.Scope == line.Scope }) {
@@ -130,7 +130,7 @@ func (b *Book) used(lines []Line, over Over) (used []ledger.Used, tolerance any,
 			return nil, nil, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
 		}
 		// The budget's own checks; 0 is an amount of a capture, and not of a charge.
-		priced, err := prepareCharges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits})
+		priced, err := prepareCharges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: note})
 		if err != nil {
 			return nil, nil, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
 		}
@@ -175,7 +175,7 @@ func (b *Book) captureRefused(c Capture, answer []byte) error {
 	charges := make([]budget.Charge, len(a.Scopes))
 	for i, scope := range a.Scopes {
 		at := slices.IndexFunc(c.Lines, func(l Line) bool { return l.Scope == scope })
-		charges[i] = budget.Charge{Scope: scope, Amount: a.Units[i], Limits: c.Lines[at].Limits}
+		charges[i] = budget.Charge{Scope: scope, Amount: a.Units[i], Limits: c.Lines[at].Limits, Note: c.Note}
 	}
 	priced, err := prepareCharges(b.ledger, charges...)
 	if err != nil {
