@@ -196,7 +196,8 @@ func TestPlace_TwoInOneTransactionCanDeadlockAndSaySo(t *testing.T) {
 				err = errTwo
 			}
 			require.Equal(t, "40P01", code(err), err)
-			require.ErrorContains(t, err, "holds: "+what+": ")
+			require.ErrorContains(t, err, ": "+what+": ")
+			require.ErrorIs(t, err, holds.ErrSerialization)
 			require.NotContains(t, err.Error(), "budget")
 		})
 	}

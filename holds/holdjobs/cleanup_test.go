@@ -238,7 +238,7 @@ func TestCleanup_IsTriedAsOftenAsItSaysInItsQueue(t *testing.T) {
 	s := reserve(t)
 	place := func(id string, c holdjobs.Cleanup) (job int64, err error) {
 		r := holds.Request{ID: id, Tenant: "acme", TTL: time.Minute, Lines: []holds.Line{room("seat "+id, 1, 1)}}
-		_, err = metered.Do(t.Context(), s.c, metered.Command{ID: id}, func(ctx context.Context, tx *metered.Tx) (string, error) {
+		_, err = metered.Do(t.Context(), s.c, metered.Command{ID: id, Input: 1}, func(ctx context.Context, tx *metered.Tx) (string, error) {
 			return tx.Place(ctx, r, &c)
 		})
 		if err == nil {

@@ -119,7 +119,7 @@ func TestHeldWorker_ActsForTheProgramWhateverTheBookDemands(t *testing.T) {
 		pool, c := setUp(t, metered.Config{Holds: holds.Config{RequireHolder: true, RequireActor: true, NoCeiling: true}})
 		clock := pgtest.SetClock(t, pool, time.Now())
 		note := budget.Note{Actor: holds.User("ann")}
-		out, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+		out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 			_, err := tx.Place(ctx, holds.Request{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
 			require.ErrorIs(t, err, holds.ErrArgument, "the program itself is held to it")
 			id, err := tx.Place(ctx, holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &holdjobs.Cleanup{})
