@@ -27,10 +27,9 @@ import (
 
 // Config configures a Client. The zero value works, without jobs and without derived secrets.
 type Config struct {
-	Schema string // the schema that Migrate created; defaults to "metered"
-	// River is the client for Tx.Enqueue, with jobs.Plugin() if jobs have keys. Defaults to none (ErrNoRiver).
-	River       *river.Client[pgx.Tx]
-	TokenPrefix string // begins the text of tokens; defaults to tokens.DefaultPrefix
+	Schema      string                // the schema that Migrate created; defaults to "metered"
+	River       *river.Client[pgx.Tx] // for Tx.Enqueue; keys need jobs.Plugin() in it; defaults to none (ErrNoRiver)
+	TokenPrefix string                // begins the text of tokens; defaults to tokens.DefaultPrefix
 	// SecretKey is the key of Client.Secret, at least tokens.MinKeyLen bytes. Defaults to none: Secret then fails.
 	SecretKey      []byte
 	LockTimeout    time.Duration // bounds each wait for locks, as ctx's deadline does, 1ms to 1h; defaults to 5s
@@ -39,15 +38,9 @@ type Config struct {
 	RequireActor   bool          // as in budget.Config and holds.Config: each write has a Note with an Actor
 	MaxFuture      time.Duration // how far an id's time may be ahead of the database's clock, up to 24h; defaults to 5m
 	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
-	// ResolveTimeout bounds the look-up of a COMMIT whose answer was lost, if ctx has no deadline; up to 1h. Defaults
-	// to 30s.
-	ResolveTimeout time.Duration
-	// Holds configures Client.Holds. Subscribers cost a round trip while the locks are held.
-	Holds holds.Config
-
-	// Notify tells Client.Listen of committed commands, at no round trip; refusals are OnDenial's. Defaults to none.
-	Notify Notify
-
+	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h; defaults to 30s
+	Holds          holds.Config  // of Client.Holds; subscribers cost a round trip while the locks are held
+	Notify         Notify        // tells Client.Listen of commits, not of refusals, at no round trip; defaults to none
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
 	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
 	OnDenial func(context.Context, Denial)
@@ -56,8 +49,8 @@ type Config struct {
 // Denial is a command that was refused.
 type Denial struct {
 	Command Command // without its Token, which may still be unspent
-	// Err matches budget.ErrExceeded (a *budget.ExceededError), ErrScopeUnknown, ErrScopeRetired or
-	// ErrRefundExceeds, tokens.ErrInvalid, or holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
+	// Err matches budget.ErrExceeded (a *budget.ExceededError), ErrScopeUnknown, ErrScopeRetired or ErrRefundExceeds,
+	// tokens.ErrInvalid, or holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
 	Err      error
 	Sticky   bool // a sticky charge was refused: Err is ErrTooManyAttempts
 	Replayed bool // the refusal was on record (Command.RecordRefusal)
@@ -174,15 +167,11 @@ func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, er
 	return tokens.Derive(c.cfg.SecretKey, namespace, operationID, label)
 }
 
-// RunTx runs fn in a transaction of the Client's pool, and again after a serialization failure or a deadlock, up to
-// Config.MaxAttempts times, as Do does: who lost to another transaction at REPEATABLE READ or SERIALIZABLE then gets the
-// refusal that it is, or its turn. It is for the pieces alone and for DoTx; Do needs no transaction of yours.
-//
-// fn may be called several times, and must have no effect outside tx. It must not end tx: what it commits by itself stays,
-// though RunTx returns ErrTxControl. If fn returns an error, the transaction is rolled back and the error is RunTx's.
-//
-// Errors: fn's and Postgres's; *ArgumentError; ErrSerialization; ErrTxFailed; ErrTxControl; ErrNested inside a command. After
-// ErrCommitUnknown nobody knows whether it committed, and RunTx does not try again.
+// RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01
+// it runs fn again, up to Config.MaxAttempts times, as Do does. So fn must have no effect outside tx, and must not
+// end it (ErrTxControl; what it committed stays). If fn returns an error, the transaction is rolled back, and RunTx
+// returns that error. Its own errors: those of Postgres; ErrSerialization; ErrCommitUnknown; ErrTxFailed; ErrNested
+// inside a command.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err

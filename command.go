@@ -41,11 +41,9 @@ type Command struct {
 	// Namespace keeps the ids of tenants apart, up to 255 bytes. If clients choose IDs, it must be the user or
 	// tenant that is signed in: in a common namespace one client can get another's result. Defaults to "".
 	Namespace string
-	// Name says what the command is, up to 255 bytes. The same ID with another name is a conflict.
-	Name string
-	// Input is what the command depends on, as JSON of up to 1 MiB. The same ID with other input is a
-	// conflict. Only its SHA-256 is stored. A function that charges, credits, refunds or calls holds needs one. Defaults
-	// to none.
+	Name      string // says what the command is, up to 255 bytes; the same ID with another name is a conflict
+	// Input is what the command depends on, as JSON of up to 1 MiB. The same ID with other input is a conflict. Only
+	// its SHA-256 is stored. A function that charges, credits, refunds or calls holds needs one. Defaults to none.
 	Input any
 	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time
 	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than what
@@ -55,7 +53,7 @@ type Command struct {
 	// the function makes room for belongs in Tx.Charge. The fingerprint has scopes and amounts, not limits.
 	Charges []budget.Charge
 	// Holds and Claims are placed with the charges, as Tx.Place and Tx.Claim do, and looked at early, at no round trip.
-	// What they reserve is part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has their ids.
+	// What they reserve is part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has the ids.
 	// A hold that the function makes room for belongs in Tx.Place.
 	Holds  []holds.Request
 	Claims []holds.Claim
@@ -63,21 +61,18 @@ type Command struct {
 	// it fails: for limits on attempts. They are taken once per call of Do, and not for a replay. A refusal is
 	// ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky last (Tx.RefundCharge). Their
 	// entries do not name the operation. Not in DoTx. Defaults to none.
-	Sticky []budget.Charge
-	// Token is spent by the command, unless it is a replay. Defaults to none.
-	Token *Redeem
-	// Isolation is the transaction's level. Defaults to READ COMMITTED, the fastest on a hot scope. Not in DoTx.
-	Isolation pgx.TxIsoLevel
+	Sticky    []budget.Charge
+	Token     *Redeem        // is spent by the command, unless it is a replay; defaults to none
+	Isolation pgx.TxIsoLevel // of the transaction; defaults to READ COMMITTED, the fastest on a hot scope; not in DoTx
 	// EarlyRelease releases the locks before the commit is durable, for a hot scope where a commit takes long. Do still
 	// returns when it is durable. The price: a reader, or a refused command, may see state that a crash undoes (see
 	// docs/model.md). Not for sticky charges, nor in DoTx. Defaults to false.
 	EarlyRelease bool
-	// RecordRefusal makes a refusal the operation's answer: the same ID is refused in the same way, with the numbers of
-	// the first time, until its record is purged, though there may be room by then. What is recorded is a refusal (see
-	// Denial) by the command's own token, charges and holds, or by Sticky; neither failures nor errors of the function.
-	// The record is written after the rollback, in a transaction of its own; Do returns the refusal when that is
-	// durable, and else another error, with which nothing is decided. A token that was
-	// mistyped is a refusal, too: the right one needs a new ID. Not in DoTx. Defaults to false.
+	// RecordRefusal makes a refusal the operation's answer: until its record is purged, the same ID gets the same
+	// refusal, with the numbers of the first time, even if there is room by then. It is for refusals (see Denial) by
+	// the command's own token, charges and holds, and by Sticky; not for failures and errors of the function. The
+	// record is written after the rollback, in a transaction of its own. If that fails, Do returns another error and
+	// nothing is decided. A mistyped token is a refusal, too: the right one needs a new ID. Not in DoTx. Defaults to false.
 	RecordRefusal bool
 	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx:
 	// call replica.CommitLSN after the commit. Defaults to false.

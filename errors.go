@@ -31,29 +31,26 @@ var (
 // Failures of a command. Except after ErrIndefinite and ErrCommitUnknown, the call committed nothing.
 var (
 	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout; try again later
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: Do and Client.RunTx ran it MaxAttempts times; in DoTx run tx again
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01, in all attempts; in DoTx run tx again
 	ErrTimeout       error = command.ErrTimeout     // the server gave up at the deadline; also context.DeadlineExceeded
 	ErrTxControl     error = guardtx.ErrControl     // the function, a subscriber or Cost.Write tried to end the transaction
 	ErrTxDone        error = guardtx.ErrDone        // the transaction was used after the function had returned
 	ErrNested        error = command.ErrNested      // a command began in another's function or subscriber, with its context or tx
+	ErrIndefinite    error = errIndefinite          // whether COMMIT took effect is not known: an *IndefiniteError
+	ErrNoRiver       error = fault.New("no_river", "metered: no River client was configured")
 	// ErrTxFailed: a statement of the function or a subscriber failed, and it returned nil all the same. In DoTx also:
 	// the caller's transaction had failed before.
 	ErrTxFailed error = guardtx.ErrFailed
-	// ErrNoRiver: Tx.Enqueue without Config.River.
-	ErrNoRiver error = fault.New("no_river", "metered: no River client was configured")
-	// ErrResult: the result cannot be written as JSON or read back, is not UTF-8, or is larger than 1 MiB. In a replay: the
-	// recorded result does not fit the type; Lookup has it.
+	// ErrResult: the result cannot be written as JSON or read back, is not UTF-8, or is larger than 1 MiB. In a replay:
+	// the recorded result does not fit the type; Lookup has it.
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
-	// ErrSticky: taking the sticky charges failed, other than by a denial. They may have been taken. The
-	// function did not run.
+	// ErrSticky: taking the sticky charges failed, not by a denial. They may have been taken. The function did not run.
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
 	// ErrTooManyAttempts: the budget refused Command.Sticky (HTTP 429), not Command.Charges (402). The error is also a
 	// *budget.ExceededError and budget.ErrExceeded, whose Code it has.
 	ErrTooManyAttempts = fault.ErrTooManyAttempts
 	// ErrCommitUnknown: the answer to the COMMIT of Client.RunTx was lost. Nobody can tell whether it took effect.
 	ErrCommitUnknown error = fault.New("commit_unknown", "metered: the answer to COMMIT was lost")
-	// ErrIndefinite: the outcome of a COMMIT is not known. The error is an *IndefiniteError.
-	ErrIndefinite error = errIndefinite
 )
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
@@ -74,7 +71,7 @@ func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cau
 
 func (e *IndefiniteError) Code() string { return errIndefinite.Code() }
 
-// ArgumentError says which argument was refused, before any SQL ran, and why. It is one type for all packages.
+// ArgumentError says why an argument was refused, before any SQL. All packages have it.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {

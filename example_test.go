@@ -17,7 +17,6 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -417,7 +416,3 @@ func Example_maintenance() {
 	// Output:
 	// purged: 0 entries (0 scopes forgotten), 0 operations, 0 tokens, 0 holds, 0 keys
 }
-
-// exampleDatabase stands for your own database, pgxpool.New(ctx, os.Getenv("DATABASE_URL")),
-// on which metered.Migrate was called once.
-func exampleDatabase() (pool *pgxpool.Pool, done func()) { return pgtest.Example() }

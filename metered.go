@@ -56,17 +56,15 @@ type Outcome[R any] struct {
 	Result R               `json:"result"` // what the function returned, as it comes back from JSON
 	Raw    json.RawMessage `json:"-"`      // that JSON, the same bytes for each replay
 	// Replayed is true if this is the record of an earlier call, or of this one after the answer to COMMIT was lost.
-	Replayed bool `json:"replayed"`
-	// Receipt is what was charged, without sticky charges. In a replay it has no standings.
-	Receipt budget.Receipt `json:"receipt"`
+	Replayed bool           `json:"replayed"`
+	Receipt  budget.Receipt `json:"receipt"` // what was charged, without sticky charges; in a replay without standings
 	// Sticky is what this call charged for Command.Sticky, also on error. It is empty if the charges were refused, are
 	// not known to be taken (ErrSticky), or if this call found the record of another.
 	Sticky budget.Receipt `json:"sticky,omitzero"`
 	// Holds are the holds of the calls of Tx, in their order, each as it was after its call; the same in a replay.
 	Holds []holds.Hold `json:"holds,omitempty"`
-	At    time.Time    `json:"at"` // when the command was completed, by the database's clock
-	// LSN is a place of the log behind the commit, if Command.LSN asked for it; 0 if the server did not say.
-	LSN replica.LSN `json:"lsn,omitzero"`
+	At    time.Time    `json:"at"`           // when the command was completed, by the database's clock
+	LSN   replica.LSN  `json:"lsn,omitzero"` // behind the commit, if Command.LSN is set; 0 if the server did not say
 }
 
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil) with the
@@ -100,9 +98,9 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // and usable. It takes effect with the caller's commit; a rollback takes its record back too.
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can
-// deadlock (40P01). Nothing is retried, and no timeout is set: after 40001 or 40P01 the caller retries tx. Sticky,
-// Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a replay or ErrConflict the caller's commit waits
-// until that record is durable. Otherwise as Do.
+// deadlock (40P01). Nothing is retried, and no timeout is set: after 40001 or 40P01 the caller retries tx
+// (Client.RunTx). Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a replay or ErrConflict the
+// caller's commit waits until that record is durable. Otherwise as Do.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err

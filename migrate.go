@@ -27,18 +27,17 @@ type MigrateOptions struct {
 	DropPrevious bool
 	River        bool   // bring River's own tables to the latest version that this build of River knows; defaults to false
 	RiverSchema  string // where River's tables go; defaults to the connection's search_path, as with River itself
-	// OnWait is told what Migrate is waiting for, each time that it gave up a wait for a lock and is about to try again.
-	// Defaults to none.
+	// OnWait is told what Migrate waits for, before each new attempt to get a lock. Defaults to none.
 	OnWait func(ctx context.Context, what string)
 }
 
 // MigrateReport is what Migrate did.
 type MigrateReport struct {
-	// From and To are the schema's versions before and after. From is 0 if there was no schema.
-	// Both are SchemaVersion + 1 if the schema is newer than this build.
+	// From and To are the schema's versions before and after. From is 0 if there was no schema. Both are
+	// SchemaVersion + 1 if the schema is newer than this build.
 	From, To int
-	// Repaired is what was not as it should be in a schema of this version, and is now: functions
-	// and types were created again, or taken from everybody.
+	// Repaired is what was not as it should be in a schema of this version, and is now: functions and types were
+	// created again, or taken from everybody.
 	Repaired []SchemaDifference
 	Dropped  []string // functions and types of earlier versions that were dropped
 	// Previous are the functions and types that only the build before this one calls, and that are still there.
@@ -76,18 +75,17 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 // SchemaReport is what Validate found.
 type SchemaReport struct {
 	Version int // of the schema, 0 if there is none
-	// Differences are what is not as this build needs it. If Version is newer than
-	// SchemaVersion these are only such that make calls of this build fail.
+	// Differences are what is not as this build needs it. If Version is newer than SchemaVersion, these are only such
+	// that make calls of this build fail.
 	Differences []SchemaDifference
 	Previous    []string // as in MigrateReport; they are no difference
 }
 
 // SchemaDifference is one object of the schema that is not as it should be.
 type SchemaDifference struct {
-	Object  string // "function clock()", "column ledger.seq", "index holds_due"
-	Problem string // what is wrong
-	// Want is what it should be, and Have what it is; of a function's body, a hash. They may be empty.
-	Want, Have string
+	Object     string // "function clock()", "column ledger.seq", "index holds_due"
+	Problem    string // what is wrong
+	Want, Have string // what it should be and what it is, of a function's body a hash; they may be empty
 }
 
 func (d SchemaDifference) String() string { return migrate.Difference(d).String() }
@@ -136,14 +134,12 @@ const (
 
 // SchemaSQLOptions says what SchemaSQL renders. The zero value is the whole schema.
 type SchemaSQLOptions struct {
-	// Schema is the schema's name: 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to
-	// "metered".
-	Schema string
+	Schema string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_"; defaults to "metered"
 	// From is the version that is installed. Defaults to 0, none: the whole schema. With an earlier version it is the
 	// upgrade to SchemaVersion. With SchemaVersion all functions are created again, as a repair does.
 	From int
-	// DropPrevious is that of MigrateOptions. With From = SchemaVersion nothing else is rendered: it is the migration that
-	// follows when no process of the build before runs any more.
+	// DropPrevious is that of MigrateOptions. With From = SchemaVersion nothing else is rendered: it is the migration
+	// that follows when no process of the build before runs any more.
 	DropPrevious bool
 	Tool         MigrationTool // what the text is for; defaults to PlainSQL
 }

@@ -25,7 +25,7 @@ type Notify struct {
 	ChargesFrom int64 // charges of so many units and more, of Command.Charges and Tx.Charge; 0 for none
 }
 
-// Notice is what Client.Listen hears: what a committed command did, or that some may have been missed.
+// Notice is what a committed command did, or that some may have been missed.
 type Notice struct {
 	Missed    bool           `json:"missed,omitempty"` // the rest is then empty
 	Namespace string         `json:"namespace,omitempty"`
@@ -52,8 +52,8 @@ type NoticeJob struct {
 	Tenant string `json:"tenant,omitempty"`
 }
 
-// Listen calls handle with each Notice of Clients with Config.Notify, as holds.Book.Listen does with holds': best
-// effort. For exactly once the command enqueues a job.
+// Listen calls handle with each Notice of Clients with Config.Notify, as holds.Book.Listen does with those of holds.
+// For exactly once, enqueue a job in the command.
 func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

@@ -26,9 +26,10 @@ import (
 //
 // Commit, Rollback and such statements are ErrTxControl; savepoints (Begin) work. Send no statements over Conn.
 //
-// Its charges, credits, refunds and calls of holds are made in the last flush, all or none: credits and refunds first,
-// then holds, then charges. Nothing is sent before. A refusal is the error of Do; a call's own error is an
-// *ArgumentError or ErrTxDone. They are not part of the fingerprint, so they need a Command.Input that decides them.
+// Charge, Credit and RefundCharge are the calls of budget.Ledger; Place, Claim, Capture, Release, Extend and Refund
+// those of holds.Book. They are made in the last flush, all or none: credits and refunds first, then holds, then
+// charges. Nothing is sent before. A refusal is the error of Do; a call's own error is an *ArgumentError or ErrTxDone.
+// They are not part of the fingerprint, so they need a Command.Input that decides them.
 //
 // A capacity that the function reads can be lowered before the scope is locked: let budget.Limit.MaxFrom read it then.
 type Tx struct {
@@ -113,13 +114,13 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// Credit is budget.Ledger.Credit as part of the command. Its holds and charges can spend it: with a charge of another
-// scope it is a transfer that cannot deadlock with others. It is not in Outcome.Receipt.
+// Credit adds credit that the command's holds and charges can spend. With a charge of another scope it is a transfer
+// that cannot deadlock with others. It is not in Outcome.Receipt.
 func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, prepareCredit, credits)
 }
 
-// RefundCharge is budget.Ledger.Refund as part of the command. It is not in Outcome.Receipt.
+// RefundCharge is budget.Ledger.Refund. It is not in Outcome.Receipt.
 func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
 	return prepareEntries(t, prepareRefund, refunds)
 }
@@ -163,15 +164,14 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.Namespace, t.op.ID, label)
 }
 
-// Place is holds.Book.Place as part of the command. It returns the hold's id; the hold is in Outcome.Holds. cleanup, if
-// not nil, enqueues the hold's cleanup job now (holdjobs.Cleanup), with the errors of Enqueue. A TTL out of bounds is a
-// *holds.TTLError.
+// Place returns the hold's id; the hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now
+// (holdjobs.Cleanup), with the errors of Enqueue. A TTL out of bounds is a *holds.TTLError.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
 }
 
-// Claim is holds.Book.Claim as part of the command, as Place is. If the holder has the key already, Outcome.Holds has
-// that claim, with another id than the one returned.
+// Claim is as Place. If the holder has the key already, Outcome.Holds has that claim, with another id than the one
+// returned.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return claimHold(t.client.Holds, c) })
 }
@@ -197,22 +197,18 @@ func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string
 	return p.Placing.ID, nil
 }
 
-// Capture is holds.Book.Capture as part of the command.
 func (t *Tx) Capture(c holds.Capture) error {
 	return end(t, captureHolds, c)
 }
 
-// Release is holds.Book.Release as part of the command.
 func (t *Tx) Release(r holds.Release) error {
 	return end(t, releaseHolds, r)
 }
 
-// Extend is holds.Book.Extend as part of the command.
 func (t *Tx) Extend(e holds.Extend) error {
 	return end(t, extendHolds, e)
 }
 
-// Refund is holds.Book.Refund as part of the command.
 func (t *Tx) Refund(r holds.Refund) error {
 	return end(t, refundHolds, r)
 }

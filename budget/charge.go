@@ -21,18 +21,16 @@ const (
 	MaxQueries    = 1024                   // in one call of Usage
 )
 
-// Charge is an amount to take from a scope, and the limits it must stay within.
+// Charge is an amount to take from a scope, if all of its Limits admit it.
 type Charge struct {
-	Scope  string  // what is charged, 1 to MaxScopeBytes bytes of UTF-8
-	Amount int64   // in units of yours, from 1 to MaxAmount
-	Limits []Limit // must all be kept, up to MaxLimits; without any the charge is only recorded
-	Note   Note    // is stored with the entry; defaults to none
-	// MustExist refuses the charge with *ScopeError unless Ledger.Create was called for the scope. Defaults to
-	// Config.MustExist.
-	MustExist bool
+	Scope     string  // what is charged, 1 to MaxScopeBytes bytes of UTF-8
+	Amount    int64   // in units of yours, from 1 to MaxAmount
+	Limits    []Limit // must all be kept, up to MaxLimits; without any the charge is only recorded
+	Note      Note    // is stored with the entry; defaults to none
+	MustExist bool    // refuses a scope never created, or retired (*ScopeError); defaults to Config.MustExist
 }
 
-// Receipt is what a call charged, in the order in which its scopes first appear.
+// Receipt is what a call charged, in the order in which scopes first appear.
 type Receipt struct {
 	Entries []Posted `json:"entries"`
 }
@@ -58,9 +56,9 @@ const chargeSQL = `
 select seqs, ats, used, held, denied
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
 
-// Charge charges every scope named, or none, in one round trip. If a limit refuses, it is denied with *ExceededError
-// (or *ScopeError, see MustExist) and writes nothing. Charges of one scope are added up and recorded as one entry; their notes must agree. It locks the
-// scopes in the order of their keys. Errors, locks and rollback: see the package comment.
+// Charge charges every scope named, or none, in one round trip. If a limit refuses, it is denied with *ExceededError,
+// and with *ScopeError for a scope that must exist: nothing is written. Charges of one scope are added up to one entry;
+// their notes must agree.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
@@ -83,9 +81,9 @@ const checkSQL = `
 select used, held, denied
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
-// Check tells what Charge would answer now, without a lock or a write. Only a charge is authoritative. It also runs on
-// a replica. It returns the entries that would be made, without Seq and At, or the errors of Charge, except ErrBusy,
-// ErrOverflow and those of a transaction's end.
+// Check tells what Charge would answer now, without a lock or a write, on a replica too. Only a charge is
+// authoritative. It returns the entries that would be made, without Seq and At, or the errors of Charge, except
+// ErrBusy, ErrOverflow and those of a transaction's end.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
 	if err := notNil("db", db); err != nil {
 		return Receipt{}, err

@@ -13,19 +13,17 @@ import (
 
 // Credit is an amount to add to a scope: a top-up, prepaid money.
 type Credit struct {
-	Scope  string // what is credited, 1 to MaxScopeBytes bytes of UTF-8
-	Amount int64  // in units of yours, from 1 to MaxAmount
-	Note   Note   // is stored with the entry; defaults to none
-	// MustExist is as in Charge.
-	MustExist bool
+	Scope     string // what is credited, 1 to MaxScopeBytes bytes of UTF-8
+	Amount    int64  // in units of yours, from 1 to MaxAmount
+	Note      Note   // is stored with the entry; defaults to none
+	MustExist bool   // as in Charge
 }
 
 const creditSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), denied
 from metered.credit($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::metered.origin, $7::bool)`
 
-// Credit adds credit to a scope. It counts for lifetime limits only. Errors, locks and rollback: see the package
-// comment.
+// Credit adds credit to a scope. It counts for lifetime limits only.
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
 	return do(ctx, tx, l, (*Ledger).prepareCredit, c)
 }

@@ -9,8 +9,9 @@
 //		return err
 //	})
 //
-// A scope is a name of yours; it needs no creation, so declare kinds with Scopes, and MustExist. Its ledger is a chain of entries that
-// never change. Limits come with each call and are stored nowhere. A charge is admitted if, for each limit,
+// A scope is a name of yours. It needs no creation, so a mistyped name is another scope: Scopes and MustExist guard
+// against that. A scope's ledger is a chain of entries that never change. Limits come with each call and are stored
+// nowhere. A charge is admitted if, for each limit,
 //
 //			used inside the window + held + amount <= limit
 //
@@ -18,11 +19,12 @@
 //	  - A credit counts for lifetime limits only. Held units count everywhere until they are captured or freed.
 //
 // Rolling the transaction back takes its writes back. There is no idempotency: a second call writes again (a command,
-// metered.Do, remembers). A write holds an advisory lock on its scope until the transaction ends, so charge last. Two
-// calls that lock scopes in one transaction can deadlock (SQLSTATE 40P01) with two in another: use one call,
-// Ledger.Lock, or a command. All isolation levels are correct; READ COMMITTED is the fastest (docs/operations.md).
+// metered.Do, remembers). A write holds an advisory lock on each of its scopes until the transaction ends, so charge
+// last. One call takes its locks in the order of their keys. Two calls in one transaction can deadlock (SQLSTATE 40P01)
+// with two in another: use one call, Ledger.Lock, or a command. All isolation levels are correct; READ COMMITTED is the
+// fastest (docs/operations.md).
 //
 // Every call may fail with an *ArgumentError, before any SQL. Every write may fail with ErrBusy, ErrOverflow, SQLSTATE
 // 40001 or 40P01, and a charge with ErrClock or ErrWindowPurged too: these abort the transaction. A denial,
-// *ExceededError, leaves it usable.
+// *ExceededError or *ScopeError, leaves it usable.
 package budget

@@ -32,25 +32,22 @@ var kinds = map[string]Kind{
 
 // Entry is one entry of a scope's chain, with the scope's sums after it.
 type Entry struct {
-	Scope  string    `json:"scope"`
-	Seq    int64     `json:"seq"` // 1, 2, 3, … per scope
-	Kind   Kind      `json:"kind"`
-	Amount int64     `json:"amount"` // 0 for a clock repair
-	At     time.Time `json:"at"`     // by the database's clock; never decreases along Seq within an Epoch
-	Epoch  int       `json:"epoch"`  // clock repairs so far
-
-	Spent    int64     `json:"spent"`
-	Refunded int64     `json:"refunded"`
-	Credited int64     `json:"credited"`
-	Held     int64     `json:"held"`
-	HoldDue  time.Time `json:"hold_due,omitzero"` // no open hold of the scope falls due before it; zero without one
-
-	Ref  int64  `json:"ref,omitempty"`  // the number of the charge that a refund refunds, else 0
-	Hold string `json:"hold,omitempty"` // the hold that the entry is about; "" for none or several
-	// Namespace and Operation name the command that made the entry; "" for sticky charges.
-	Namespace string `json:"namespace,omitempty"`
-	Operation string `json:"operation,omitempty"`
-	Note      Note   `json:"note,omitzero"`
+	Scope     string    `json:"scope"`
+	Seq       int64     `json:"seq"` // 1, 2, 3, … per scope
+	Kind      Kind      `json:"kind"`
+	Amount    int64     `json:"amount"` // 0 for a clock repair
+	At        time.Time `json:"at"`     // by the database's clock; never decreases along Seq within an Epoch
+	Epoch     int       `json:"epoch"`  // clock repairs so far
+	Spent     int64     `json:"spent"`
+	Refunded  int64     `json:"refunded"`
+	Credited  int64     `json:"credited"`
+	Held      int64     `json:"held"`
+	HoldDue   time.Time `json:"hold_due,omitzero"`   // no open hold of the scope falls due before it; zero without one
+	Ref       int64     `json:"ref,omitempty"`       // the number of the charge that a refund refunds, else 0
+	Hold      string    `json:"hold,omitempty"`      // the hold that the entry is about; "" for none or several
+	Namespace string    `json:"namespace,omitempty"` // with Operation: the command that made it; "" for sticky charges
+	Operation string    `json:"operation,omitempty"`
+	Note      Note      `json:"note,omitzero"`
 }
 
 // EntriesOptions selects entries. The zero value selects all, oldest first.

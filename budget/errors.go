@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Errors of calls. They abort the transaction, except ErrArgument and ErrExceeded.
+// Errors of calls. They abort the transaction, except the first four.
 var (
 	ErrArgument      error = errArgument            // every refused argument; the error is an *ArgumentError
 	ErrExceeded      error = errExceeded            // a limit refuses; the error is an *ExceededError
@@ -22,17 +22,13 @@ var (
 	ErrScopeRetired  error = errScopeRetired        // a scope that must exist was retired; the error is a *ScopeError
 	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within the lock timeout; try again later
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema's tables or functions are missing
+	ErrNotGranted    error = fault.ErrNotGranted    // the role has not been given what the call needs
+	ErrClock         error = errClock               // the last entry is too far ahead of the clock (Config.ClockTolerance): a *ClockError
+	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
+	ErrWindowPurged  error = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
 	// ErrLimitQuery: the query of a Limit.MaxFrom failed, or did not answer with an integer from 0 to MaxLimit.
-	ErrLimitQuery  error = fault.New("limit_query", "budget: the query of a limit")
-	ErrNotMigrated error = fault.ErrNotMigrated // the schema's tables or functions are missing
-	ErrNotGranted  error = fault.ErrNotGranted  // the role has not been given what the call needs
-	// ErrClock: the scope's last entry is ahead of the database's clock by more than Config.ClockTolerance. The error
-	// is a *ClockError. See Ledger.RepairClock.
-	ErrClock error = errClock
-	// ErrWindowPurged: a limit's window reaches behind what a purge has kept.
-	ErrWindowPurged error = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
-	// ErrOverflow: a running sum would leave the range of 64 bits.
-	ErrOverflow error = fault.New("budget_overflow", "budget: total would overflow")
+	ErrLimitQuery error = fault.New("limit_query", "budget: the query of a limit")
 )
 
 // Answers to a refund. They leave the transaction usable, and nothing written.
@@ -52,8 +48,7 @@ var (
 	errScopeRetired = fault.New("scope_retired", "budget: the scope was retired")
 )
 
-// ArgumentError says which argument was refused before any SQL, and why. Field names it as the caller wrote it
-// ("Credit.Amount").
+// ArgumentError says why an argument was refused. Field: "Credit.Amount".
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -65,19 +60,17 @@ const Never = time.Duration(math.MaxInt64)
 
 // Refusal is one limit that refused one charge.
 type Refusal struct {
-	Scope string `json:"scope"`
-	Limit Limit  `json:"limit"`
-	// Used counts against the limit, without holds: charges less refunds, for a lifetime less credits too.
-	Used      int64 `json:"used"`
-	Held      int64 `json:"held"`               // what other open holds keep of the scope
-	OwnHeld   int64 `json:"own_held,omitempty"` // what the transaction's own holds keep; RetryAfter does not wait for them
-	Requested int64 `json:"requested"`          // the amount of all charges of the call on this scope
-	Available int64 `json:"available"`          // the largest amount that this limit would have admitted, >= 0
+	Scope     string `json:"scope"`
+	Limit     Limit  `json:"limit"`
+	Used      int64  `json:"used"`               // charges less refunds, for a lifetime less credits too; without holds
+	Held      int64  `json:"held"`               // what other open holds keep of the scope
+	OwnHeld   int64  `json:"own_held,omitempty"` // what the transaction's own holds keep; RetryAfter does not wait for them
+	Requested int64  `json:"requested"`          // the amount of all charges of the call on this scope
+	Available int64  `json:"available"`          // the largest amount that this limit would have admitted, >= 0
 	// RetryAfter is how long until Requested would fit if nothing else happens; Never if waiting cannot help. If open
 	// holds stand in the way, it is the earliest possible time. In JSON it is "retry_after_us", null for Never.
 	RetryAfter time.Duration `json:"-"`
-	// HoldDue is how long until an open hold of the scope may fall due, if Held > 0. In JSON it is "hold_due_us".
-	HoldDue time.Duration `json:"-"`
+	HoldDue    time.Duration `json:"-"` // until an open hold of the scope may fall due, if Held > 0; JSON "hold_due_us"
 }
 
 func (r Refusal) String() string {
@@ -99,8 +92,8 @@ func (r Refusal) String() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError is a denial: every limit that refused. The call wrote nothing. A client should perhaps not see its
-// text, which names scopes, amounts and limits.
+// ExceededError is a denial: every limit that refused. Nothing was written. Its text names scopes and amounts, which a
+// client should perhaps not see.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`
 }
@@ -119,7 +112,7 @@ func (e *ExceededError) Unwrap() error { return errExceeded }
 
 func (e *ExceededError) Code() string { return errExceeded.Code() }
 
-// RetryAfter is how long until no limit would refuse, if nothing else happens; it may be Never.
+// RetryAfter is the longest RetryAfter of the Refusals; it may be Never.
 func (e *ExceededError) RetryAfter() time.Duration {
 	var longest time.Duration
 	for _, r := range e.Refusals {
@@ -128,7 +121,7 @@ func (e *ExceededError) RetryAfter() time.Duration {
 	return longest
 }
 
-// RetryAfterSeconds is RetryAfter in whole seconds, rounded up, as for HTTP; ok is false for Never.
+// RetryAfterSeconds is RetryAfter rounded up, for HTTP; not ok for Never.
 func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
 	after := e.RetryAfter()
 	if after == Never {
@@ -137,7 +130,7 @@ func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((after + time.Second - 1) / time.Second), true
 }
 
-// ClockError says how far a scope's last entry is ahead of the database's clock.
+// ClockError says how far a last entry is ahead. See Ledger.RepairClock.
 type ClockError struct {
 	Scope string
 	Ahead time.Duration

@@ -7,10 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Bytes are charged against an hourly and a daily limit, in the transaction that
@@ -190,7 +188,3 @@ func check(err error) {
 		panic(err)
 	}
 }
-
-// exampleDatabase stands for your own database, pgxpool.New(ctx, os.Getenv("DATABASE_URL")),
-// on which metered.Migrate was called once.
-func exampleDatabase() (pool *pgxpool.Pool, done func()) { return pgtest.Example() }

@@ -21,12 +21,8 @@ type Config struct {
 	// ClockTolerance is how far a last entry may be ahead of the database's clock, 1µs to 24h, before charges with
 	// windows are ErrClock. A charge within it gets the last entry's time. Defaults to 1m.
 	ClockTolerance time.Duration
-
-	// MustExist sets the MustExist of every charge, credit and hold, claims among them: a mistyped scope is denied
-	// with *ScopeError. Defaults to false: a scope that is new begins at 0.
-	MustExist bool
-	// RequireActor refuses each write whose Note has no Actor. Defaults to false.
-	RequireActor bool
+	MustExist      bool // sets it for every charge, credit, hold and claim; defaults to false: a new scope begins at 0
+	RequireActor   bool // refuses each write whose Note has no Actor; defaults to false
 }
 
 // Bounds of Config.
@@ -37,7 +33,7 @@ const (
 	maxClockTolerance     = 24 * time.Hour
 )
 
-// Ledger charges, credits and refunds scopes. It is safe for concurrent use. Most programs want Charge.
+// Ledger charges, credits and refunds scopes. It is safe for concurrent use.
 type Ledger struct {
 	schema    schema.Name
 	wait      time.Duration

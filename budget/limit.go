@@ -16,14 +16,12 @@ const (
 )
 
 // Limit is so many units per window, or for the scope's lifetime: PerWindow, Lifetime, Prepaid and CreditLine make one.
-// A Limit without a Window is refused. In JSON it is {"name":"burst","max":9,"window_us":60000000}, and for a lifetime
-// {"max":9,"lifetime":true}, with "of_credit":true for OfCredit.
+// In JSON it is {"name":"burst","max":9,"window_us":60000000}, and for a lifetime {"max":9,"lifetime":true}, with
+// "of_credit":true for OfCredit.
 type Limit struct {
-	Max int64 // the number of units, from 0 to MaxLimit
-	// Window is how far back charges count, in whole microseconds up to MaxWindow. Forever and OfCredit mean the
-	// scope's lifetime. Required.
-	Window time.Duration
-	Name   string // yours, to tell limits apart in a Refusal or a Standing; defaults to ""
+	Max    int64         // the number of units, from 0 to MaxLimit
+	Window time.Duration // how far back charges count, in microseconds up to MaxWindow, or Forever or OfCredit; required
+	Name   string        // yours, to tell limits apart in a Refusal or a Standing; defaults to ""
 
 	query *query // what Max is to be; nil if it is that
 }
@@ -36,10 +34,10 @@ type query struct {
 // PerWindow is a limit of max units over a sliding window. For a calendar month see ScopeKey.
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
-// Lifetime limits the scope's lifetime to max units: a stock, seats, a free quota. Credits raise it.
+// Lifetime is a limit of max units in all: a stock, seats. Credits raise it.
 func Lifetime(max int64) Limit { return Limit{Max: max, Window: Forever} }
 
-// Prepaid lets only credited units be spent. Over HTTP its denial is a 402 (package httplimit).
+// Prepaid lets only credited units be spent. Over HTTP its denial is a 402.
 func Prepaid() Limit { return CreditLine(0) }
 
 // CreditLine is Prepaid that may go max units below what was credited.
@@ -51,10 +49,10 @@ func (l Limit) Named(name string) Limit {
 }
 
 // MaxFrom returns the same limit with the Max that a query answers: one row of one integer from 0 to MaxLimit, else
-// ErrLimitQuery. Charge, Place, Claim and commands run it when they have the scopes' locks, at one round trip for all
-// queries of the call: a capacity that was lowered while the call waited for the locks counts, where one that was read
-// before would let too many in. At REPEATABLE READ and SERIALIZABLE the query must lock what it reads (FOR SHARE): a row that
-// changed since the snapshot is 40001 then. The early look of a command leaves the limit out. Not for Capture.
+// ErrLimitQuery. Charge, Place, Claim and commands run it after they have locked the scopes, at one round trip for all
+// queries of a call. So a capacity counts that was lowered while the call waited; a capacity read before would let too
+// many in. At REPEATABLE READ and SERIALIZABLE the query must lock what it reads (FOR SHARE): a row that changed since
+// the snapshot is 40001 then. The early look of a command leaves the limit out. Not for Capture.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
 	return l

@@ -19,8 +19,7 @@ type PurgeOptions struct {
 	Batch     int           // how many entries one transaction deletes, 16 to 100,000; defaults to 5,000
 	// Forget reports whether an idle scope may be deleted whole, as if nobody had ever charged it. Report true only if
 	// all its limits have windows up to OlderThan, and no older charge of it is refunded (numbers begin at 1 again).
-	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none: of each scope, up to 17 rows
-	// stay for good.
+	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
 }
@@ -48,13 +47,13 @@ with recursive s as (
 )
 select scope from s where scope is not null limit $2`
 
-// Purge deletes entries older than OlderThan, in small transactions of its own. Of each scope it keeps entry 1 and up
-// to 16 others that are older, or nothing if PurgeOptions.Forget says so. Windows up to OlderThan stay exact; a longer
-// one is ErrWindowPurged from then on, and a refund of a deleted charge ErrEntryPurged. Sums stay as they are.
+// Purge deletes entries older than OlderThan. Of each scope it keeps entry 1 and up to 16 others that are older, or
+// nothing if PurgeOptions.Forget says so. Windows up to OlderThan stay exact; a longer one is ErrWindowPurged from then
+// on, and a refund of a deleted charge ErrEntryPurged. Sums stay.
 //
-// It needs the schema's owner or a role with GrantMaintenanceSQL's grants. Any number may run at once. Each
-// transaction holds one scope's lock; a scope that is busy is passed over and counted. What is deleted stays deleted
-// if it fails or ctx ends: the report says how far it came.
+// It owns its transactions, and each holds one scope's lock; a busy scope is passed over and counted. What is deleted
+// stays deleted if it fails or ctx ends: the report says how far it came. Any number may run at once. It needs the
+// schema's owner or a role with GrantMaintenanceSQL's grants.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

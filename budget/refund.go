@@ -36,7 +36,7 @@ from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::m
 
 // Refund gives back part or all of a charge, in one or several calls, never more than was charged. It counts at the
 // time of the charge, so both leave a window together. ErrUnknownEntry, ErrEntryPurged, ErrNotCharge and
-// *RefundExceedsError leave tx usable. Other errors, locks and rollback: see the package comment.
+// *RefundExceedsError leave tx usable.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
 	return do(ctx, tx, l, (*Ledger).prepareRefund, r)
 }

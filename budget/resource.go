@@ -14,10 +14,10 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// MaxResources is the largest number of scopes in one call of Create, or of resources in one of Resources.
+// MaxResources bounds the scopes of a Create and the answer of Resources.
 const MaxResources = 1000
 
-// Resource is a scope that was declared to exist, which matters to calls with MustExist alone.
+// Resource is a scope that was created: calls with MustExist ask for one.
 type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`
@@ -33,9 +33,9 @@ select scope, coalesce((extract(epoch from created_at) * 1000000)::bigint, 0), (
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that scopes exist, up to MaxResources; Resource.Changed tells what is new. If one was retired it is a
-// *ScopeError and creates nothing: only Restore undoes a retirement. The answer, in the order of scopes, is true until
-// tx ends.
+// Create declares that up to MaxResources scopes exist. It answers in the order of their names; Resource.Changed marks
+// the new ones. Nobody can retire them before tx ends. If one was retired it is a *ScopeError, and nothing is created:
+// only Restore undoes a retirement.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
@@ -43,9 +43,9 @@ func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Res
 const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
-// Retire ends that up to MaxScopes scopes exist. It takes their locks, so that nothing is let in once tx has committed.
-// Entries stay, and open holds go on: roll back if Resource.Held forbids it. If one was never created it is a
-// *ScopeError and retires nothing.
+// Retire declares that up to MaxScopes scopes exist no more. It takes their locks: once tx has committed, calls with
+// MustExist are refused. Entries stay, and open holds go on: roll back if Resource.Held forbids it. If one was never
+// created it is a *ScopeError, and nothing is retired.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }
@@ -100,7 +100,7 @@ type ResourceFilter struct {
 const resourcesSQL = resourceSQL + `false, 0
 from metered.resources where scope >= $1::text and scope > $2::text order by scope limit $3`
 
-// Resources lists what was created, retired ones too, in the order of the scopes' bytes.
+// Resources lists created scopes, also retired ones, in the order of bytes.
 func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([]Resource, error) {
 	if err := cmp.Or(l.made(), notNil("db", db), checkText("ResourceFilter.Prefix", f.Prefix, MaxScopeBytes),
 		checkText("ResourceFilter.After", f.After, MaxScopeBytes)); err != nil {
@@ -134,7 +134,8 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 	return all, failed(doing, err)
 }
 
-// ScopeError is a denial: these scopes must exist, and do not. The call wrote nothing.
+// ScopeError is a denial: these scopes must exist, and do not. It is ErrScopeUnknown, ErrScopeRetired or both. Nothing
+// was written.
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"` // never created
 	Retired []string `json:"retired,omitempty"`
@@ -151,7 +152,6 @@ func (e *ScopeError) Error() string {
 	return strings.TrimSuffix(text, "; ")
 }
 
-// Unwrap returns ErrScopeUnknown, ErrScopeRetired or both.
 func (e *ScopeError) Unwrap() (kinds []error) {
 	if len(e.Unknown) > 0 {
 		kinds = append(kinds, errScopeUnknown)
@@ -162,7 +162,6 @@ func (e *ScopeError) Unwrap() (kinds []error) {
 	return kinds
 }
 
-// Code returns the stable code "scope_unknown", or else "scope_retired".
 func (e *ScopeError) Code() string { return fault.Code(e) }
 
 // absentScopes decodes what the function admit in schema.sql wrote.

@@ -8,11 +8,9 @@ import (
 )
 
 // ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. It
-// escapes "/" and "%", so different parts give different scopes. It cannot fail: calls refuse a scope of invalid
-// parts.
-//
-// For a quota of a calendar month, the slot is the month and the limit a lifetime: ScopeKey("requests", "acme",
-// "2026-11"), with Lifetime(1000). The ledger knows no tenants: put the tenant into the key.
+// escapes "/" and "%", so different parts give different scopes. Calls refuse a scope of invalid parts. A quota of a
+// calendar month is a Lifetime limit with the month as the slot: ScopeKey("requests", "acme", "2026-11"). The ledger
+// knows no tenants: put the tenant into the key.
 func ScopeKey(kind, key, slot string) string {
 	if kind == "" || key == "" {
 		return ""
@@ -24,7 +22,7 @@ func ScopeKey(kind, key, slot string) string {
 	return scope
 }
 
-// SplitScope is the inverse of ScopeKey. A scope that ScopeKey cannot have built is an *ArgumentError.
+// SplitScope is the inverse of ScopeKey; *ArgumentError for any other scope.
 func SplitScope(scope string) (kind, key, slot string, err error) {
 	if err := checkScope("scope", scope); err != nil {
 		return "", "", "", err

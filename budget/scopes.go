@@ -24,7 +24,7 @@ type Scopes[K comparable] struct {
 	MustExist bool    // as in Charge
 }
 
-// Check says what is wrong with the declaration. With a wrong one, every scope is "".
+// Check says what is wrong: a wrong declaration has "" for each scope.
 func (s Scopes[K]) Check() error {
 	if err := checkScope("Scopes.Kind", s.Kind); err != nil {
 		return err
@@ -46,10 +46,10 @@ func (s Scopes[K]) Check() error {
 // claimKind is the kind of the scopes of claims.
 const claimKind = "claim"
 
-// Prefix is what the scopes begin with, and no others.
+// Prefix is what the scopes of this kind begin with, and no others.
 func (s Scopes[K]) Prefix() string { return escape.Replace(s.Kind) + "/" }
 
-// Scope is the scope of a key, and "" of one with an empty text in it. Calls refuse that, and what is too long.
+// Scope is the scope of a key. It is "" if a text in the key is empty. Calls refuse that, and a scope that is too long.
 func (s Scopes[K]) Scope(key K) string {
 	if s.Kind == "" || s.Kind == claimKind {
 		return ""
@@ -67,7 +67,7 @@ func (s Scopes[K]) Scope(key K) string {
 	return string(b)
 }
 
-// Parse is the inverse of Scope. A scope that is not of this kind is an *ArgumentError.
+// Parse is the inverse of Scope; *ArgumentError for a scope of another kind.
 func (s Scopes[K]) Parse(scope string) (K, error) {
 	var key, none K
 	if err := checkScope("scope", scope); err != nil {
@@ -81,12 +81,10 @@ func (s Scopes[K]) Parse(scope string) (K, error) {
 	return key, nil
 }
 
-// Charge is a charge with the limits of the kind.
 func (s Scopes[K]) Charge(key K, amount int64) Charge {
 	return Charge{Scope: s.Scope(key), Amount: amount, Limits: slices.Clone(s.Limits), MustExist: s.MustExist}
 }
 
-// Credit is a credit.
 func (s Scopes[K]) Credit(key K, amount int64) Credit {
 	return Credit{Scope: s.Scope(key), Amount: amount, MustExist: s.MustExist}
 }

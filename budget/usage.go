@@ -17,10 +17,8 @@ type Query struct {
 
 // Usage is what a scope stands at. In JSON its window is written as that of a Limit; a lifetime comes back as Forever.
 type Usage struct {
-	Query `json:"-"`
-
-	// Used counts against a limit with this window, without holds. For a lifetime it is Spent - Refunded - Credited.
-	Used     int64         `json:"used"`
+	Query    `json:"-"`
+	Used     int64         `json:"used"`  // in this window, without holds; for a lifetime Spent - Refunded - Credited
 	Held     int64         `json:"held"`  // what open holds keep of the scope
 	HoldDue  time.Duration `json:"-"`     // how long until an open hold may fall due, if Held > 0; in JSON "hold_due_us"
 	Spent    int64         `json:"spent"` // over the scope's lifetime, as are Refunded and Credited
@@ -37,8 +35,8 @@ const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us
 from metered.usage($1::text[], $2::interval[])`
 
-// Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot. It takes no lock,
-// writes nothing, and runs on a replica too. Errors: *ArgumentError, ErrWindowPurged.
+// Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot, without a lock,
+// on a replica too. It may be ErrWindowPurged.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
 	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 		return nil, err

@@ -12,10 +12,9 @@ import (
 
 // VerifyOptions says what to verify. The zero value verifies all scopes.
 type VerifyOptions struct {
-	Scope          string // restricts the check to one scope; defaults to all
-	MaxDifferences int    // ends the check after so many differences, at least 1; defaults to 1,000
-	// Progress is called at least once a scope and once for each 10,000 entries, in the goroutine of the call.
-	Progress func(VerifyReport)
+	Scope          string             // restricts the check to one scope; defaults to all
+	MaxDifferences int                // ends the check after so many differences, at least 1; defaults to 1,000
+	Progress       func(VerifyReport) // is called for each scope and each 10,000 entries, in the goroutine of the call
 }
 
 // VerifyReport says what a check found so far.
@@ -82,10 +81,8 @@ from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)
 
 // Verify recomputes each entry from the entry before it, the sums of refunds from the refunds, and what is held from
 // the open lines of holds; it reports every difference. After a purge it begins with the first entry kept. It cannot
-// notice that a chain's last entries are missing.
-//
-// Each scope is read in one REPEATABLE READ, READ ONLY transaction. It takes no lock, and runs on a replica too. If
-// ctx ends, it returns what it found with the error. Differences are no error.
+// notice that a chain's last entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
+// without a lock, on a replica too. If ctx ends, it returns what it found with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err

@@ -17,32 +17,24 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	// MinTTL and MaxTTL bound Request.TTL; at least 1ms, at most MaxLifetime. Default to 1s and 1h.
-	MinTTL, MaxTTL time.Duration
-	// MaxLifetime bounds how long after its placement a hold's deadline can be, up to MaxMaxLifetime.
-	// Defaults to 24h, or MaxTTL if that is longer.
+	MinTTL, MaxTTL time.Duration // bound Request.TTL, from 1ms to MaxLifetime; default to 1s and 1h
+	// MaxLifetime bounds the time from a hold's placement to its deadline, up to MaxMaxLifetime. Defaults to 24h, or
+	// MaxTTL if that is longer.
 	MaxLifetime time.Duration
-
-	// NoCeiling lets Extend go on for ever, 10 years at a time. It excludes MaxLifetime. Defaults to false.
-	NoCeiling bool
-
-	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or refund one
-	// without naming it. For what a program does by itself make another Book. Defaults to false.
+	NoCeiling   bool // lets Extend go on for ever, 10 years at a time; excludes MaxLifetime; defaults to false
+	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or refund one without
+	// naming it. For what a program does by itself make another Book. Defaults to false.
 	RequireHolder bool
-
-	// RequireActor refuses each write whose Note has no Actor. Defaults to false.
-	RequireActor bool
-
-	// Subscribers are called in order with every transition of this Book's calls, inside the call's
-	// transaction and a savepoint. An error, a panic or the end of ctx meanwhile takes the transition
-	// back, and fails the call. Who sweeps needs them too (see Sweep). Defaults to none.
+	RequireActor  bool // refuses each write whose Note has no Actor; defaults to false
+	// Subscribers are called in order with every transition of this Book's calls, inside the call's transaction and a
+	// savepoint. An error, a panic or the end of ctx meanwhile takes the transition back, and fails the call. A Book
+	// that sweeps needs them too (see Sweep). Defaults to none.
 	Subscribers []Subscriber
-	// Notify sends every committed transition to Listen. Postgres lets notifying commits of a server
-	// through one by one; metered.Command.EarlyRelease shortens that. Defaults to false.
+	// Notify sends every committed transition to Listen. Postgres lets notifying commits of a server through one by
+	// one; metered.Command.EarlyRelease shortens that. Defaults to false.
 	Notify bool
-
-	// NotifyContent is Notify with all of Notice: who, what, why. Whoever may connect to the database can
-	// listen, whatever its grants. Defaults to false.
+	// NotifyContent is Notify with all of Notice: who, what, why. Whoever may connect to the database can listen,
+	// whatever its grants. Defaults to false.
 	NotifyContent bool
 }
 
@@ -52,15 +44,13 @@ const (
 	DefaultMaxTTL      = time.Hour
 	DefaultMaxLifetime = 24 * time.Hour
 	MaxMaxLifetime     = 10 * 366 * 24 * time.Hour
-
-	// MaxHolds is the largest number of holds in one call. A call locks all their scopes: at most 6,400,
-	// about what the server has room for by default (max_locks_per_transaction; SQLSTATE 53200 if full).
-	MaxHolds         = 100
-	MaxIDBytes       = 255      // of an id, tenant, holder and entity each, in UTF-8
-	MaxMetadataBytes = 64 << 10 // of Request.Metadata
-	MaxKeys          = 10_000   // in one call of ClaimedMany
-
-	DefaultPage       = 100 // holds of a List
+	// MaxHolds is the largest number of holds in one call. A call locks all their scopes: at most 6,400, about what the
+	// server has room for by default (max_locks_per_transaction; SQLSTATE 53200 if full).
+	MaxHolds          = 100
+	MaxIDBytes        = 255      // of an id, tenant, holder and entity each, in UTF-8
+	MaxMetadataBytes  = 64 << 10 // of Request.Metadata
+	MaxKeys           = 10_000   // in one call of ClaimedMany
+	DefaultPage       = 100      // holds of a List
 	MaxPage           = 1000
 	DefaultSweepBatch = 500 // holds that a Sweep ends in one transaction
 	MaxSweepBatch     = 10_000
@@ -68,10 +58,10 @@ const (
 	DefaultIdle       = listen.DefaultIdle  // of ListenOptions
 )
 
-// Subscriber is told of a transition. What it writes through tx commits or rolls back with the call; it
-// has no other effect. Run a statement that may fail in a savepoint (tx.Begin): after a failed one the
-// subscriber has failed, even if it returns nil. It closes its rows and does not end tx, else the
-// connection is closed. To act outside exactly once, enqueue a job through tx (jobs.Enqueuer).
+// Subscriber is told of a transition. What it writes through tx commits or rolls back with the call; it has no other
+// effect. To act outside exactly once, it enqueues a job through tx (jobs.Enqueuer). A statement that may fail belongs
+// in a savepoint (tx.Begin): after a failed one the subscriber has failed, even if it returns nil. It closes its rows
+// and does not end tx, else the connection is closed.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is what happened to a hold.
@@ -93,8 +83,8 @@ type Book struct {
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
 type Querier = budget.Querier
 
-// New returns a Book on the ledger, in the same schema and with the same timeout
-// for locks, or an *ArgumentError. It does not touch the database.
+// New returns a Book on the ledger, with its schema and its timeout for locks, or an *ArgumentError. It does not touch
+// the database.
 func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", ledger); err != nil {
 		return nil, err

@@ -34,12 +34,11 @@ type Capture struct {
 	IDs    []string // up to MaxHolds of one tenant
 	Holder string   // must be the holder of each hold; defaults to "", not checked (Config.RequireHolder)
 	All    bool     // captures all that is held; either All or Lines is required
-	// Lines are what was used of each scope of a single hold; a scope left out was not used. Only
-	// OverIfFits reads Limits. Lines of a claim include its own unit (the one of Hold.Lines that is not in
-	// Claim.Lines), unless Keep.
+	// Lines are what was used of each scope of a single hold; a scope left out was not used. Only OverIfFits reads
+	// Limits. Lines of a claim include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep.
 	Lines []Line
-	// Keep keeps the rest held, under the same deadline. It cannot capture a claim's own unit: that
-	// confirms the claim and ends the hold. Defaults to false: the rest is freed.
+	// Keep keeps the rest held, under the same deadline. It cannot capture a claim's own unit: that confirms the claim
+	// and ends the hold. Defaults to false: the rest is freed.
 	Keep   bool
 	Over   Over        // says what happens if a Line is more than is held; defaults to OverRefused
 	Entity string      // what came of the hold: the id of an order, up to MaxIDBytes bytes; defaults to none
@@ -51,12 +50,10 @@ select refused, holds
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture turns holds into spending. Each scope is charged what was used, at the time of the capture; the rest is free.
-// It is possible until Hold.Due. If several calls end one hold at once, one wins.
-//
-// Errors besides those of every write: ErrUnknown, before any lock; ErrRetired, *StateError, *ExcessError,
-// *budget.ExceededError. The database finds some of the *ArgumentErrors: a Line of a scope that the hold does not keep;
-// Lines of a claim without its own unit, or Keep with it.
+// Capture turns holds into spending, until Hold.Due. Each scope is charged what was used, at the time of the capture;
+// the rest is free. If several calls end one hold at once, one wins. Errors: ErrUnknown, before any lock; ErrRetired,
+// *StateError, *ExcessError, *budget.ExceededError. The database finds some of the *ArgumentErrors: a Line of a scope
+// that the hold does not keep; Lines of a claim without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareCapture, c)
 }

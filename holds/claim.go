@@ -16,31 +16,26 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Key is what is claimed: a value of a type. Bytes are compared, so normalise a value before it gets here
-// (case, Unicode; for example with golang.org/x/text/secure/precis).
+// Key is what is claimed: a value of a type. Bytes are compared, so normalise a value first (case, Unicode:
+// golang.org/x/text/secure/precis).
 type Key struct {
 	Type  string `json:"type"`
 	Value string `json:"value"`
 }
 
-// Claim is a hold of something that one holder can have at a time: a user name, a seat, a machine.
+// Claim is a hold of what one holder can have at a time: a user name, a seat.
 type Claim struct {
-	Tenant string // keeps the keys of tenants apart; defaults to ""
-	Key    Key    // what is claimed; neither part is empty, and with Tenant, as a scope, it fits into budget.MaxScopeBytes
-	Holder string // who claims, 1 to MaxIDBytes bytes
-	// Lines and Charges are reserved and charged with the claim, or not at all.
-	Lines   []Line
-	Charges []budget.Charge
-	// MustExist is that of the claim's own scope, Key.Scope, as in budget.Charge.
-	MustExist bool
-	// TTL, Grace, Metadata and Note are as in Request. A claim that its holder gets back keeps its first Metadata.
-	TTL      time.Duration
-	Grace    time.Duration
-	Metadata json.RawMessage
-	Note     budget.Note
-
-	// Reveal has a *TakenError say who has the key, for callers who may know. Defaults to false.
-	Reveal bool
+	Tenant    string          // keeps the keys of tenants apart; defaults to ""
+	Key       Key             // what is claimed: no part is empty, and its Scope fits into budget.MaxScopeBytes
+	Holder    string          // who claims, 1 to MaxIDBytes bytes
+	Lines     []Line          // are reserved with the claim, or not at all
+	Charges   []budget.Charge // are charged with the claim, or not at all
+	MustExist bool            // as in budget.Charge, of the claim's own scope (Key.Scope)
+	TTL       time.Duration   // as in Request, like the next three
+	Grace     time.Duration
+	Metadata  json.RawMessage // a claim that its holder gets back keeps the first
+	Note      budget.Note
+	Reveal    bool // lets a *TakenError say who has the key, for callers who may know; defaults to false
 }
 
 // Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while it is held
@@ -48,8 +43,8 @@ type Claim struct {
 //
 // A holder who claims again with the same lines and charges, before the claim is confirmed, gets the same claim back
 // (Created = false); with other lines or charges it is ErrConflict. Everybody else gets a *TakenError, as does the
-// holder of a confirmed claim. Each new claim has a new id, so an old id can do nothing to a later claim. Locks and the
-// other errors are those of Place.
+// holder of a confirmed claim. Each new claim has a new id: an old id can do nothing to it. Locks and other errors are
+// those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	return first(do(ctx, tx, b, (*Book).prepareClaim, c))
 }
@@ -93,7 +88,7 @@ func issuedAt(id string) *time.Time {
 	return uuidv7.Time(id)
 }
 
-// Scope is the scope that a claim of the key holds, for budget.Ledger.Create and reports.
+// Scope is the scope that a claim of the key holds, for budget.Ledger.Create.
 func (k Key) Scope(tenant string) (string, error) { return claimScope(tenant, k) }
 
 // claimScope is the scope of a key. Its parts cannot run into each other.
@@ -133,8 +128,7 @@ const claimedSQL = `
 select metered.hold_json(h.no, metered.clock()) from metered.holds h
 where h.claim = $1 and (h.state = 'h' or h.state = 'c' and not h.returned)`
 
-// Claimed returns the active claim of a key, or ErrUnknown. It takes no lock, and its answer may be out of
-// date when it arrives: only Claim decides.
+// Claimed returns the active claim of a key, or ErrUnknown. It may be out of date when it arrives: only Claim decides.
 func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) (Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Hold{}, err
@@ -169,8 +163,8 @@ select (select metered.hold_json(h.no, c.now) from metered.holds h
 from (select metered.clock() as now) c, unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
-// ClaimedMany is Claimed for up to MaxKeys keys of a tenant, in one round trip and from one snapshot. A
-// key without an active claim is not in the result.
+// ClaimedMany is Claimed for up to MaxKeys keys of a tenant, in one round trip and from one snapshot. A key without an
+// active claim is not in the result.
 func (b *Book) ClaimedMany(ctx context.Context, db Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err

@@ -9,16 +9,15 @@ import (
 	"time"
 )
 
-// DueFilter selects holds by when they fall due. A zero field selects all, but for Tenant.
+// DueFilter selects holds. A zero field selects all, but for Tenant.
 type DueFilter struct {
 	Tenant      string    // of the holds, unless AllTenants is set
 	AllTenants  bool      // the holds of every tenant
 	ScopePrefix string    // holds with a line whose scope begins so
 	State       State     // Held: due next; Expired: due, and not swept
 	Before      time.Time // holds that are due before
-
-	After string // continues a list: DueList.Next of the page before
-	Max   int    // the size of a page, 1 to MaxPage; 0 is DefaultPage
+	After       string    // continues a list: DueList.Next of the page before
+	Max         int       // the size of a page, 1 to MaxPage; 0 is DefaultPage
 }
 
 // DueList is a page of holds.
@@ -31,9 +30,8 @@ const dueSQL = `
 select holds, last_due, last_no
 from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'), $4::bigint, coalesce($5::timestamptz, 'infinity'), $6::timestamptz, $7::int)`
 
-// Due returns a page of the holds that are held, or have expired and were not swept, in the order in which they
-// fall due. A page looks at no more than 10,000 holds, of whichever tenant: it may show none, and have a Next.
-// It takes no lock, and runs on a replica.
+// Due returns a page of holds in the order in which they fall due: those that are held, and those that have expired and
+// were not swept. A page looks at no more than 10,000 holds, of all tenants: it may be empty and have a Next.
 func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return DueList{}, err

@@ -27,19 +27,16 @@ var (
 	ErrTaken   error = errTaken   // somebody else has what was to be claimed; the error is a *TakenError
 	ErrExcess  error = errExcess  // a capture or refund is of more than there is; the error is an *ExcessError
 	ErrCeiling error = errCeiling // an extension would pass the hold's ceiling; the error is a *CeilingError
+	ErrState   error = errState   // the hold's state does not allow it: a *StateError, also one of the last five
 	// ErrRetired: the id carries a time at or before what has been purged.
-	ErrRetired error = fault.New("hold_retired", "holds: the hold may have been purged")
-	// ErrConflict: a hold of that id was placed with other content.
-	ErrConflict error = fault.New("hold_conflict", "holds: the id was used for another hold")
-	// ErrNotReturnable: a charge of the hold was purged, or refunded otherwise. See Refund.SkipPurged.
+	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")
+	ErrConflict      error = fault.New("hold_conflict", "holds: the id was used for another hold")
 	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
-	// ErrState: the hold's state does not allow it. The error is a *StateError and matches one of the next ones.
-	ErrState    error = errState
-	ErrHeld     error = fault.New("hold_held", "holds: the hold is not captured")
-	ErrCaptured error = fault.New("hold_captured", "holds: the hold was captured")
-	ErrReleased error = fault.New("hold_released", "holds: the hold was released")
-	ErrExpired  error = fault.New("hold_expired", "holds: the hold has expired")
-	ErrReturned error = fault.New("hold_returned", "holds: the hold was captured and given back")
+	ErrHeld          error = fault.New("hold_held", "holds: the hold is not captured")
+	ErrCaptured      error = fault.New("hold_captured", "holds: the hold was captured")
+	ErrReleased      error = fault.New("hold_released", "holds: the hold was released")
+	ErrExpired       error = fault.New("hold_expired", "holds: the hold has expired")
+	ErrReturned      error = fault.New("hold_returned", "holds: the hold was captured and given back")
 )
 
 // Failures of the moment or of the set-up. They abort the transaction.
@@ -62,8 +59,7 @@ var (
 	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
 )
 
-// ArgumentError says which argument was refused, and why. Field names it as the caller wrote it
-// ("Request.Lines[0].Amount").
+// ArgumentError says why an argument was refused. Field: "Request.TTL".
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -90,7 +86,7 @@ func (e *TTLError) Unwrap() []error { return []error{e.kind(), errArgument} }
 
 func (e *TTLError) Code() string { return e.kind().Code() }
 
-// Reason says why a hold was not found. It is for your logs, not for whoever asked.
+// Reason says why a hold was not found: for your logs, not for whoever asked.
 type Reason string
 
 const (
@@ -98,8 +94,7 @@ const (
 	ReasonHolder  Reason = "holder"  // another holder's
 )
 
-// UnknownError is the error behind ErrUnknown. It prints and encodes the same for every reason. Log its Reason beside
-// it.
+// UnknownError is ErrUnknown. It prints and encodes the same for every reason: log its Reason beside it.
 type UnknownError struct{ reason func() Reason } // a func, so that no printer gets at it
 
 func (e *UnknownError) Reason() Reason {
@@ -149,7 +144,7 @@ func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
 func (e *StateError) Code() string { return fault.Code(e.kind()) }
 
-// TakenError says until when a claim is taken, and not by whom, unless Claim.Reveal is set.
+// TakenError says until when a claim is taken; by whom, with Claim.Reveal.
 type TakenError struct {
 	Key        Key
 	RetryAfter time.Duration // until it falls free, unless its holder acts before; 0 if Confirmed: waiting does not help
@@ -166,7 +161,7 @@ func (e *TakenError) Error() string {
 
 func (e *TakenError) Unwrap() error { return errTaken }
 
-// RetryAfterSeconds is RetryAfter in whole seconds, rounded up; ok is false if the claim is confirmed.
+// RetryAfterSeconds is RetryAfter rounded up; not ok for a confirmed claim.
 func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 	if e.Confirmed {
 		return 0, false
@@ -176,7 +171,7 @@ func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 
 func (e *TakenError) Code() string { return errTaken.Code() }
 
-// ExcessError says how much less is held than a capture asked for.
+// ExcessError says how much less there is than a capture or refund asked for.
 type ExcessError struct {
 	ID, Scope       string
 	Requested, Open int64

@@ -8,11 +8,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Two seats are held for five minutes, while somebody types a card number, and then
@@ -223,10 +221,6 @@ func ExampleBook_Claim() {
 	// holds: the claim is taken: confirmed
 	// it is user/1
 }
-
-// exampleDatabase stands for your own database, pgxpool.New(ctx, os.Getenv("DATABASE_URL")),
-// on which metered.Migrate was called once.
-func exampleDatabase() (pool *pgxpool.Pool, done func()) { return pgtest.Example() }
 
 // What a holder holds now, newest first, a page at a time.
 func ExampleBook_List() {

@@ -33,25 +33,23 @@ var kinds = map[string]EventKind{
 	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
-// Event is one transition of a hold, recorded in the transaction that made it. Its JSON is for reading:
-// Rebuild needs what History returned.
+// Event is one transition of a hold, recorded in the transaction that made it. Its JSON is for reading: Rebuild needs
+// what History returned.
 type Event struct {
-	Tenant  string    `json:"tenant,omitempty"`
-	ID      string    `json:"id"`
-	Version int       `json:"version"` // 1, 2, 3, …
-	Kind    EventKind `json:"kind"`
-	At      time.Time `json:"at"` // of an expiry: when it was written down
-
-	Deadline time.Time       `json:"deadline,omitzero"`  // the new one, of a placement or an extension
-	Metadata json.RawMessage `json:"metadata,omitempty"` // Request.Metadata, of a placement
-	Entity   string          `json:"entity,omitempty"`   // what a capture linked
-	Captures []budget.Posted `json:"captures,omitempty"` // the ledger's entries of a capture; their At may be later
-	Refunds  []budget.Posted `json:"refunds,omitempty"`  // what a Refund of Lines gave back of charges
-	Skipped  []budget.Posted `json:"skipped,omitempty"`  // purged charges that a Refund left spent
-	// Namespace and Operation name the command that did it, if one did.
-	Namespace string      `json:"namespace,omitempty"`
-	Operation string      `json:"operation,omitempty"`
-	Note      budget.Note `json:"note,omitzero"`
+	Tenant    string          `json:"tenant,omitempty"`
+	ID        string          `json:"id"`
+	Version   int             `json:"version"` // 1, 2, 3, …
+	Kind      EventKind       `json:"kind"`
+	At        time.Time       `json:"at"`                  // of an expiry: when it was written down
+	Deadline  time.Time       `json:"deadline,omitzero"`   // the new one, of a placement or an extension
+	Metadata  json.RawMessage `json:"metadata,omitempty"`  // Request.Metadata, of a placement
+	Entity    string          `json:"entity,omitempty"`    // what a capture linked
+	Captures  []budget.Posted `json:"captures,omitempty"`  // the ledger's entries of a capture; their At may be later
+	Refunds   []budget.Posted `json:"refunds,omitempty"`   // what a Refund of Lines gave back of charges
+	Skipped   []budget.Posted `json:"skipped,omitempty"`   // purged charges that a Refund left spent
+	Namespace string          `json:"namespace,omitempty"` // with Operation: the command that did it, if one did
+	Operation string          `json:"operation,omitempty"`
+	Note      budget.Note     `json:"note,omitzero"`
 
 	placed *placed
 }
@@ -65,8 +63,8 @@ from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
 order by e.version`
 
-// History returns what happened to a hold, oldest first; holder and errors as in Get. An expiry is missing
-// until a call has acted on it, though Get says Expired.
+// History returns what happened to a hold, oldest first; holder and errors as in Get. An expiry is missing until it is
+// recorded, though Get says Expired.
 func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder string) ([]Event, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
@@ -139,8 +137,8 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	return nil
 }
 
-// Rebuild makes a hold from its whole history: what Get returned after the last event, with that event's
-// time as Now. A history with gaps or contradictions is an error.
+// Rebuild makes a hold from its whole history: what Get returned after the last event, with that event's time as Now. A
+// history with gaps or contradictions is an error.
 func Rebuild(history []Event) (Hold, error) {
 	if len(history) == 0 {
 		return Hold{}, invalid("history", "is empty")

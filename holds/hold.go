@@ -23,30 +23,26 @@ const (
 // states are the states as the tables store them; but for Returned, which is a c there, and marked.
 var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired, "b": Returned}
 
-// Hold is a reservation as it stood at Now. One whose time is over is Expired, whether a sweeper ran or
-// not.
+// Hold is how a hold stood at Now. Once it is due it is Expired, swept or not.
 type Hold struct {
-	Tenant  string `json:"tenant,omitempty"`
-	ID      string `json:"id"`
-	Holder  string `json:"holder,omitempty"`
-	State   State  `json:"state"`
-	Version int    `json:"version"` // the number of transitions so far, 1 when placed
-
-	PlacedAt time.Time `json:"placed_at"`
-	Deadline time.Time `json:"deadline"`          // when it expires, unless it is extended
-	Due      time.Time `json:"due"`               // Deadline plus Request.Grace: until then units are kept and can be captured
-	Ceiling  time.Time `json:"ceiling,omitzero"`  // the latest Deadline that Extend can lead to; zero if there is none
-	EndedAt  time.Time `json:"ended_at,omitzero"` // when it was captured or released, or Due if it expired; else zero
-	Now      time.Time `json:"now"`               // the database's clock when the hold was read
-
+	Tenant   string          `json:"tenant,omitempty"`
+	ID       string          `json:"id"`
+	Holder   string          `json:"holder,omitempty"`
+	State    State           `json:"state"`
+	Version  int             `json:"version"` // the number of transitions so far, 1 when placed
+	PlacedAt time.Time       `json:"placed_at"`
+	Deadline time.Time       `json:"deadline"`           // when it expires, unless it is extended
+	Due      time.Time       `json:"due"`                // Deadline plus Request.Grace: until then it can be captured
+	Ceiling  time.Time       `json:"ceiling,omitzero"`   // the latest Deadline that Extend can lead to; zero for none
+	EndedAt  time.Time       `json:"ended_at,omitzero"`  // of its capture or release, or Due if it expired; else zero
+	Now      time.Time       `json:"now"`                // the database's clock when the hold was read
 	Lines    []HeldLine      `json:"lines"`              // what it keeps, by scope
 	Claim    *Key            `json:"claim,omitempty"`    // what is claimed, if it is a claim
 	Entity   string          `json:"entity,omitempty"`   // what a capture linked
 	Reason   string          `json:"reason,omitempty"`   // Note.Reason of what Released or Returned it
 	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
-	// Created is true only in the answer of the Place or command that placed the hold, not in a repetition.
-	Created bool            `json:"created,omitempty"`
-	Charges []budget.Posted `json:"charges,omitempty"` // what came of Request.Charges, if Created
+	Created  bool            `json:"created,omitempty"`  // by this very call; false in a repetition and in other calls
+	Charges  []budget.Posted `json:"charges,omitempty"`  // what came of Request.Charges, if Created
 }
 
 // HeldLine is what a hold keeps of one scope.

@@ -12,15 +12,13 @@ import (
 	"github.com/pgmetered/metered/internal/listen"
 )
 
-// Notice is what Listen hears: a committed transition, or that some may have been missed.
+// Notice is a committed transition, or that some may have been missed.
 type Notice struct {
-	Missed bool `json:"missed,omitempty"` // earlier transitions may not have been heard; the other fields are empty
-
+	Missed  bool      `json:"missed,omitempty"` // transitions may not have been heard; the other fields are empty
 	Tenant  string    `json:"tenant,omitempty"`
 	ID      string    `json:"id,omitempty"`
 	Version int       `json:"version,omitempty"` // the hold's, after the transition
 	Kind    EventKind `json:"kind,omitempty"`
-
 	// The rest is empty if the sender has no Config.NotifyContent.
 	State    State       `json:"state,omitempty"` // after the transition
 	Holder   string      `json:"holder,omitempty"`
@@ -30,13 +28,12 @@ type Notice struct {
 	Cut      bool        `json:"cut,omitempty"` // Note or some Lines did not fit into 8,000 bytes: see History, Get
 }
 
-// ListenOptions says how Listen keeps its connection. The zero value suits most callers.
+// ListenOptions says how Listen keeps its connection. The zero value works.
 type ListenOptions struct {
-	// Idle is how long a silent connection is trusted, and then how long the server has to answer, 10ms to
-	// 1h. A dead connection is noticed after twice that. Defaults to 15s.
-	Idle time.Duration
-	// OnError is told, in another goroutine, why a connection was lost, before each new attempt. Defaults to none.
-	OnError func(error)
+	// Idle is how long a silent connection is trusted, and then how long the server has to answer, 10ms to 1h. A dead
+	// connection is noticed after twice that. Defaults to 15s.
+	Idle    time.Duration
+	OnError func(error) // is told, in another goroutine, why a connection was lost; defaults to none
 }
 
 // Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in
@@ -50,7 +47,7 @@ type ListenOptions struct {
 //
 // Listen makes a connection of its own with pool's configuration. It must lead to the primary, and not through a pooler
 // in transaction mode: such a listener hears nothing, without an error. Pass a pool made for Listen if yours is behind
-// one. After a lost connection it retries, first within 0.1s, in the end every 5s to 10s.
+// one. A lost connection is tried again, first within 0.1s, in the end every 5s to 10s.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

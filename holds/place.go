@@ -20,25 +20,23 @@ import (
 
 // Line is an amount of one scope.
 type Line struct {
-	Scope  string         // what is reserved, 1 to budget.MaxScopeBytes bytes of UTF-8
-	Amount int64          // in units of yours, 1 to budget.MaxAmount; from 0 in a Capture
-	Limits []budget.Limit // must all admit the amount beside spending and open holds; budget.Lifetime makes a capacity
-	// MustExist is as in budget.Charge; not for a Capture.
-	MustExist bool
+	Scope     string         // what is reserved, 1 to budget.MaxScopeBytes bytes of UTF-8
+	Amount    int64          // in units of yours, 1 to budget.MaxAmount; from 0 in a Capture
+	Limits    []budget.Limit // must all admit the amount beside spending and open holds; budget.Lifetime makes a capacity
+	MustExist bool           // as in budget.Charge; not for a Capture
 }
 
 // Request is what Place reserves.
 type Request struct {
-	// ID is the hold's id, 1 to MaxIDBytes bytes of UTF-8, unique within Tenant. With a UUIDv7 a
-	// repetition after a purge is refused instead of placed again. Defaults to a new UUIDv7.
-	ID      string
-	Tenant  string          // separates the ids of tenants, up to MaxIDBytes bytes; all share the scopes; defaults to ""
-	Holder  string          // has the hold, up to MaxIDBytes bytes; calls that name another do not find it; defaults to ""
-	Lines   []Line          // what is held: with Charges, 1 to budget.MaxScopes scopes
-	Charges []budget.Charge // are spent at once, with the hold, and are not given back when it ends
-	TTL     time.Duration   // how long it is held, within Config's bounds, in whole microseconds
-	// Grace prolongs capture and keeping past the deadline, up to Config.MaxTTL, in microseconds. Defaults to 0.
-	Grace    time.Duration
+	// ID is the hold's id, 1 to MaxIDBytes bytes of UTF-8, unique within Tenant. With a UUIDv7 a repetition after a
+	// purge is refused instead of placed again. Defaults to a new UUIDv7.
+	ID       string
+	Tenant   string          // separates ids, but not scopes, of tenants; up to MaxIDBytes bytes; defaults to ""
+	Holder   string          // up to MaxIDBytes bytes; calls that name another do not find the hold; defaults to ""
+	Lines    []Line          // what is held: with Charges, 1 to budget.MaxScopes scopes
+	Charges  []budget.Charge // are spent at once, with the hold, and are not given back when it ends
+	TTL      time.Duration   // how long it is held, within Config's bounds, in whole microseconds
+	Grace    time.Duration   // keeps it for capture past the deadline, up to Config.MaxTTL in microseconds; defaults to 0
 	Metadata json.RawMessage // JSON of yours, up to MaxMetadataBytes; defaults to none
 	Note     budget.Note     // is recorded in the history, and with the ledger's entries; defaults to none
 
@@ -62,11 +60,9 @@ from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::inte
 // Repeating a request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing and returns the first
 // hold with Created = false; if that hold has ended, with a *StateError too. An ID with other content is ErrConflict.
 //
-// Locks, until tx ends: the scopes; the ID, if the caller chose it; the rows of holds that are due. At REPEATABLE READ
-// and above an ID with a time also delays Purge.
-//
-// Errors besides those of every write: *TTLError before any SQL; *budget.ExceededError, *budget.ScopeError, ErrConflict, ErrRetired,
-// *StateError.
+// It locks the scopes; the ID, if the caller chose it; the rows of holds that are due. At REPEATABLE READ and above an
+// ID with a time also delays Purge. Errors: *TTLError before any SQL; *budget.ExceededError, *budget.ScopeError,
+// ErrConflict, ErrRetired, *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, (*Book).preparePlace, r))
 }

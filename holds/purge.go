@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// PurgeOptions says what Purge deletes. The zero value deletes what ended more than 30 days ago.
+// PurgeOptions says what Purge deletes. The zero value works.
 type PurgeOptions struct {
 	OlderThan time.Duration       // how long an ended hold is kept, 1s to a century; defaults to DefaultOlderThan
 	Batch     int                 // how many holds one transaction deletes, 1 to 10,000; defaults to 1,000
@@ -19,14 +19,14 @@ type PurgeOptions struct {
 
 const purgeSQL = `select deleted, last from metered.purge_holds($1, metered.clock() - $2::interval, $3, $4)`
 
-// Purge deletes holds that ended longer ago than OlderThan, with lines and history, oldest first, and
-// returns how many. The ledger is not touched. It keeps confirmed claims; holds that ended by time, until
-// they are announced; and holds whose id has a later time. Afterwards an id with a time (UUIDv7) at or
-// before the latest purged one is ErrRetired; any other id looks new.
+// Purge deletes holds that ended longer ago than OlderThan, with lines and history, oldest first, and returns how many.
+// The ledger is not touched. It keeps confirmed claims; holds that ended by time, until they are announced; and holds
+// whose id has a later time. Afterwards an id with a time (UUIDv7) at or before the latest purged one is ErrRetired;
+// any other id looks new.
 //
-// It owns its transactions, one for each batch: what was deleted stays deleted if it fails or ctx ends. It
-// waits, up to the ledger's LockTimeout (ErrBusy), for other purges and for REPEATABLE READ transactions
-// that placed an id with a time. It needs the schema's owner or a role with GrantMaintenanceSQL's grants.
+// It owns its transactions, one for each batch: what was deleted stays deleted if it fails or ctx ends. It waits, up to
+// the ledger's LockTimeout (ErrBusy), for other purges and for REPEATABLE READ transactions that placed an id with a
+// time. It needs the schema's owner or GrantMaintenanceSQL's grants.
 func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return 0, err

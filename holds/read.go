@@ -12,9 +12,8 @@ const getSQL = `
 select (select metered.hold_json(h.no, metered.clock()) from metered.holds h where h.tenant = $1 and h.id = $2),
     coalesce($3 <= (select z.at from metered.holds_horizon z where z.one), false)`
 
-// Get returns a hold. If holder is not empty it must be the hold's, else the hold is ErrUnknown;
-// ErrRetired if it may have been purged. It takes no lock, writes nothing, and runs on a replica, whose
-// clock says what has expired.
+// Get returns a hold. If holder is not empty it must be the hold's, else the hold is ErrUnknown; ErrRetired if it may
+// have been purged.
 func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Hold{}, err
@@ -78,8 +77,8 @@ select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.id >= $9 and h.id < $10 and h.claim = $11 and h.no < $6` + listFilterSQL + `
 order by h.no + 0 desc limit $7`
 
-// List returns a page of holds, newest first. Pages do not overlap or miss a hold that was there at the
-// beginning, whatever happens meanwhile. Filter by Holder, Entity or Claim where you can: these are indexed.
+// List returns a page of holds, newest first. Pages do not overlap or miss a hold that was there at the beginning,
+// whatever happens meanwhile. Filter by Holder, Entity or Claim where you can: these are indexed.
 func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Listed{}, err

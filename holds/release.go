@@ -17,7 +17,7 @@ type Release struct {
 	Tenant string
 	IDs    []string // up to MaxHolds of one tenant
 	Holder string   // must be the holder of each hold; defaults to "", not checked: if another releases, say so in Note
-	// Captured also releases holds that were captured: what they spent is given back, as by Refund with All, and they are
+	// Captured also releases captured holds: what they spent is given back, as by Refund with All, and they are
 	// Returned. Defaults to false: a captured hold is a *StateError.
 	Captured bool
 	Note     budget.Note // is recorded in the history, and with the entries; its Reason is Hold.Reason from then on
@@ -31,9 +31,8 @@ const releaseCapturedSQL = `
 select refused, holds
 from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees what holds keep, all of them or none. What was captured stays spent, unless Captured is set. A
-// hold that has ended is a *StateError. Locks, rollback and errors are those of Capture, without a denial, and
-// with Captured ErrNotReturnable.
+// Release frees what holds keep. What was captured stays spent, unless Captured is set. Locks and errors are those of
+// Capture, without a denial, and with Captured ErrNotReturnable.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareRelease, r)
 }
@@ -57,8 +56,8 @@ type Refund struct {
 	Holder string   // must be the holder of each hold; defaults to "", not checked
 	All    bool     // gives back all that is left; either All or Lines is required
 	Lines  []Line   // how much to give back of each scope of a single hold, without Limits
-	// SkipPurged leaves purged charges spent and refunds the rest; Event.Skipped says which. A claim's own
-	// unit is never skipped. Defaults to false: a purged charge is ErrNotReturnable.
+	// SkipPurged leaves purged charges spent and refunds the rest; Event.Skipped says which. A claim's own unit is
+	// never skipped. Defaults to false: a purged charge is ErrNotReturnable.
 	SkipPurged bool
 	Note       budget.Note // is recorded in the history, and with the refunds
 }
@@ -68,12 +67,11 @@ select refused, holds
 from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
 // Refund gives back what captured holds spent: all that is left, or the amounts in Lines. It makes refunds of their
-// charges, and frees a confirmed claim. When all is given back, the hold is Returned. A
-// claim's own unit goes back with all the rest or not at all. What Capture.Keep spent of a hold that ended otherwise is
-// refunded with budget.Ledger.Refund.
-//
-// Errors besides those of every write: ErrUnknown, ErrRetired; *StateError for a hold that is not captured, or was
-// given back; *ExcessError for more than is left; ErrNotReturnable for a purged charge, unless SkipPurged.
+// charges, and frees a confirmed claim. When all is given back, the hold is Returned. A claim's own unit goes back with
+// all the rest or not at all. What Capture.Keep spent of a hold that ended otherwise is refunded with
+// budget.Ledger.Refund. Errors: ErrUnknown, ErrRetired; *StateError for a hold that is not captured, or was given back;
+// *ExcessError for more than is left; ErrNotReturnable for a charge that was purged, unless SkipPurged, or refunded
+// otherwise.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareRefund, r)
 }
@@ -119,9 +117,8 @@ const extendSQL = `
 select refused, holds
 from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
-// Extend moves the deadlines of holds, and the ends of their grace. A second call extends again. Errors besides those
-// of every write: ErrUnknown, ErrRetired; *StateError (ErrExpired) for a hold past its deadline, even in its grace;
-// *CeilingError for one that would go past its ceiling.
+// Extend moves the deadlines of holds, and the ends of their grace. A second call extends again. Errors: ErrUnknown,
+// ErrRetired; *StateError (ErrExpired) past the deadline, even in the grace; *CeilingError past the ceiling.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
 	return do(ctx, tx, b, (*Book).prepareExtend, e)
 }

@@ -12,13 +12,13 @@ func LineOf[K comparable](kind budget.Scopes[K], key K, amount int64) Line {
 	return Line{Scope: c.Scope, Amount: amount, Limits: c.Limits, MustExist: c.MustExist}
 }
 
-// ClaimOf is a claim of one thing of a declared kind, without holder and TTL. What must exist is its Key.Scope.
+// ClaimOf is a claim of a declared kind. Set its Holder and TTL.
 func ClaimOf[K comparable](kind budget.Scopes[K], key K) Claim {
 	value := strings.TrimPrefix(kind.Scope(key), kind.Prefix())
 	return Claim{Key: Key{Type: kind.Kind, Value: value}, MustExist: kind.MustExist}
 }
 
-// ParseKey is what ClaimOf was given. A key that is not of the kind is an *ArgumentError.
+// ParseKey is the inverse of ClaimOf; *ArgumentError for another kind's key.
 func ParseKey[K comparable](kind budget.Scopes[K], key Key) (K, error) {
 	if key.Type != kind.Kind {
 		var none K

@@ -29,18 +29,16 @@ const (
 type Expire struct {
 	Tenant   string
 	ID       string
-	Deadline time.Time // the one it was placed with: a hold with another deadline was extended
-	// Note is for subscribers. It is also recorded if this call ends the hold; a charge or placement that
-	// ended it before recorded System.
-	Note budget.Note
+	Deadline time.Time   // the one it was placed with: a hold with another deadline was extended
+	Note     budget.Note // for subscribers; also recorded, unless a charge or placement ended the hold before
 }
 
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
 // Expire ends one hold whose time is over, and announces it: for a job that was scheduled when the hold was placed. A
-// hold that ended, was extended or is not due is left as it is, without an error, so the call can be repeated. Errors
-// besides those of every write: ErrUnknown, ErrRetired.
+// hold that ended, was extended or is not due is left as it is, without an error, so the call can be repeated. Errors:
+// ErrUnknown, ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireStatus, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, "", err
@@ -84,10 +82,10 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, status 
 	return h, ExpireStatus(text), err
 }
 
-// SweepOptions says how Sweep works. The zero value sweeps all that is due, 500 holds in a transaction.
+// SweepOptions says how Sweep works. The zero value sweeps all that is due.
 type SweepOptions struct {
-	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch; fewer if they have more than 2,000
-	// scopes. Defaults to DefaultSweepBatch.
+	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch; fewer if they have more than 2,000 scopes.
+	// Defaults to DefaultSweepBatch.
 	Batch    int
 	Max      int               // ends the sweep after so many batches; defaults to 0, all
 	Progress func(SweepReport) // is called after each batch, once it is committed; defaults to none
@@ -95,12 +93,11 @@ type SweepOptions struct {
 
 // SweepReport says how many holds a sweep found, and in how many batches.
 type SweepReport struct {
-	Expired int `json:"expired"` // were announced: ended by this sweep, or before by a charge or placement
-	Skipped int `json:"skipped"` // were in use, and are left for the next sweep
-	Failed  int `json:"failed"`  // have ended, but a subscriber failed: the next sweep announces them again
-	Batches int `json:"batches"` // the number of transactions
-	// ScannedAt is the database's clock when the last of them looked: later ones were not due for it.
-	ScannedAt time.Time `json:"scanned_at,omitzero"`
+	Expired   int       `json:"expired"`             // were announced; a charge or placement may have ended them before
+	Skipped   int       `json:"skipped"`             // were in use, and are left for the next sweep
+	Failed    int       `json:"failed"`              // have ended, but a subscriber failed: they are announced again
+	Batches   int       `json:"batches"`             // the number of transactions
+	ScannedAt time.Time `json:"scanned_at,omitzero"` // the clock when the last of them looked for due holds
 }
 
 // The clock is an argument only to be read before.
@@ -115,11 +112,11 @@ const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 // already. Run it every few seconds to a minute (a River periodic job, a ticker, cron: see the examples). Any number
 // may run at once; nobody waits for one longer than for a batch.
 //
-// A hold is announced once, to the Subscribers and the Notify of the Book that sweeps, or whose Expire ends it. So use
+// A hold is announced once: to the Subscribers and the Notify of the Book that sweeps, or whose Expire ends it. So use
 // a Book with the application's Config: one without them marks holds as announced, and nobody hears of them.
 //
 // It owns its transactions, at READ COMMITTED, one for each batch. On error, or when ctx ends, the batches before stay
-// done and are reported. Errors of subscribers are joined and returned at the end, and stop nothing.
+// done and are reported. Errors of subscribers stop nothing; they are joined and returned at the end.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err

@@ -27,7 +27,7 @@ var (
 	errConflict = fault.New("job_conflict", "jobs: conflict")
 )
 
-// ArgumentError says which argument was refused, and why. Field names it as the caller wrote it ("Options.Key").
+// ArgumentError says why an argument was refused. Field: "Options.Key".
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {

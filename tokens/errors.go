@@ -29,7 +29,7 @@ var (
 
 var errArgument = fault.New("invalid_argument", "tokens: invalid argument")
 
-// ArgumentError says which argument was refused, and why. Field names it as the caller wrote it ("Mint.TTL").
+// ArgumentError says why an argument was refused. Field: "Mint.TTL".
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
