@@ -67,6 +67,9 @@ func TestConfig_CanDemandThatAHolderIsNamedAndWhoActs(t *testing.T) {
 			}
 		}
 	}
+	_, err = strict.Place(t.Context(), untouchable{}, holds.Request{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 99)}, Note: ann,
+		Charges: []budget.Charge{{Scope: "fee", Amount: 1}, {Scope: "tax", Amount: 1, Note: budget.Note{Reason: "why"}}}})
+	requireArgument(t, err, "Request.Charges[1].Note.Actor")
 	// Reads, sweeps and expiries are the program's own.
 	_, err = strict.Get(t.Context(), f.pool, "", "h", "")
 	require.NoError(t, err)
