@@ -23,7 +23,7 @@ type Config struct {
 	// Defaults to 24h, or MaxTTL if that is longer.
 	MaxLifetime time.Duration
 
-	// NoCeiling lets Extend go on for ever, 10 years at a time. It excludes MaxLifetime. Defaults to false.
+	// NoCeiling lets Extend go on to the year 9980, 10 years at a time. It excludes MaxLifetime. Defaults to false.
 	NoCeiling bool
 
 	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or refund one
