@@ -35,7 +35,7 @@ from metered.create_scopes($1::text[], $2::int)`
 
 // Create declares that scopes exist, up to MaxResources; Resource.Changed tells what is new. If one was retired it is a
 // *ScopeError and creates nothing: only Restore undoes a retirement. The answer, in the order of scopes, is true until
-// tx ends.
+// tx ends: a Retire waits. It has the scope's lock by then, so a charge that follows in tx can deadlock with it (40P01).
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
