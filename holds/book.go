@@ -30,7 +30,7 @@ type Config struct {
 	// without naming it. For what a program does by itself make another Book. Defaults to false.
 	RequireHolder bool
 
-	// RequireActor refuses each write whose Note has no Actor. Defaults to false.
+	// RequireActor refuses each write whose Note has no Actor. Defaults to that of the ledger's Config.
 	RequireActor bool
 
 	// Subscribers are called in order with every transition of this Book's calls, inside the call's
@@ -99,10 +99,11 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", ledger); err != nil {
 		return nil, err
 	}
-	name, wait := ledgerSettings(ledger)
+	name, wait, actor := ledgerSettings(ledger)
 	if wait == 0 {
 		return nil, invalid("ledger", "was not made by New")
 	}
+	cfg.RequireActor = cfg.RequireActor || actor
 	if cfg.MinTTL == 0 {
 		cfg.MinTTL = DefaultMinTTL
 	}
