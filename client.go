@@ -130,7 +130,6 @@ func (c *Client) setUpPieces() (err error) {
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
 	}
-	c.cfg.Holds.RequireActor = c.cfg.Holds.RequireActor || c.cfg.RequireActor
 	c.Holds, err = holds.New(c.Budget, c.cfg.Holds)
 	if err != nil {
 		return fmt.Errorf("metered: Config.Holds: %w", err)

@@ -1640,6 +1640,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     clk     timestamptz;
+    before  text;
     r       metered.resources;
     tip     metered.ledger;
     missing boolean := false;
@@ -1658,6 +1659,7 @@ begin
     if missing then
         return;
     end if;
+    before := metered.bound_lock_wait(wait_ms);     -- whoever creates has rows, and no scope's lock
     for scope in select distinct u from unnest(scopes) u order by u loop
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
@@ -1671,6 +1673,7 @@ begin
         held := tip.held - case when tip.next_due <= clk then metered.overdue(scope, tip.next_due, clk) else 0 end;
         return next;
     end loop;
+    before := metered.unbound_lock_wait(before);
 end
 $$;
 
@@ -2807,7 +2810,8 @@ begin
 end
 $$;
 
--- Extends holds, all or none: each deadline by "by", no deadline past its ceiling.
+-- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON
+-- has no such year.
 create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
     channel text, raising boolean,
     out refused json, out holds json[])
@@ -2822,7 +2826,7 @@ declare
     h      record;
     unused text;
 begin
-    if (by > interval '0') is not true or not metered.fits_origin(origin) then
+    if (by > interval '0' and by <= interval '3660 days') is not true or not metered.fits_origin(origin) then
         perform metered.require(false, 'by');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -2832,10 +2836,12 @@ begin
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
-        select y.deadline, y.ceiling into h from metered.holds y where y.no = k.nos[i];
+        select y.deadline, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
             refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
+        elsif h.deadline + by <= h.deadline then    -- a month can be shorter than 30 days
+            perform metered.require(false, 'by');
         elsif h.deadline + by > h.ceiling then
             refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
                 'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
@@ -3781,7 +3787,7 @@ comment on function metered.place(metered.new_hold, metered.new_charge[], interv
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as refund_holds does.';
-comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling.';
+comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
 comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back what captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged; not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
 comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction; where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
 comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok''; consumed_at always is.';

@@ -22,7 +22,7 @@ import (
 
 func init() {
 	lend.Charges, lend.Credit, lend.Refund = (*Ledger).prepare, (*Ledger).prepareCredit, (*Ledger).prepareRefund
-	lend.LedgerSettings = func(l *Ledger) (schema.Name, time.Duration) { return l.schema, l.wait }
+	lend.LedgerSettings = func(l *Ledger) (schema.Name, time.Duration, bool) { return l.schema, l.wait, l.actor }
 	lend.LedgerFailed = failed
 	lend.NoteJSON = Note.json
 }

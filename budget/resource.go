@@ -34,7 +34,8 @@ const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
 // Create declares that up to MaxResources scopes exist. It answers in the order of their names; Resource.Changed marks
-// the new ones. Nobody can retire them before tx ends. If one was retired it is a *ScopeError, and nothing is created:
+// the new ones. Nobody can retire them before tx ends; a Retire that waits has
+// their locks, so a charge of them that follows in tx can deadlock with it (40P01). If one was retired it is a *ScopeError, and nothing is created:
 // only Restore undoes a retirement.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)

@@ -427,6 +427,28 @@ func TestCreate_WhatItSaysIsTrueUntilTheTransactionEnds(t *testing.T) {
 	require.NoError(t, <-retired)
 }
 
+// Whoever has created a scope keeps its row until the end, and a retirement that waits has the scope's lock.
+func TestRetire_WaitsForACreatorNoLongerThanForALock(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	mustDeclare(t, pool, l, create, "a")
+	tx := begin(t, pool, pgx.ReadCommitted)
+	_, err := l.Create(ctx, tx, "a")
+	require.NoError(t, err)
+	impatient := newLedger(t, budget.Config{LockTimeout: 50 * time.Millisecond})
+	retired := pgtest.Going(func() error { _, err := declare(t, pool, impatient, retire, "a"); return err })
+	select {
+	case err := <-retired:
+		require.ErrorIs(t, err, budget.ErrBusy)
+	case <-time.After(10 * time.Second):
+		require.NoError(t, tx.Rollback(ctx))
+		require.Fail(t, "it waited for the creator", "%v", <-retired)
+	}
+	require.NoError(t, tx.Commit(ctx))
+	require.True(t, mustDeclare(t, pool, impatient, retire, "a")[0].Changed)
+}
+
 func TestCreate_OfManyAtOnceOneCreates(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -21,11 +21,11 @@ type Config struct {
 	// MaxLifetime bounds the time from a hold's placement to its deadline, up to MaxMaxLifetime. Defaults to 24h, or
 	// MaxTTL if that is longer.
 	MaxLifetime time.Duration
-	NoCeiling   bool // lets Extend go on for ever, 10 years at a time; excludes MaxLifetime; defaults to false
+	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time; excludes MaxLifetime; defaults to false
 	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or refund one without
 	// naming it. For what a program does by itself make another Book. Defaults to false.
 	RequireHolder bool
-	RequireActor  bool // refuses each write whose Note has no Actor; defaults to false
+	RequireActor  bool // refuses each write whose Note has no Actor; defaults to that of the ledger
 	// Subscribers are called in order with every transition of this Book's calls, inside the call's transaction and a
 	// savepoint. An error, a panic or the end of ctx meanwhile takes the transition back, and fails the call. A Book
 	// that sweeps needs them too (see Sweep). Defaults to none.
@@ -89,10 +89,11 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", ledger); err != nil {
 		return nil, err
 	}
-	name, wait := ledgerSettings(ledger)
+	name, wait, actor := ledgerSettings(ledger)
 	if wait == 0 {
 		return nil, invalid("ledger", "was not made by New")
 	}
+	cfg.RequireActor = cfg.RequireActor || actor
 	if cfg.MinTTL == 0 {
 		cfg.MinTTL = DefaultMinTTL
 	}

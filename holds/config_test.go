@@ -45,6 +45,12 @@ func TestConfig_CanDemandThatAHolderIsNamedAndWhoActs(t *testing.T) {
 	}
 	strict := book(holds.Config{RequireHolder: true, RequireActor: true})
 	ann := budget.Note{Actor: holds.User("ann")}
+	noActor := map[string]string{"place": "Request.Note.Actor", "claim": "Request.Note.Actor", "extend": "Note.Actor",
+		"capture": "Capture.Note.Actor", "refund": "Note.Actor", "release": "Note.Actor", "expire": "Expire.Note.Actor"}
+	ledger, err := budget.New(budget.Config{RequireActor: true})
+	require.NoError(t, err)
+	ofLedger, err := holds.New(ledger, holds.Config{}) // whose entries a transition writes
+	require.NoError(t, err)
 	for _, c := range []struct {
 		book    *holds.Book
 		holder  string
@@ -56,8 +62,9 @@ func TestConfig_CanDemandThatAHolderIsNamedAndWhoActs(t *testing.T) {
 		{strict, "", ann, map[string]string{"place": "Request.Holder", "extend": "Holder", "capture": "Capture.Holder", "refund": "Holder", "release": "Holder"}},
 		{book(holds.Config{RequireHolder: true}), "ann", budget.Note{}, nil},
 		{book(holds.Config{RequireActor: true}), "", ann, nil},
-		{strict, "ann", budget.Note{Reason: "why"}, map[string]string{"place": "Request.Note.Actor", "claim": "Request.Note.Actor", "extend": "Note.Actor",
-			"capture": "Capture.Note.Actor", "refund": "Note.Actor", "release": "Note.Actor", "expire": "Expire.Note.Actor"}},
+		{strict, "ann", budget.Note{Reason: "why"}, noActor},
+		{ofLedger, "", budget.Note{Reason: "why"}, noActor},
+		{ofLedger, "", ann, nil},
 	} {
 		for call, err := range everyWrite(f, c.book, c.holder, c.note) {
 			if field := c.refused[call]; field != "" {
@@ -67,6 +74,9 @@ func TestConfig_CanDemandThatAHolderIsNamedAndWhoActs(t *testing.T) {
 			}
 		}
 	}
+	_, err = strict.Place(t.Context(), untouchable{}, holds.Request{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{capacity("a", 1, 99)}, Note: ann,
+		Charges: []budget.Charge{{Scope: "fee", Amount: 1}, {Scope: "tax", Amount: 1, Note: budget.Note{Reason: "why"}}}})
+	requireArgument(t, err, "Request.Charges[1].Note.Actor")
 	// Reads, sweeps and expiries are the program's own.
 	_, err = strict.Get(t.Context(), f.pool, "", "h", "")
 	require.NoError(t, err)

@@ -151,9 +151,12 @@ func (b *Book) check(r *Request) (*charging, error) {
 	for _, line := range r.Lines {
 		charges = append(charges, budget.Charge{Scope: line.Scope, Amount: line.Amount, Limits: line.Limits, Note: r.Note, MustExist: line.MustExist})
 	}
-	for _, c := range r.Charges {
+	for i, c := range r.Charges {
 		if c.Note == (budget.Note{}) {
 			c.Note = r.Note
+		}
+		if err := b.checkNote(index("Request.Charges", i, ".Note"), c.Note); err != nil {
+			return nil, err
 		}
 		charges = append(charges, c)
 	}

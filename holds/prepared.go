@@ -25,7 +25,7 @@ func init() {
 
 // What package budget lends.
 var (
-	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration))
+	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*charging, error))
 	noteJSON       = lend.NoteJSON.(func(budget.Note) string)
 	ledgerFailed   = lend.LedgerFailed.(func(doing string, err error) error)

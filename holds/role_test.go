@@ -146,6 +146,38 @@ func TestRole_AnnouncingAHoldLosesNoneOfItsUnits(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A time behind the year 9999 is none to JSON's readers: one such hold would keep all others from being listed.
+func TestRole_NoExtensionMakesAHoldUnreadable(t *testing.T) {
+	t.Parallel()
+	owner := setUp(t, holds.Config{})
+	cfg := holds.Config{NoCeiling: true}
+	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), cfg, owner.clock)
+	owner.clock.Advance(72 * 24 * time.Hour) // to February: of an interval Postgres counts the months as of 30 days
+	h := app.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1)}})
+	for _, by := range []string{"100000000 days", "9000 years", "3661 days", "1 mon -29 days"} {
+		_, err := app.pool.Exec(t.Context(), `select metered.extend_holds(row('', array['h'], array[null::timestamptz], ''), $1::text::interval, 1000, null, null, false)`, by)
+		require.Equal(t, "22023", code(err), "%s: %v", by, err)
+	}
+	// Nor do many of those that are let in.
+	var err error
+	for n := 0; err == nil && n < 1000; n++ {
+		_, err = app.extend(holds.MaxMaxLifetime, "h")
+	}
+	var ceiling *holds.CeilingError
+	require.ErrorAs(t, err, &ceiling)
+	require.Less(t, ceiling.Left, holds.MaxMaxLifetime)
+	require.Zero(t, app.get("h").Ceiling)
+	list, err := app.book.List(t.Context(), app.pool, holds.Filter{})
+	require.NoError(t, err)
+	require.Len(t, list.Holds, 1)
+	require.Greater(t, list.Holds[0].Deadline.Year(), 9900)
+	require.Equal(t, h.PlacedAt, list.Holds[0].PlacedAt)
+	due, err := app.book.Due(t.Context(), app.pool, holds.DueFilter{})
+	require.NoError(t, err)
+	require.Len(t, due.Holds, 1)
+	owner.verify()
+}
+
 // A scope whose clock was repaired since the snapshot is not refused for good.
 func TestCharge_AClockRepairedSinceTheSnapshotIsRetryable(t *testing.T) {
 	t.Parallel()

@@ -10,7 +10,7 @@ var (
 	Credit  any // func(*budget.Ledger, budget.Credit) (*ledger.Call[budget.Posted], error)
 	Refund  any // func(*budget.Ledger, budget.Refund) (*ledger.Call[budget.Posted], error)
 
-	LedgerSettings any // func(*budget.Ledger) (schema.Name, time.Duration): where, and the timeout for locks
+	LedgerSettings any // func(*budget.Ledger) (schema.Name, time.Duration, bool): where, the timeout for locks, and whether each write names an actor
 	LedgerFailed   any // func(doing string, err error) error: of a statement, with the errors of a charge
 	NoteJSON       any // func(budget.Note) string: as it is stored
 )

@@ -67,8 +67,8 @@ begin
                     raise exception using errcode = 'MT100';
                 end if;
             end loop;
-            update metered.hold_lines l set refunded = l.captured - coalesce((
-                select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0)
+            update metered.hold_lines l set refunded = greatest(l.refunded, l.captured - coalesce((
+                select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0))
             where l.hold = k.nos[i];
             update metered.holds h set version = h.version + 1, returned = true
             where h.no = k.nos[i] returning h.version into v;

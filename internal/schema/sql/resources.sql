@@ -120,6 +120,7 @@ language plpgsql volatile
 as $$
 declare
     clk     timestamptz;
+    before  text;
     r       metered.resources;
     tip     metered.ledger;
     missing boolean := false;
@@ -138,6 +139,7 @@ begin
     if missing then
         return;
     end if;
+    before := metered.bound_lock_wait(wait_ms);     -- whoever creates has rows, and no scope's lock
     for scope in select distinct u from unnest(scopes) u order by u loop
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
@@ -151,5 +153,6 @@ begin
         held := tip.held - case when tip.next_due <= clk then metered.overdue(scope, tip.next_due, clk) else 0 end;
         return next;
     end loop;
+    before := metered.unbound_lock_wait(before);
 end
 $$;

@@ -339,7 +339,8 @@ begin
 end
 $$;
 
--- Extends holds, all or none: each deadline by "by", no deadline past its ceiling.
+-- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON
+-- has no such year.
 create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
     channel text, raising boolean,
     out refused json, out holds json[])
@@ -350,7 +351,7 @@ declare
     h      record;
     unused text;
 begin
-    if (by > interval '0') is not true or not metered.fits_origin(origin) then
+    if (by > interval '0' and by <= interval '3660 days') is not true or not metered.fits_origin(origin) then
         perform metered.require(false, 'by');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -360,10 +361,12 @@ begin
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
-        select y.deadline, y.ceiling into h from metered.holds y where y.no = k.nos[i];
+        select y.deadline, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
             refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
+        elsif h.deadline + by <= h.deadline then    -- a month can be shorter than 30 days
+            perform metered.require(false, 'by');
         elsif h.deadline + by > h.ceiling then
             refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
                 'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
