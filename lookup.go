@@ -152,6 +152,10 @@ func refusalJSON(err error) string {
 	case errors.As(err, &unknown):
 		r.Unknown = unknown.Reason()
 	}
+	if r.Taken != nil { // who repeats the call may not know by whom: that is for a call with Claim.Reveal
+		taken := *r.Taken
+		taken.By, r.Taken = nil, &taken
+	}
 	b, _ := json.Marshal(r) // of plain fields: never fails
 	return string(b)
 }

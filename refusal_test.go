@@ -496,3 +496,27 @@ func TestDo_ALateDenialReadsAsAnEarlyOne(t *testing.T) {
 	})
 	require.EqualError(t, err, holds.ErrUnknown.Error())
 }
+
+// Who has a key is told to the call that may know. The record does not keep it for another with the same id.
+func TestRecordRefusal_DoesNotKeepWhoHasAClaim(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	claim := func(id, holder string, reveal bool) error {
+		_, err := metered.Do[int](t.Context(), c, metered.Command{ID: id, RecordRefusal: true, Claims: []holds.Claim{
+			{Key: holds.Key{Type: "seat", Value: "1"}, Holder: holder, TTL: time.Minute, Reveal: reveal}}}, nil)
+		return err
+	}
+	require.NoError(t, claim("1", "ann", false))
+	var first, again *holds.TakenError
+	require.ErrorAs(t, claim("2", "ben", true), &first)
+	require.Equal(t, "ann", first.By.Holder)
+	require.ErrorAs(t, claim("2", "ben", false), &again)
+	require.Nil(t, again.By)
+	require.Equal(t, []any{first.Key, first.RetryAfter}, []any{again.Key, again.RetryAfter})
+	op, err := c.Lookup(t.Context(), pool, "", "2")
+	require.NoError(t, err)
+	require.ErrorAs(t, op.Refusal, &again)
+	require.Nil(t, again.By)
+}

@@ -149,7 +149,7 @@ type TakenError struct {
 	Key        Key
 	RetryAfter time.Duration // until it falls free, unless its holder acts before; 0 if Confirmed: waiting does not help
 	Confirmed  bool          // it was captured, and stays taken until it is given back
-	By         *Hold         // the active claim, if Claim.Reveal is set
+	By         *Hold         // the active claim, if Claim.Reveal is set; nil in a replay of a recorded refusal
 }
 
 func (e *TakenError) Error() string {
