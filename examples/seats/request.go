@@ -24,29 +24,21 @@ type action struct {
 	serve func(http.ResponseWriter, *request) error
 }
 
-// handler serves the page and
+// handler serves the page and these; sell and manage are the rights that some of them need:
 //
 //	GET    /api/events/{event}/map                      the seats, and one's own holds
 //	GET    /api/events/{event}/stream                   the same, whenever it changes
 //	POST   /api/events/{event}/seats/{seat}/hold        {"source": "web"}
 //	GET    /api/events/{event}/seats/{seat}/history
-//	GET    /api/holds/{hold}
-//	DELETE /api/holds/{hold}
+//	GET    /api/holds/{hold}                            or DELETE
 //	POST   /api/events/{event}/checkout                 {"holds": ["…"]}
-//
-// for those who sell
-//
-//	GET    /api/events/{event}/holds                    which holds end next, and when
-//	POST   /api/events/{event}/seats/{seat}/block
-//	POST   /api/events/{event}/seats/{seat}/unblock
-//
-// and for those who manage
-//
-//	PUT    /api/events/{event}/blocks/{block}           {"capacity": 80}
-//	PUT    /api/events/{event}                          {"status": "closed"}
-//	PUT    /api/events/{event}/sale                     {"opens": "…", "closes": "…", "hold_seconds": 120, "holds_end_with_sale": true}
-//	GET    /api/events/{event}/report?hours=24          what is sold, held and blocked, by section and hour
-//	GET    /api/events/{event}/report.svg?by=section    the same as a plot, or by=hour, or of one &section=
+//	sell   /api/events/{event}/holds                    GET: which holds end next, and when
+//	sell   /api/events/{event}/seats/{seat}/block       POST, and …/unblock
+//	manage /api/events/{event}/blocks/{block}           PUT {"capacity": 80}
+//	manage /api/events/{event}                          PUT {"status": "closed"}
+//	manage /api/events/{event}/sale                     PUT {"opens": "…", "closes": "…", "hold_seconds": 120, "holds_end_with_sale": true}
+//	manage /api/events/{event}/report?hours=24          GET: what is sold, held and blocked, by section and hour
+//	manage /api/events/{event}/report.svg?by=section    GET: the same as a plot, or by=hour, or of one &section=
 //
 // What changes something takes an Idempotency-Key: repeated with it, because the answer was lost, it is answered again
 // and not done again.
