@@ -41,6 +41,7 @@ type Function struct {
 // for functions that run with their owner's rights.
 var Functions = []Function{
 	{"clock", Application | Maintenance, plain},
+	{"keep_memory", Application | Maintenance, plain}, // clock calls it
 	{"block_commit", Application, plain},
 
 	{"lock_scopes", Application, owned},

@@ -37,7 +37,7 @@ $$;
 -- megabyte, and so has glibc's malloc keep up to 2 MB of free memory. On Postgres 14 it
 -- gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a
 -- place, a capture or a release: 15 to 19 percent of their time. See ADR 20.
-create function metered.memory_kept() returns boolean
+create function metered.keep_memory() returns boolean
 language sql immutable
 as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
 
@@ -45,4 +45,4 @@ as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 10
 -- transaction, and a slow one would write entries already outside their window.
 create function metered.clock() returns timestamptz
 language sql volatile
-as 'select case when metered.memory_kept() then pg_catalog.clock_timestamp() end';
+as 'select case when metered.keep_memory() then pg_catalog.clock_timestamp() end';
