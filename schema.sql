@@ -2769,47 +2769,6 @@ begin
 end
 $$;
 
--- Releases holds, all or none: those that are held, and those that were captured, whose spending is
--- given back as refund_holds does.
-create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
-    out refused json, out holds json[])
-language plpgsql volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    k   record;
-    one metered.hold_ids;
-    r   record;
-begin
-    k := metered.lock_holds(named, '*', wait_ms);
-    if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
-            'hold', metered.hold_json(k.failed_no, k.clk)));
-        return;
-    end if;
-    begin
-        for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
-            one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);
-            if (select h.state from metered.holds h where h.no = k.nos[i]) = 'c' then
-                r := metered.refund_holds(one, null, false, wait_ms, origin, channel, false);
-            else
-                r := metered.release_holds(one, wait_ms, origin, channel, false);
-            end if;
-            if r.refused is not null then
-                refused := metered.refuse_hold(raising, r.refused);
-                raise exception using errcode = 'MT100';
-            end if;
-            holds := holds || r.holds;
-        end loop;
-    exception when sqlstate 'MT100' then
-        holds := null;
-    end;
-end
-$$;
-
 -- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON
 -- has no such year.
 create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
@@ -2864,6 +2823,8 @@ begin
     end loop;
 end
 $$;
+
+-- Giving back what was captured: in full or in part, and together with what is still held.
 
 -- Gives back what captured holds spent, all or none, as refunds of their charges: all that is left
 -- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
@@ -2991,6 +2952,47 @@ begin
     values (of_no, clk, v, case when whole then 'b' else 'g' end, case when whole then kept else given end,
         origin.note, origin.namespace, origin.operation);
     return null;
+end
+$$;
+
+-- Releases holds, all or none: those that are held, and those that were captured, whose spending is
+-- given back as refund_holds does.
+create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
+    out refused json, out holds json[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    k   record;
+    one metered.hold_ids;
+    r   record;
+begin
+    k := metered.lock_holds(named, '*', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    begin
+        for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
+            one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);
+            if (select h.state from metered.holds h where h.no = k.nos[i]) = 'c' then
+                r := metered.refund_holds(one, null, false, wait_ms, origin, channel, false);
+            else
+                r := metered.release_holds(one, wait_ms, origin, channel, false);
+            end if;
+            if r.refused is not null then
+                refused := metered.refuse_hold(raising, r.refused);
+                raise exception using errcode = 'MT100';
+            end if;
+            holds := holds || r.holds;
+        end loop;
+    exception when sqlstate 'MT100' then
+        holds := null;
+    end;
 end
 $$;
 
@@ -3787,9 +3789,9 @@ comment on function metered.look_place(metered.new_hold, metered.new_charge[], i
 comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
-comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as refund_holds does.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
 comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back what captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged; not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
+comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as refund_holds does.';
 comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction; where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
 comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok''; consumed_at always is.';
 comment on function metered.consume_token(bytea, text, text, int) is 'Takes one use of a token, or says why not, with inspect_token''s columns; uses_left is what remains after this use. A refusal changes nothing. The time that counts is the clock''s as the call begins.';
