@@ -40,7 +40,11 @@ type Config struct {
 	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h; defaults to 30s
 	Holds          holds.Config  // of Client.Holds; subscribers cost a round trip while the locks are held
-	Notify         Notify        // tells Client.Listen of commits, not of refusals, at no round trip; defaults to none
+	// NotifyJobs and NotifyChargesFrom tell Client.Listen of committed commands, at no round trip: of the jobs that
+	// Tx.Enqueue made, and of charges (Command.Charges, Tx.Charge) of so many units and more. Whoever may connect to the
+	// database can listen, whatever its grants. Default to nothing. Refusals are OnDenial's.
+	NotifyJobs        bool
+	NotifyChargesFrom int64
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
 	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
 	OnDenial func(context.Context, Denial)

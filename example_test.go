@@ -290,7 +290,7 @@ func ExampleClient_Listen() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
-	client, err := metered.New(pool, metered.Config{Notify: metered.Notify{ChargesFrom: 1_000}})
+	client, err := metered.New(pool, metered.Config{NotifyChargesFrom: 1_000})
 	check(err)
 	pay := func(id string, amount int64) {
 		_, err := metered.Do[any](ctx, client, metered.Command{ID: id, Charges: []budget.Charge{{

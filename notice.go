@@ -18,41 +18,18 @@ import (
 	"github.com/pgmetered/metered/jobs"
 )
 
-// Notify says what Client.Listen hears of committed commands. Whoever may connect to the database can listen, whatever
-// its grants.
-type Notify struct {
-	Jobs        bool  // the jobs that Tx.Enqueue made
-	ChargesFrom int64 // charges of so many units and more, of Command.Charges and Tx.Charge; 0 for none
-}
-
 // Notice is what a committed command did, or that some may have been missed.
 type Notice struct {
-	Missed    bool           `json:"missed,omitempty"` // the rest is then empty
-	Namespace string         `json:"namespace,omitempty"`
-	ID        string         `json:"id,omitempty"` // of the command
-	Name      string         `json:"name,omitempty"`
-	Charges   []NoticeCharge `json:"charges,omitempty"`
-	Jobs      []NoticeJob    `json:"jobs,omitempty"`
-	Cut       bool           `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
+	Missed    bool             `json:"missed,omitempty"` // the rest is then empty
+	Namespace string           `json:"namespace,omitempty"`
+	ID        string           `json:"id,omitempty"` // of the command
+	Name      string           `json:"name,omitempty"`
+	Charges   []budget.Charged `json:"charges,omitempty"`
+	Jobs      []jobs.Enqueued  `json:"jobs,omitempty"`
+	Cut       bool             `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
 
-// NoticeCharge is a charge that was made.
-type NoticeCharge struct {
-	Scope  string      `json:"scope"`
-	Amount int64       `json:"amount"`
-	Note   budget.Note `json:"note,omitzero"`
-}
-
-// NoticeJob is a job that was made, with River's id.
-type NoticeJob struct {
-	ID     int64  `json:"id"`
-	Queue  string `json:"queue"`
-	Kind   string `json:"kind"`
-	Key    string `json:"key,omitempty"`
-	Tenant string `json:"tenant,omitempty"`
-}
-
-// Listen calls handle with each Notice of Clients with Config.Notify, as holds.Book.Listen does with those of holds.
+// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does with those of holds.
 // For exactly once, enqueue a job in the command.
 func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
@@ -82,13 +59,15 @@ func checkChannel(field, channel string) error {
 }
 
 func (c *Client) checkNotify() error {
-	switch n := c.cfg.Notify; {
-	case n == Notify{}:
-		return nil
-	case n.ChargesFrom < 0 || n.ChargesFrom > budget.MaxAmount:
-		return invalid("Config.Notify.ChargesFrom", "%d is not from 0 to %d", n.ChargesFrom, int64(budget.MaxAmount))
+	switch from := c.cfg.NotifyChargesFrom; {
+	case from < 0 || from > budget.MaxAmount:
+		return invalid("Config.NotifyChargesFrom", "%d is not from 0 to %d", from, int64(budget.MaxAmount))
+	case from > 0:
+		return checkChannel("Config.NotifyChargesFrom", c.channel())
+	case c.cfg.NotifyJobs:
+		return checkChannel("Config.NotifyJobs", c.channel())
 	}
-	return checkChannel("Config.Notify", c.channel())
+	return nil
 }
 
 func parseNotice(payload string) (n Notice, ok bool) {
@@ -122,14 +101,14 @@ func notifyJobs(client *river.Client[pgx.Tx]) string {
 
 // enqueued takes note of a job, if it is to be told.
 func (t *Tx) enqueued(r jobs.Result) {
-	if t.client.cfg.Notify.Jobs && r.Created {
-		t.jobs = append(t.jobs, NoticeJob{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind, Key: jobs.Key(r.Job), Tenant: jobs.Tenant(r.Job)})
+	if t.client.cfg.NotifyJobs && r.Created {
+		t.jobs = append(t.jobs, jobs.Enqueued{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind, Key: jobs.Key(r.Job), Tenant: jobs.Tenant(r.Job)})
 	}
 }
 
 // large are the charges to be told of.
 func (t *Tx) large() (large []told) {
-	from := t.client.cfg.Notify.ChargesFrom
+	from := t.client.cfg.NotifyChargesFrom
 	if from == 0 || t.charged == nil {
 		return nil
 	}
@@ -141,7 +120,7 @@ func (t *Tx) large() (large []told) {
 	return large
 }
 
-// told is a NoticeCharge whose note is encoded already.
+// told is a budget.Charged whose note is encoded already.
 type told struct {
 	Scope  string          `json:"scope"`
 	Amount int64           `json:"amount"`

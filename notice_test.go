@@ -56,13 +56,11 @@ func hearing(t *testing.T, pool *pgxpool.Pool, c *metered.Client) func() (metere
 	}
 }
 
-var tellAll = metered.Notify{Jobs: true, ChargesFrom: 100}
-
 func TestListen_HearsOfJobsAndLargeChargesOfWhatCommitted(t *testing.T) {
 	t.Parallel()
 	owner, _ := setUp(t, metered.Config{})
 	// With no more than the documented grants.
-	c := newClient(t, pgtest.AsRole(t, owner, metered.GrantSQL, riverGrantSQL), metered.Config{Notify: tellAll})
+	c := newClient(t, pgtest.AsRole(t, owner, metered.GrantSQL, riverGrantSQL), metered.Config{NotifyJobs: true, NotifyChargesFrom: 100})
 	next := hearing(t, owner, c)
 	note := budget.Note{Actor: "ann", Reason: odd}
 	cmd := metered.Command{ID: odd, Input: 1, Namespace: odd, Name: "buy", Charges: []budget.Charge{
@@ -84,8 +82,8 @@ func TestListen_HearsOfJobsAndLargeChargesOfWhatCommitted(t *testing.T) {
 	require.Len(t, out.Receipt.Entries, 3)
 	require.False(t, made[2].Created)
 	want := metered.Notice{Namespace: odd, ID: odd, Name: "buy",
-		Charges: []metered.NoticeCharge{{Scope: odd, Amount: 100, Note: note}, {Scope: "parts", Amount: 100}},
-		Jobs: []metered.NoticeJob{{ID: made[0].JobID, Queue: "default", Kind: "process"},
+		Charges: []budget.Charged{{Scope: odd, Amount: 100, Note: note}, {Scope: "parts", Amount: 100}},
+		Jobs: []jobs.Enqueued{{ID: made[0].JobID, Queue: "default", Kind: "process"},
 			{ID: made[1].JobID, Queue: "default", Kind: "process", Key: odd, Tenant: odd}}}
 	n, ok := next()
 	require.True(t, ok)
@@ -106,7 +104,7 @@ const odd = "a'b\"}]+\\u0000 \\x \n\t\x01 ü 🪑 \u2028 </script>"
 
 func TestListen_HearsNothingThatRolledBack(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{Notify: tellAll})
+	pool, c := setUp(t, metered.Config{NotifyJobs: true, NotifyChargesFrom: 100})
 	next := hearing(t, pool, c)
 	ctx := t.Context()
 	enqueue := func(tx *metered.Tx) int64 {
@@ -148,7 +146,7 @@ func TestListen_HearsNothingThatRolledBack(t *testing.T) {
 	_, err = metered.Do(ctx, c, metered.Command{ID: "one kept", Input: 1}, partly(true))
 	require.NoError(t, err)
 	n, _ := next()
-	require.Equal(t, []metered.NoticeJob{{ID: id, Queue: "default", Kind: "process", Key: "k"}}, n.Jobs)
+	require.Equal(t, []jobs.Enqueued{{ID: id, Queue: "default", Kind: "process", Key: "k"}}, n.Jobs)
 
 	// In a transaction of the caller's: with its commit, and not without.
 	large := func(id string) metered.Command {
@@ -174,7 +172,7 @@ func TestListen_HearsNothingThatRolledBack(t *testing.T) {
 
 func TestListen_ANoticeIsCutToWhatFits(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{Notify: tellAll})
+	pool, c := setUp(t, metered.Config{NotifyJobs: true, NotifyChargesFrom: 100})
 	next := hearing(t, pool, c)
 	long := func(s string) string { return strings.Repeat("\x01", 255-len(s)) + s }
 	cmd := metered.Command{ID: long("id"), Input: 1, Namespace: long("namespace"), Name: long("name")}
@@ -190,14 +188,14 @@ func TestListen_ANoticeIsCutToWhatFits(t *testing.T) {
 	n, ok := next()
 	require.True(t, ok)
 	require.Equal(t, metered.Notice{Namespace: long("namespace"), ID: long("id"), Name: long("name"), Cut: true,
-		Charges: []metered.NoticeCharge{}, Jobs: []metered.NoticeJob{}}, n)
+		Charges: []budget.Charged{}, Jobs: []jobs.Enqueued{}}, n)
 	rest, err := c.Lookup(t.Context(), pool, n.Namespace, n.ID)
 	require.NoError(t, err)
 	require.Len(t, rest.Receipt.Entries, 64)
 
 	seen := map[bool]int{}
 	for width := 1; width <= 200; width += 3 { // over the edge, a few bytes at a time
-		var made []metered.NoticeJob
+		var made []jobs.Enqueued
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint(width), Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			made = nil
 			for i := range 30 {
@@ -206,7 +204,7 @@ func TestListen_ANoticeIsCutToWhatFits(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
-				made = append(made, metered.NoticeJob{ID: r.JobID, Queue: "default", Kind: "process", Key: key})
+				made = append(made, jobs.Enqueued{ID: r.JobID, Queue: "default", Kind: "process", Key: key})
 			}
 			return nil, nil
 		})
@@ -235,7 +233,7 @@ func TestListen_ANoticeFitsInEveryEncoding(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	migrate(t, pool, metered.MigrateOptions{River: true})
-	c := newClient(t, pool, metered.Config{Notify: tellAll, Holds: holds.Config{NotifyContent: true}})
+	c := newClient(t, pool, metered.Config{NotifyJobs: true, NotifyChargesFrom: 100, Holds: holds.Config{NotifyContent: true}})
 	next := hearing(t, pool, c)
 	text := strings.Repeat("ë", 83) // 249 bytes there
 	cmd := metered.Command{ID: text, Input: 1, Namespace: text, Name: text}
@@ -280,7 +278,7 @@ func TestNotify_CostsNoRoundTrip(t *testing.T) {
 	place := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		return tx.Place(ctx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}}, nil)
 	}
-	told := metered.Config{Notify: tellAll, Holds: holds.Config{NotifyContent: true}}
+	told := metered.Config{NotifyJobs: true, NotifyChargesFrom: 100, Holds: holds.Config{NotifyContent: true}}
 	for fn, want := range map[string]int{"charge": 2, "enqueue": 3, "place": 2} {
 		f := map[string]metered.Func[any]{"charge": nil, "enqueue": enqueue, "place": place}[fn]
 		require.Equal(t, want, trips(metered.Config{}, f), fn)
@@ -292,8 +290,8 @@ func TestNotify_RefusesWhatNobodyCouldHear(t *testing.T) {
 	t.Parallel()
 	pool := nowhere(t)
 	for field, cfg := range map[string]metered.Config{
-		"Config.Notify.ChargesFrom": {Notify: metered.Notify{ChargesFrom: -1}},
-		"Config.Notify":             {Schema: strings.Repeat("s", 55), Notify: metered.Notify{Jobs: true}},
+		"Config.NotifyChargesFrom": {NotifyChargesFrom: -1},
+		"Config.NotifyJobs":        {Schema: strings.Repeat("s", 55), NotifyJobs: true},
 	} {
 		_, err := metered.New(pool, cfg)
 		requireField(t, err, field, "")
@@ -317,7 +315,7 @@ func TestListen_HearsOfJobsInRiversOwnSchema(t *testing.T) {
 	require.NoError(t, err)
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Schema: "RiverJobs", Plugins: []rivertype.Plugin{jobs.Plugin()}})
 	require.NoError(t, err)
-	c, err := metered.New(pool, metered.Config{River: client, Notify: tellAll})
+	c, err := metered.New(pool, metered.Config{River: client, NotifyJobs: true, NotifyChargesFrom: 100})
 	require.NoError(t, err)
 	next := hearing(t, pool, c)
 	out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
@@ -326,7 +324,7 @@ func TestListen_HearsOfJobsInRiversOwnSchema(t *testing.T) {
 	})
 	require.NoError(t, err)
 	n, _ := next()
-	require.Equal(t, []metered.NoticeJob{{ID: out.Result, Queue: "default", Kind: "process"}}, n.Jobs)
+	require.Equal(t, []jobs.Enqueued{{ID: out.Result, Queue: "default", Kind: "process"}}, n.Jobs)
 }
 
 func TestListen_WhatItCannotReadIsACommandMissed(t *testing.T) {
@@ -344,8 +342,8 @@ func TestListen_WhatItCannotReadIsACommandMissed(t *testing.T) {
 
 func TestNotice_ReadsBackFromItsJSON(t *testing.T) {
 	t.Parallel()
-	n := metered.Notice{Namespace: "n", ID: "i", Name: "x", Charges: []metered.NoticeCharge{{Scope: "s", Amount: 1}},
-		Jobs: []metered.NoticeJob{{ID: 1, Queue: "q", Kind: "k"}}}
+	n := metered.Notice{Namespace: "n", ID: "i", Name: "x", Charges: []budget.Charged{{Scope: "s", Amount: 1}},
+		Jobs: []jobs.Enqueued{{ID: 1, Queue: "q", Kind: "k"}}}
 	b, err := json.Marshal(n)
 	require.NoError(t, err)
 	require.JSONEq(t, `{"namespace":"n","id":"i","name":"x","charges":[{"scope":"s","amount":1}],"jobs":[{"id":1,"queue":"q","kind":"k"}]}`, string(b))

@@ -48,8 +48,8 @@ type Tx struct {
 	charged *chargeCall // charges, prepared
 	entries []command.Step
 	holds   []command.Step
-	done    []holds.Hold // by the steps of holds
-	jobs    []NoticeJob  // made, and to be told
+	done    []holds.Hold    // by the steps of holds
+	jobs    []jobs.Enqueued // made, and to be told
 }
 
 // guarded is embedded under a name that is not exported.

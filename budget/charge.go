@@ -109,3 +109,10 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 	}
 	return call.Receipt(a)
 }
+
+// Charged is a charge that was made, as a metered.Notice tells it.
+type Charged struct {
+	Scope  string `json:"scope"`
+	Amount int64  `json:"amount"`
+	Note   Note   `json:"note,omitzero"`
+}

@@ -31,3 +31,12 @@ type Result struct {
 	Created bool              `json:"created"`
 	Job     *rivertype.JobRow `json:"job,omitempty"` // the row as River's insert returned it; nil for a known key
 }
+
+// Enqueued is a job that was made, with River's id, as a metered.Notice tells it.
+type Enqueued struct {
+	ID     int64  `json:"id"`
+	Queue  string `json:"queue"`
+	Kind   string `json:"kind"`
+	Key    string `json:"key,omitempty"`
+	Tenant string `json:"tenant,omitempty"`
+}
