@@ -267,7 +267,8 @@ func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
 	cleo.seesText("#n-sold", "4")
 
 	// The manager closes the sale by its window, and reads the report.
-	ada.do(chromedp.SetValue(chromedp.CSS(`#window [name="closes"]`), "2020-01-01T00:00"), chromedp.Click(chromedp.CSS("#window button")))
+	closes := chromedp.CSS(`#window [name="closes"]`)
+	ada.do(chromedp.Focus(closes), chromedp.SetValue(closes, "2020-01-01T00:00"), chromedp.Click(chromedp.CSS("#window button")))
 	ben.do(chromedp.Click(chromedp.CSS("#bought button")))
 	ben.seesText("#sale", "sale closed")
 	ben.clickSeat(8)

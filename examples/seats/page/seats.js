@@ -51,7 +51,7 @@ function sale(next) {
 function fill(next) {
   if (document.activeElement !== $("status")) $("status").value = next.status;
   const form = $("window").elements;
-  if ($("window").contains(document.activeElement)) return;
+  if ($("window").dataset.touched || $("window").contains(document.activeElement)) return;
   const local = (at) => {
     if (!at) return "";
     const d = new Date(at);
@@ -208,8 +208,10 @@ function set(path, body, words) {
   return ask("PUT", path, body).then(() => toast(words), (refusal) => toast(refusal.message, true));
 }
 if (manages) {
+  $("window").addEventListener("input", () => ($("window").dataset.touched = "yes"));
   $("window").addEventListener("submit", (e) => {
     e.preventDefault();
+    delete $("window").dataset.touched;
     const form = e.target.elements;
     const time = (input) => (input.value ? new Date(input.value).toISOString() : null);
     set(`/api/events/${event}/sale`, {
