@@ -420,6 +420,9 @@ func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
 	require.ErrorIs(t, err, metered.ErrArgument)
 	require.Zero(t, count(t, pool, "metered.ledger"))
 
+	_, err = c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 1, Limits: []budget.Limit{
+		budget.Lifetime(0).MaxFrom("select v from (values (7), (0)) t(v)")}})
+	require.ErrorIs(t, err, budget.ErrLimitQuery)
 	receipt, err := c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 4, Limits: seatsOf})
 	require.NoError(t, err)
 	require.EqualValues(t, 0, receipt.Entries[0].Standings[0].Available)

@@ -2,7 +2,6 @@ package budget
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -93,12 +92,8 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 		return Receipt{}, err
 	}
 	for _, q := range call.Queries {
-		var most *int64
-		err := db.QueryRow(ctx, q.SQL, q.Args...).Scan(&most)
-		if errors.Is(err, pgx.ErrNoRows) {
-			err = nil
-		}
-		if err := q.Set(most, err); err != nil {
+		rows, _ := db.Query(ctx, q.SQL, q.Args...) // its error is that of the rows, too
+		if err := q.Read(rows, true, func(err error) error { return failed("check", err) }); err != nil {
 			return Receipt{}, err
 		}
 	}

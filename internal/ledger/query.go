@@ -41,19 +41,17 @@ func inOrder(keys []int64) []int64 {
 	return slices.Compact(keys)
 }
 
-// Ask takes locks and asks queries, in one flush, in which they see what was committed while the locks were waited for. Without
-// lockSQL it takes none. The errors of the locks are turned by failed.
+// Ask takes locks and asks queries, in one flush. The queries see what was committed while the locks were waited for. failed
+// turns the errors of the locks.
 func Ask(ctx context.Context, tx Sender, lockSQL string, lockArgs []any, queries []*Query, failed func(error) error) error {
 	batch := &pgx.Batch{}
-	if lockSQL != "" {
-		batch.Queue(lockSQL, lockArgs...)
-	}
+	batch.Queue(lockSQL, lockArgs...)
 	batch.Queue(`select pg_catalog.current_setting('transaction_isolation') like 'read %'`)
 	for _, q := range queries {
 		batch.Queue(q.SQL, q.Args...)
 	}
 	results := tx.SendBatch(ctx, batch)
-	err := answers(results, lockSQL != "", queries, failed)
+	err := answers(results, queries, failed)
 	if closing := results.Close(); err == nil && closing != nil {
 		err = failed(closing)
 	}
@@ -65,16 +63,14 @@ type Sender interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-func answers(results pgx.BatchResults, locked bool, queries []*Query, failed func(error) error) error {
-	if locked {
-		if _, err := results.Exec(); wrong(err) && !ours.MatchString(err.Error()) { // pgx prepares a batch before it sends it
-			if len(queries) > 1 {
-				err = fmt.Errorf("or of another limit of the call: %w", err)
-			}
-			return queries[0].Set(nil, err)
-		} else if err != nil {
-			return failed(err)
+func answers(results pgx.BatchResults, queries []*Query, failed func(error) error) error {
+	if _, err := results.Exec(); wrong(err) && !ours.MatchString(err.Error()) { // pgx prepares a batch before it sends it
+		if len(queries) > 1 {
+			err = fmt.Errorf("or of another limit of the call: %w", err)
 		}
+		return queries[0].Set(nil, err)
+	} else if err != nil {
+		return failed(err)
 	}
 	var fresh bool // each statement sees what is committed by then
 	if err := results.QueryRow().Scan(&fresh); err != nil {
@@ -82,20 +78,25 @@ func answers(results pgx.BatchResults, locked bool, queries []*Query, failed fun
 	}
 	for _, q := range queries {
 		rows, _ := results.Query() // its error is that of the rows, too
-		most, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[*int64])
-		switch {
-		case err != nil && !wrong(err):
-			return failed(err)
-		case errors.Is(err, pgx.ErrNoRows):
-			err = nil
-		case err == nil && !fresh && locked && !locking.MatchString(q.SQL):
-			err = errNotLocking
-		}
-		if err := q.Set(most, err); err != nil {
+		if err := q.Read(rows, fresh || locking.MatchString(q.SQL), failed); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Read sets the limit to the one answer of the query. current is false if that may be from before the locks.
+func (q *Query) Read(rows pgx.Rows, current bool, failed func(error) error) error {
+	most, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[*int64])
+	switch {
+	case err != nil && !wrong(err):
+		return failed(err)
+	case errors.Is(err, pgx.ErrNoRows):
+		err = nil
+	case err == nil && !current:
+		err = errNotLocking
+	}
+	return q.Set(most, err)
 }
 
 // wrong reports whether err is the fault of a query, and neither of the moment nor of the connection.
