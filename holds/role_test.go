@@ -311,3 +311,21 @@ func TestRole_AChargeUnderAWrongKeyCountsWhatIsJustCaptured(t *testing.T) {
 	require.LessOrEqual(t, used+held, int64(10))
 	owner.verify()
 }
+
+// Whoever calls the function itself cannot capture less than nothing, which would give spending back.
+func TestCapture_OfANegativeAmountIsRefusedByTheFunction(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	_, err := f.charge(budget.Charge{Scope: "a", Amount: 3})
+	require.NoError(t, err)
+	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 2, 9), capacity("b", 2, 9)}})
+	for _, closing := range []bool{true, false} {
+		for _, policy := range []string{"refuse", "fit", "allow"} {
+			_, err := f.pool.Exec(t.Context(), `select metered.capture_holds(('', '{h}', '{null}', '')::metered.hold_ids,
+				array[('a', -5, array[(9, '0')::metered.charge_limit])::metered.used_units, ('b', 1, array[(9, '0')::metered.charge_limit])::metered.used_units],
+				($1::bool, $2::text, null)::metered.capture_terms, '1 min', 1000, (null, null, null)::metered.origin, null, false)`, closing, policy)
+			require.ErrorContains(t, err, "used", "%v %s", closing, policy)
+		}
+	}
+	f.verify()
+}
