@@ -73,8 +73,15 @@ create type metered.charge_limit as (max bigint, win interval);
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
 -- derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.
+-- If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is
+-- that of the lease's lock, and there are no limits.
 create type metered.new_charge as (
-    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean);
+    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean,
+    lease bigint, lease_offset bigint);
+
+-- How a lease is opened: as rows (each spend is one), memory (of its owner) or carved (for the child, a
+-- scope); of no less than so many units, and no more than one part in share of what there is.
+create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
 -- Who makes an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (namespace text, operation text, note jsonb);
@@ -100,9 +107,9 @@ create type metered.capture_terms as (closing boolean, policy text, entity text)
 
 -- A command as its first and its last statement name it. key is that of its id's lock.
 -- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
--- settings, since the transaction is the caller's.
+-- settings, since the transaction is the caller's. leased: some of its charges are spent from leases.
 create type metered.new_command as (
-    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text);
+    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, leased boolean);
 
 -- A token as it was presented.
 create type metered.presented_token as (digest bytea, purpose text, subject text);
@@ -183,6 +190,43 @@ create table metered.resources (
     created_at timestamptz not null,    -- when it was declared first
     retired_at timestamptz,             -- since when nothing new is let in; null if it is
     scope      text collate "C" primary key -- what exists
+);
+
+-- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the
+-- history of one.
+create table metered.leases (
+    no          bigint      generated always as identity primary key, -- the number of the lease
+    opened_at   timestamptz not null,   -- when it was opened
+    ends_at     timestamptz not null,   -- nothing is spent of it from here on, and anybody may settle it
+    settled_at  timestamptz,            -- when it was settled; null while it is open
+    granted     bigint      not null,   -- units that it held
+    spent       bigint,                 -- of granted, what was captured when it was settled
+    fence       bigint      not null,   -- the key of its lock
+    opened_seq  bigint      not null,   -- the entry that holds its units
+    settled_seq bigint,                 -- the last entry of its end
+    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it
+    scope       text collate "C" not null, -- whose units they are
+    owner       text collate "C" not null, -- the process that opened it
+    settled_by  text collate "C",       -- who settled it: its owner, or another
+    child       text collate "C"        -- the scope that its units were carved for
+);
+
+-- What is open of a scope, when it ends, and the history of a scope and by age.
+create index leases_open on metered.leases (scope) where settled_at is null;
+create index leases_due on metered.leases (ends_at) where settled_at is null;
+create index leases_scope on metered.leases (scope, no);
+create index leases_settled on metered.leases (settled_at) where settled_at is not null;
+
+-- What was spent from leases, in the transactions that spent it. Each takes a range of its lease.
+create table metered.lease_spends (
+    lease     bigint      not null,     -- leases.no
+    at_offset bigint      not null,     -- where its range begins, from 0 on
+    amount    bigint      not null,     -- how long it is
+    at        timestamptz not null,     -- when
+    namespace text,                     -- of the operation
+    operation text,                     -- the operation's id, where a command spent it
+    note      jsonb,                    -- actor, tenant, correlation, reason
+    primary key (lease, at_offset)
 );
 
 -- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
@@ -718,7 +762,7 @@ declare
     e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
     if must_exist then
-        denied := metered.admit(row(of_scope, key, units, 0, null, null, true), null, false, wait_ms);
+        denied := metered.admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
         if denied is not null then
             if raising then
                 raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;
@@ -1080,6 +1124,8 @@ declare
     base_spent bigint := known.base_spent;
     retry timestamptz;
     falls timestamptz;
+    lease  record;
+    leased bigint;
 begin
     foreach c in array charges loop
         i := i + 1;
@@ -1110,7 +1156,18 @@ begin
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
-            falls := case when held[i] > own then metered.others_fall_due(t, of_nos, clk) end;
+            falls := null;
+            leased := 0;
+            if held[i] > own then
+                lease := metered.leased(c.scope);
+                leased := lease.unspent + lease.spent;
+                if held[i] > own + leased then
+                    falls := metered.others_fall_due(t, of_nos, clk);
+                end if;
+                if leased > 0 then
+                    falls := least(falls, greatest(clk, lease.ends_at));
+                end if;
+            end if;
             retry := null;
             room := l.max - held[i] - c.amount;
             if l.win > interval '0' and room >= 0 then
@@ -1124,7 +1181,7 @@ begin
                 retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, l.win, room)));
             end if;
             denied := coalesce(denied, '[]') || jsonb_build_object(
-                'limit', n - 1, 'used', u, 'held', held[i] - own, 'own', own,
+                'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
                 'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
         end loop;
@@ -1473,7 +1530,7 @@ $$;
 -- Where each scope stands, for as many windows as there are pairs; window 0 is
 -- the lifetime.
 create function metered.usage(scopes text[], windows interval[])
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1484,6 +1541,7 @@ declare
     clk   timestamptz := metered.clock();
     since timestamptz;
     tip   metered.ledger;
+    l     record;
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered.last_entry(scopes[i]);
@@ -1503,9 +1561,307 @@ begin
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;
+        leased := 0;
+        if held > 0 then    -- spends of leases count, before they are in the chain
+            l := metered.leased(scopes[i]);
+            leased := l.unspent;
+            held := held - l.unspent - l.spent;
+            used := used + l.spent;
+            spent := spent + l.spent;
+        end if;
         due_us := case when held > 0 then
             extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;
+    end loop;
+end
+$$;
+
+-- Leases. A lease holds units of a scope, under the scope's lock, and lets them be spent without it.
+-- How much was spent is captured when the lease is settled, and the rest is free again. Until then all
+-- of it counts as held; what was spent counts from then on: each unit from before its use until at
+-- least a window after.
+--
+-- The fence: who spends has the lease's lock shared until the transaction ends, and looks behind it, with
+-- a newer snapshot, whether the lease is open. Who settles has it exclusive: no spend is running, none
+-- begins, and all that committed is seen. The lease's lock comes before its scope's; whoever has a
+-- scope's lock never waits for a lease's.
+
+-- What keeps others from spending while a lease is settled.
+create function metered.lease_key(of_no bigint) returns bigint
+language sql stable
+as $$
+    select metered.lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
+$$;
+
+-- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
+-- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses.
+create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
+    out no bigint, out fence bigint, out granted bigint, out available bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    l      metered.charge_limit;
+    tip    metered.ledger;
+    looked record;
+    posted metered.posted;
+    wanted bigint := charge.amount;
+    i      int := 0;
+begin
+    perform metered.require(terms.mode in ('rows', 'memory', 'carved') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
+        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
+        and (terms.mode = 'carved') = (terms.child is not null), 'lease');
+    if charge.key is null then
+        charge.key := metered.scope_key(charge.scope);
+    end if;
+    perform metered.require(metered.key_fits(charge.key, charge.scope), 'key');
+    perform metered.lock_keys(array[charge.key], wait_ms);
+    granted := 0;
+    if cardinality(charge.limits) > 0 then
+        tip := metered.last_entry(charge.scope);
+        charge.amount := terms.least;
+        looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
+        foreach l in array charge.limits loop
+            i := i + 1;
+            available := least(available, l.max - looked.used[i] - looked.held[1]);
+        end loop;
+        wanted := least(wanted, available / terms.share);
+        if looked.denied is not null or wanted < terms.least then
+            if metered.one_snapshot() then
+                perform metered.refuse_stale(array[tip]);
+            end if;
+            return;
+        end if;
+    end if;
+    no := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    fence := metered.lease_key(no);
+    charge.amount := wanted;
+    charge.held := wanted;
+    charge.note := jsonb_build_object('actor', terms.owner);
+    -- The hold never falls due: a lease is settled, and not freed.
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null));
+    if posted.denied is not null then
+        no := null;
+        return;
+    end if;
+    granted := wanted;
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
+    overriding system value
+    values (open_lease.no, posted.at, posted.at + terms.ttl, wanted, open_lease.fence, posted.seqs[1],
+        case terms.mode when 'rows' then 's' when 'memory' then 'm' else 'c' end, charge.scope, terms.owner, terms.child);
+end
+$$;
+
+-- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
+-- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
+create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text) returns metered.posted
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    c      metered.new_charge;
+    chain  metered.new_charge[] := '{}';
+    posted metered.posted;
+    answer metered.posted;
+    clk    timestamptz;
+    spent  boolean;
+    n      int := 0;
+begin
+    perform metered.require(cardinality(charges) <= 64 and mode in ('answer', 'raise') and metered.fits_origin(origin), 'charges');
+    foreach c in array charges loop
+        if c.lease is null then
+            chain := chain || c;
+            continue;
+        end if;
+        if (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+            perform metered.no_amount();
+        end if;
+        spent := false;
+        if pg_try_advisory_xact_lock_shared(c.key) then
+            clk := metered.clock();
+            if metered.one_snapshot() then
+                -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001.
+                perform from metered.leases l where l.no = c.lease for key share;
+            end if;
+            insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
+            select l.no, c.lease_offset, c.amount, clk, origin.namespace, origin.operation, c.note
+            from metered.leases l
+            where l.no = c.lease and l.fence = c.key and l.scope = c.scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
+              and c.lease_offset between 0 and l.granted - c.amount
+              and coalesce((select s.at_offset + s.amount from metered.lease_spends s
+                            where s.lease = c.lease and s.at_offset < c.lease_offset + c.amount
+                            order by s.at_offset desc limit 1), 0) <= c.lease_offset
+            on conflict do nothing;
+            spent := found;
+        end if;
+        if not spent then
+            answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
+            exit;
+        end if;
+        answer.at := clk;
+    end loop;
+    if answer.denied is null and chain <> '{}' then
+        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null);
+        answer.denied := posted.denied;
+    end if;
+    if answer.denied is not null then
+        if mode = 'raise' then
+            raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
+        end if;
+        delete from metered.lease_spends s using unnest(charges) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
+        where s.lease = x.lease and s.at_offset = x.lease_offset and metered.written_here(s.xmin);
+        return answer;
+    end if;
+    for i in 1..cardinality(charges) loop
+        if charges[i].lease is null then
+            n := n + 1;
+            answer.seqs[i] := posted.seqs[n];
+            answer.ats[i] := posted.ats[n];
+            answer.held[i] := posted.held[n];
+        else
+            answer.seqs[i] := 0;
+            answer.ats[i] := answer.at;
+            answer.held[i] := 0;
+        end if;
+    end loop;
+    answer.used := posted.used;     -- of the chain's limits: a spend comes without
+    return answer;
+end
+$$;
+
+-- Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been:
+-- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
+-- told is what the owner of a lease in memory says was used; without, all of it was.
+create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int,
+    out status text, out granted bigint, out spent bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    l metered.leases;
+begin
+    perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
+    l := metered.lease_to_settle(of_no, wait_ms);
+    granted := l.granted;
+    status := case
+        when l.no is null or l.mode = 'c' then 'unknown'
+        when l.settled_at is not null then 'closed'
+        when l.owner <> of_owner and l.ends_at > metered.clock() then 'early' end;
+    if status is not null then
+        spent := l.spent;
+        return;
+    end if;
+    spent := case when l.mode = 's' then coalesce((select sum(s.amount) from metered.lease_spends s where s.lease = of_no), 0)
+        when l.owner = of_owner and told <= l.granted then told
+        else l.granted end;
+    perform metered.close_lease(l, spent, of_owner, wait_ms);
+    status := 'settled';
+end
+$$;
+
+-- A lease, with its lock exclusive and its row locked. What was spent of it is only seen whole by a
+-- statement with a snapshot of its own.
+create function metered.lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
+language plpgsql volatile
+as $$
+declare
+    l      metered.leases;
+    before text;
+begin
+    if metered.one_snapshot() then
+        raise exception 'a lease is settled at READ COMMITTED' using errcode = '25001';
+    end if;
+    perform metered.lock_keys(array[metered.lease_key(of_no)], wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    select * into l from metered.leases y where y.no = of_no for update;
+    before := metered.unbound_lock_wait(before);
+    return l;
+end
+$$;
+
+-- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
+-- granted is never spent; were it, it would be charged.
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    tip    metered.ledger := metered.next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
+    before bigint := tip.seq - 1;
+    clk    timestamptz := metered.clock();
+    amount bigint;
+begin
+    tip.hold := 'lease/' || l.no;
+    foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
+        amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;
+        continue when amount <= 0;
+        tip.seq := before + 1;
+        tip.amount := amount;
+        tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
+        tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
+        tip.next_due := metered.due_after(l.scope, before, tip.held, tip.next_due, clk);
+        perform metered.append(tip);
+        before := tip.seq;
+    end loop;
+    update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
+end
+$$;
+
+-- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends.
+create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
+language plpgsql stable
+as $$
+begin
+    select coalesce(sum(l.granted), 0), coalesce(sum(s.units), 0), max(l.ends_at) into unspent, spent, ends_at
+    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null) l,
+         lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no and l.mode = 's') s;
+    unspent := unspent - spent;
+end
+$$;
+
+-- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
+-- after is the last of the batch before.
+create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    l    record;
+    left_over bigint := max_rows;
+    n    bigint;
+begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
+    deleted := 0;
+    for l in
+        select y.no, y.settled_at from metered.leases y
+        where y.settled_at is not null and y.settled_at >= coalesce(after, '-infinity') and y.settled_at < cutoff
+        order by y.settled_at limit max_rows for update skip locked
+    loop
+        delete from metered.lease_spends s where s.lease = l.no and s.at_offset = any (array(
+            select x.at_offset from metered.lease_spends x where x.lease = l.no order by x.at_offset limit left_over));
+        get diagnostics n = row_count;
+        deleted := deleted + n;
+        left_over := left_over - n;
+        last := l.settled_at;
+        exit when left_over <= 0;
+        delete from metered.leases y where y.no = l.no;
+        deleted := deleted + 1;
+        left_over := left_over - 1;
+        exit when left_over <= 0;
     end loop;
 end
 $$;
@@ -2365,8 +2721,8 @@ create function metered.with_keys(charges metered.new_charge[]) returns metered.
 language plpgsql stable
 as $$
 begin
-    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist)::metered.new_charge
-        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, n) order by c.n);
+    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
+        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) order by c.n);
 end
 $$;
 
@@ -2451,7 +2807,7 @@ as $$
 begin
     return ('{"created":true,' || coalesce('"charges":' || (
         select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount', s.amount - s.held, 'at', q.at) order by s.n)
-        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist, n)
+        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n)
              join unnest(seqs, ats) with ordinality q(seq, at, n) on q.n = s.n
         where s.amount > s.held)::text || ',', '') || substr(hold::text, 2))::json;
 end
@@ -2646,7 +3002,7 @@ begin
                 return;
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note, null)::metered.new_charge;
+                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note, null, null, null)::metered.new_charge;
             end if;
         end loop;
     end if;
@@ -2702,7 +3058,7 @@ begin
                 end if;
             end if;
             if take > covered then
-                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, n) where x.scope = l.scope);
+                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
             lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back);
@@ -3501,7 +3857,11 @@ begin
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then
-        c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null);
+        if command.leased then
+            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise');
+        else
+            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null);
+        end if;
         seqs := c.seqs;
         ats := c.ats;
         used := c.used;
@@ -3641,6 +4001,21 @@ select h.tenant,                                -- of the hold
     e.operation                                 -- the operation's id
 from metered.hold_events e join metered.holds h on h.no = e.hold;
 
+-- Leases, with words.
+create view metered.leases_words as
+select l.no,                                    -- the number of the lease
+    l.scope,                                    -- whose units they are
+    l.owner,                                    -- the process that opened it
+    l.child,                                    -- the scope that its units were carved for
+    case l.mode when 's' then 'rows' when 'm' then 'memory' else 'carved' end as mode, -- how its spends are told
+    l.opened_at,                                -- when it was opened
+    l.ends_at,                                  -- nothing is spent of it from here on
+    l.settled_at,                               -- when it was settled
+    l.settled_by,                               -- who settled it
+    l.granted,                                  -- units that it held
+    l.spent                                     -- of granted, what was captured
+from metered.leases l;
+
 comment on function metered.keep_memory() is 'True, and makes a session faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. On Postgres 14 it gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 20.';
 comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
 comment on domain metered.units is 'The amount of an entry, never negative: nobody can make one that takes spending back. A domain, since a table''s check would be parsed anew for each statement that inserts: 6 microseconds.';
@@ -3648,13 +4023,14 @@ comment on domain metered.amount is 'An amount from 1 to 2^53.';
 comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
 comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0).';
-comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.';
+comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
+comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner) or carved (for the child, a scope); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they are charged).';
-comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s.';
+comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. leased: some of its charges are spent from leases.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
 comment on type metered.posted is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; or else why it is denied.';
@@ -3689,6 +4065,29 @@ comment on table metered.resources is 'Scopes that were declared to exist. Only 
 comment on column metered.resources.created_at is 'when it was declared first';
 comment on column metered.resources.retired_at is 'since when nothing new is let in; null if it is';
 comment on column metered.resources.scope is 'what exists';
+comment on table metered.leases is 'Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the history of one.';
+comment on column metered.leases.no is 'the number of the lease';
+comment on column metered.leases.opened_at is 'when it was opened';
+comment on column metered.leases.ends_at is 'nothing is spent of it from here on, and anybody may settle it';
+comment on column metered.leases.settled_at is 'when it was settled; null while it is open';
+comment on column metered.leases.granted is 'units that it held';
+comment on column metered.leases.spent is 'of granted, what was captured when it was settled';
+comment on column metered.leases.fence is 'the key of its lock';
+comment on column metered.leases.opened_seq is 'the entry that holds its units';
+comment on column metered.leases.settled_seq is 'the last entry of its end';
+comment on column metered.leases.mode is 's its spends are rows, m they are in its owner''s memory, c a child scope has it';
+comment on column metered.leases.scope is 'whose units they are';
+comment on column metered.leases.owner is 'the process that opened it';
+comment on column metered.leases.settled_by is 'who settled it: its owner, or another';
+comment on column metered.leases.child is 'the scope that its units were carved for';
+comment on table metered.lease_spends is 'What was spent from leases, in the transactions that spent it. Each takes a range of its lease.';
+comment on column metered.lease_spends.lease is 'leases.no';
+comment on column metered.lease_spends.at_offset is 'where its range begins, from 0 on';
+comment on column metered.lease_spends.amount is 'how long it is';
+comment on column metered.lease_spends.at is 'when';
+comment on column metered.lease_spends.namespace is 'of the operation';
+comment on column metered.lease_spends.operation is 'the operation''s id, where a command spent it';
+comment on column metered.lease_spends.note is 'actor, tenant, correlation, reason';
 comment on table metered.holds is 'Reservations. What a hold keeps of a scope is in the ledger (held) and in its line; this is who holds it, until when, and how it ended.';
 comment on column metered.holds.no is 'the number of the hold, in the order of placing';
 comment on column metered.holds.placed_at is 'when it was placed';
@@ -3776,6 +4175,10 @@ comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the f
 comment on function metered.charge(metered.new_charge[], interval, int) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[]) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime.';
+comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses.';
+comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
+comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
+comment on function metered.purge_leases(timestamptz, timestamptz, int, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
 comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
 comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
@@ -3848,6 +4251,18 @@ comment on column metered.hold_events_words.detail is 'more about it';
 comment on column metered.hold_events_words.note is 'actor, tenant, correlation, reason';
 comment on column metered.hold_events_words.namespace is 'of the operation';
 comment on column metered.hold_events_words.operation is 'the operation''s id';
+comment on view metered.leases_words is 'Leases, with words.';
+comment on column metered.leases_words.no is 'the number of the lease';
+comment on column metered.leases_words.scope is 'whose units they are';
+comment on column metered.leases_words.owner is 'the process that opened it';
+comment on column metered.leases_words.child is 'the scope that its units were carved for';
+comment on column metered.leases_words.mode is 'how its spends are told';
+comment on column metered.leases_words.opened_at is 'when it was opened';
+comment on column metered.leases_words.ends_at is 'nothing is spent of it from here on';
+comment on column metered.leases_words.settled_at is 'when it was settled';
+comment on column metered.leases_words.settled_by is 'who settled it';
+comment on column metered.leases_words.granted is 'units that it held';
+comment on column metered.leases_words.spent is 'of granted, what was captured';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$
@@ -3857,18 +4272,19 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,
-            capture_holds,charge,check_charge,check_limits,check_now,claim_job_key,clock,collided,complete_command,
-            consume_token,create_scopes,created_json,credit,due_after,due_holds,entry_for_write,expire_and_check,
-            expire_due,expire_hold,expire_rows,extend_holds,find_job_key,finish_command,first_due,first_for_write,
-            fits,fits_origin,free_lines,fresh,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
-            key_fits,last_entry,later_due,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_holds,
+            capture_holds,charge,charge_leased,check_charge,check_limits,check_now,claim_job_key,clock,
+            close_lease,collided,complete_command,consume_token,create_scopes,created_json,credit,due_after,
+            due_holds,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
+            find_job_key,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,fresh,held_here,
+            hold_as_json,hold_json,inspect_token,judge,keep_memory,key_fits,last_entry,later_due,lease_key,
+            lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_holds,
             lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,mint_tokens,missing_hold,missing_token,
-            named_holds,next_entry,no_amount,one_snapshot,others_fall_due,overdue,place,placed_before,post,
-            purge_holds,purge_job_keys,purge_operations,purge_scope,purge_tokens,raise_sequence,refund,
-            refund_hold,refund_holds,refunds_after,refuse_hold,refuse_stale,release_captured,release_holds,
+            named_holds,next_entry,no_amount,one_snapshot,open_lease,others_fall_due,overdue,place,placed_before,
+            post,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,raise_sequence,
+            refund,refund_hold,refund_holds,refunds_after,refuse_hold,refuse_stale,release_captured,release_holds,
             release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
-            revoke_token,revoke_tokens,scope_key,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,
-            unbound_lock_wait,unfinished,usage,with_absent,with_keys,write_charges,written_here}')
+            revoke_token,revoke_tokens,scope_key,settle_lease,spent_since,sweep_holds,tip,tip_for_write,
+            try_each,try_keys,unbound_lock_wait,unfinished,usage,with_absent,with_keys,write_charges,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -37,7 +37,8 @@ type Receipt struct {
 // Posted is one entry of a Receipt.
 type Posted struct {
 	Scope     string     `json:"scope"`
-	Seq       int64      `json:"seq"` // with Scope it names the entry, for Refund
+	Seq       int64      `json:"seq"`             // with Scope it names the entry, for Refund; 0 of what was spent from a lease
+	Lease     int64      `json:"lease,omitempty"` // the lease that it was spent from (package leases), without Standings
 	Amount    int64      `json:"amount"`
 	At        time.Time  `json:"at"`                  // by the database's clock
 	Standings []Standing `json:"standings,omitempty"` // the scope's limits after the charge
@@ -47,7 +48,7 @@ type Posted struct {
 type Standing struct {
 	Limit     Limit `json:"limit"`
 	Used      int64 `json:"used"`      // counts against the limit, holds aside; negative while there is credit
-	Held      int64 `json:"held"`      // what open holds keep of the scope
+	Held      int64 `json:"held"`      // what open holds and leases keep of the scope
 	Available int64 `json:"available"` // the largest amount that the limit still admits, >= 0
 }
 

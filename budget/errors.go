@@ -65,10 +65,11 @@ type Refusal struct {
 	Used      int64  `json:"used"`               // charges less refunds, for a lifetime less credits too; without holds
 	Held      int64  `json:"held"`               // what other open holds keep of the scope
 	OwnHeld   int64  `json:"own_held,omitempty"` // what the transaction's own holds keep; RetryAfter does not wait for them
+	Leased    int64  `json:"leased,omitempty"`   // what open leases keep of the scope (package leases)
 	Requested int64  `json:"requested"`          // the amount of all charges of the call on this scope
 	Available int64  `json:"available"`          // the largest amount that this limit would have admitted, >= 0
 	// RetryAfter is how long until Requested would fit if nothing else happens; Never if waiting cannot help. If open
-	// holds stand in the way, it is the earliest possible time. In JSON it is "retry_after_us", null for Never.
+	// holds stand in the way, it is the earliest possible time; of leases, when the last one ends. In JSON it is "retry_after_us", null for Never.
 	RetryAfter time.Duration `json:"-"`
 	HoldDue    time.Duration `json:"-"` // until an open hold of the scope may fall due, if Held > 0; JSON "hold_due_us"
 }

@@ -198,6 +198,11 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 		if a.Seqs != nil {
 			e.Seq, e.At = a.Seqs[i], a.Ats[i]
 		}
+		if c.Lease != nil {
+			e.Lease = c.Lease.No
+			r.Entries[i] = e
+			continue
+		}
 		for _, limit := range m.limits[i] {
 			s := Standing{Limit: limit, Used: a.Used[n] + e.Amount, Held: a.Held[i]}
 			s.Available = available(limit.Max, s.Used, s.Held)
@@ -217,6 +222,8 @@ func (m *merged) exceeded(denied []byte) error {
 		Used    int64  `json:"used"`
 		Held    int64  `json:"held"`
 		Own     int64  `json:"own"`
+		Leased  int64  `json:"leased"`
+		Lease   int64  `json:"lease"`
 		RetryUS int64  `json:"retry_us"`
 		DueUS   *int64 `json:"due_us"`
 		Absent  string `json:"absent"`
@@ -224,16 +231,19 @@ func (m *merged) exceeded(denied []byte) error {
 	if err := json.Unmarshal(denied, &rows); err != nil {
 		return failed("read a denial", err)
 	}
-	if len(rows) > 0 && rows[0].Absent != "" {
+	switch {
+	case len(rows) > 0 && rows[0].Absent != "":
 		return absentScopes(denied)
+	case len(rows) > 0 && rows[0].Lease != 0:
+		return &ledger.ClosedError{Lease: rows[0].Lease}
 	}
 	e := &ExceededError{}
 	for _, row := range rows {
 		scope, limit := m.limitAt(row.Limit)
 		r := Refusal{
 			Scope: m.charges[scope].Scope, Limit: limit,
-			Used: row.Used, Held: row.Held, OwnHeld: row.Own, Requested: m.charges[scope].Amount,
-			Available:  available(limit.Max, row.Used, row.Held+row.Own),
+			Used: row.Used, Held: row.Held, OwnHeld: row.Own, Leased: row.Leased, Requested: m.charges[scope].Amount,
+			Available:  available(limit.Max, row.Used, row.Held+row.Own+row.Leased),
 			RetryAfter: Never,
 		}
 		if row.RetryUS >= 0 {
@@ -249,8 +259,10 @@ func (m *merged) exceeded(denied []byte) error {
 
 // limitAt returns the n-th limit of the call and the scope it belongs to.
 func (m *merged) limitAt(n int) (scope int, limit Limit) {
-	for n >= len(m.limits[scope]) {
-		n -= len(m.limits[scope])
+	for m.charges[scope].Lease != nil || n >= len(m.limits[scope]) {
+		if m.charges[scope].Lease == nil { // what is spent from a lease is sent without limits
+			n -= len(m.limits[scope])
+		}
 		scope++
 	}
 	return scope, m.limits[scope][n]

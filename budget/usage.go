@@ -18,10 +18,11 @@ type Query struct {
 // Usage is what a scope stands at. In JSON its window is written as that of a Limit; a lifetime comes back as Forever.
 type Usage struct {
 	Query    `json:"-"`
-	Used     int64         `json:"used"`  // in this window, without holds; for a lifetime Spent - Refunded - Credited
-	Held     int64         `json:"held"`  // what open holds keep of the scope
-	HoldDue  time.Duration `json:"-"`     // how long until an open hold may fall due, if Held > 0; in JSON "hold_due_us"
-	Spent    int64         `json:"spent"` // over the scope's lifetime, as are Refunded and Credited
+	Used     int64         `json:"used"`             // in this window, without holds; for a lifetime Spent - Refunded - Credited
+	Held     int64         `json:"held"`             // what open holds keep of the scope
+	Leased   int64         `json:"leased,omitempty"` // what open leases keep and have not spent; what they spent is Used
+	HoldDue  time.Duration `json:"-"`                // how long until an open hold may fall due, if Held > 0; in JSON "hold_due_us"
+	Spent    int64         `json:"spent"`            // over the scope's lifetime, as are Refunded and Credited
 	Refunded int64         `json:"refunded"`
 	Credited int64         `json:"credited"`
 	Seq      int64         `json:"seq"` // the number of the scope's last entry, 0 if it has none
@@ -29,10 +30,10 @@ type Usage struct {
 
 // Available is the largest amount that a limit of max units over the Query's window still admits, >= 0. Without a
 // window, Available(0) is the prepaid credit left.
-func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held) }
+func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held+u.Leased) }
 
 const usageSQL = `
-select used, held, spent, refunded, credited, seq, due_us
+select used, held, spent, refunded, credited, seq, due_us, leased
 from metered.usage($1::text[], $2::interval[])`
 
 // Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot, without a lock,
@@ -66,7 +67,7 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 		u := Usage{Query: queries[i]}
 		i++
 		var due *int64
-		err := row.Scan(&u.Used, &u.Held, &u.Spent, &u.Refunded, &u.Credited, &u.Seq, &due)
+		err := row.Scan(&u.Used, &u.Held, &u.Spent, &u.Refunded, &u.Credited, &u.Seq, &due, &u.Leased)
 		if due != nil {
 			u.HoldDue = max(0, time.Duration(*due)*time.Microsecond)
 		}

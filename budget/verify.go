@@ -73,14 +73,25 @@ group by c.seq, c.kind, c.amount
 having sum(r.amount) > case when c.kind in ('c', 'u') then c.amount else 0 end
 order by c.seq`
 
-// heldSQL is what the open lines of holds keep of a scope. A line that keeps less than nothing, or
-// of which less than nothing was captured, counts as a difference of its own.
+// heldSQL is what the open lines of holds, and open leases, keep of a scope. A line that keeps less than
+// nothing, or of which less than nothing was captured, counts as a difference of its own.
 const heldSQL = `
-select coalesce(sum(l.open), 0)::bigint, count(*) filter (where l.open < 0 or l.captured < 0 or l.amount < 1)
+select coalesce(sum(l.open), 0)::bigint + (select coalesce(sum(y.granted), 0) from metered.leases y where y.scope = $1 and y.settled_at is null)::bigint,
+    count(*) filter (where l.open < 0 or l.captured < 0 or l.amount < 1)
 from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)`
 
-// Verify recomputes each entry from the entry before it, the sums of refunds from the refunds, and what is held from
-// the open lines of holds; it reports every difference. After a purge it begins with the first entry kept. It cannot
+// leasesSQL finds leases that captured something else than what was spent of them, or more than they held. A purge
+// takes spends before their lease, oldest lease first, so the oldest one is passed over.
+const leasesSQL = `
+select l.no, l.opened_seq, l.spent, coalesce(s.units, 0)::bigint
+from metered.leases l, lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no) s
+where l.scope = $1 and l.mode = 's' and (l.settled_at is not null and l.spent <> coalesce(s.units, 0)
+        and l.settled_at > (select min(y.settled_at) from metered.leases y where y.settled_at is not null)
+    or l.settled_at is null and s.units > l.granted or l.spent > l.granted)
+order by l.no`
+
+// Verify recomputes each entry from the entry before it, the sums of refunds from the refunds, what is held from the open
+// lines of holds and from open leases, and what leases captured from their spends; it reports every difference. After a purge it begins with the first entry kept. It cannot
 // notice that a chain's last entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
 // without a lock, on a replica too. If ctx ends, it returns what it found with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
@@ -170,7 +181,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 	if err := v.refundSums(ctx, tx, scope, first); err != nil {
 		return err
 	}
-	if err := v.held(ctx, tx, prev); err != nil {
+	if err := cmp.Or(v.held(ctx, tx, prev), v.leases(ctx, tx, scope)); err != nil {
 		return err
 	}
 	v.report.Scopes++
@@ -243,6 +254,25 @@ func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
 		v.differs(last, "hold lines", fmt.Sprintf("negative in %d", wrong), "none negative")
 	}
 	return nil
+}
+
+// leases compares what leases captured with their spends.
+func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope string) error {
+	rows, err := tx.Query(ctx, v.ledger.sql.leases, pgx.QueryExecModeExec, scope)
+	if err != nil {
+		return failed("verify leases", err)
+	}
+	var no, seq, want int64
+	var got *int64
+	_, err = pgx.ForEachRow(rows, []any{&no, &seq, &got, &want}, func() error {
+		shown := any("open")
+		if got != nil {
+			shown = *got
+		}
+		v.differs(Entry{Scope: scope, Seq: seq}, fmt.Sprintf("captured for lease %d", no), shown, want)
+		return nil
+	})
+	return failed("verify leases", err)
 }
 
 func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, first int64) error {

@@ -23,7 +23,7 @@ func Failed(pkg, doing string, err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.LockNotAvailable:
 		kind = ErrBusy
-	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected:
+	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected, sqlstate.LeaseClosed:
 		kind = ErrSerialization
 	case sqlstate.UndefinedTable, sqlstate.UndefinedFunction, sqlstate.InvalidSchemaName:
 		kind = ErrNotMigrated

@@ -2,7 +2,10 @@
 // type for each composite type of internal/schema/sql/types.sql, and its text.
 package ledger
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Limit is metered.charge_limit.
 type Limit struct {
@@ -18,6 +21,17 @@ type Charge struct {
 	Limits       []Limit
 	Note         string // JSON, or "" for none
 	MustExist    bool   // the scope, in the registry
+	Lease        *Slice // what it is spent from; nil for the chain
+}
+
+// ClosedError says that a lease cannot be spent from: it is closed, or the range was spent. Nothing was written.
+type ClosedError struct{ Lease int64 }
+
+func (e *ClosedError) Error() string { return fmt.Sprintf("budget: lease %d is closed", e.Lease) }
+
+// Slice are the units of a lease from Offset on.
+type Slice struct {
+	No, Fence, Offset int64
 }
 
 func limits(of []Limit) string {
@@ -36,7 +50,11 @@ func Charges(of []Charge) string {
 		if c.MustExist {
 			exist = boolean(true)
 		}
-		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), text(limits(c.Limits)), textOrNull(c.Note), exist)
+		if s := c.Lease; s != nil {
+			rows[i] = composite(text(c.Scope), number(s.Fence), number(c.Amount), number(0), "{}", textOrNull(c.Note), "", number(s.No), number(s.Offset))
+			continue
+		}
+		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), text(limits(c.Limits)), textOrNull(c.Note), exist, "", "")
 	}
 	return array(rows)
 }
@@ -150,6 +168,7 @@ type Command struct {
 	MaxFuture     time.Duration
 	TimeoutMS     *int32 // 0 leaves the session's timeouts, nil all its settings
 	Marker        string
+	Leased        bool // some of its charges are spent from leases
 }
 
 // String is the command as text.
@@ -158,7 +177,7 @@ func (c Command) String() string {
 	if c.TimeoutMS != nil {
 		timeout = number(int64(*c.TimeoutMS))
 	}
-	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker))
+	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker), boolean(c.Leased))
 }
 
 // PresentedToken is metered.presented_token; without a digest it is no token.

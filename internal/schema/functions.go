@@ -52,6 +52,10 @@ var Functions = []Function{
 	{"refund", Application, write},
 	{"purge_scope", Maintenance, write},
 	{"repair_clock", Maintenance, write},
+	{"open_lease", Application, write},
+	{"charge_leased", Application, write},
+	{"settle_lease", Application, write},
+	{"purge_leases", Maintenance, purgeBatch},
 	{"create_scopes", Application, write},
 	{"retire_scopes", Application, write},
 

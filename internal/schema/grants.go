@@ -18,6 +18,8 @@ var Tables = []Table{
 	{"ledger", Application | Maintenance},
 	{"refund_sum", Application},
 	{"resources", Application},
+	{"leases", Application},
+	{"lease_spends", Application},
 	{"holds", Application},
 	{"hold_lines", Application},
 	{"hold_events", Application},

@@ -18,6 +18,7 @@ const (
 	Nested        = "MT006" // beginning a command inside a command
 	HoldRefused   = "MT007" // a hold does not allow it; DETAIL carries the answer as JSON
 	RefundRefused = "MT008" // a charge cannot be refunded; DETAIL says why as JSON
+	LeaseClosed   = "MT009" // a lease cannot be spent from; DETAIL says which, as a denial
 )
 
 // Postgres's own, some of which the functions raise, too.
@@ -65,5 +66,5 @@ func Of(err error) string {
 // Collided reports whether the whole transaction may succeed if it runs again at once.
 func Collided(err error) bool {
 	state := Of(err)
-	return state == SerializationFailure || state == DeadlockDetected
+	return state == SerializationFailure || state == DeadlockDetected || state == LeaseClosed
 }

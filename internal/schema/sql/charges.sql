@@ -249,13 +249,14 @@ $$;
 -- Where each scope stands, for as many windows as there are pairs; window 0 is
 -- the lifetime.
 create function metered.usage(scopes text[], windows interval[])
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint)
 language plpgsql stable
 as $$
 declare
     clk   timestamptz := metered.clock();
     since timestamptz;
     tip   metered.ledger;
+    l     record;
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered.last_entry(scopes[i]);
@@ -275,6 +276,14 @@ begin
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;
+        leased := 0;
+        if held > 0 then    -- spends of leases count, before they are in the chain
+            l := metered.leased(scopes[i]);
+            leased := l.unspent;
+            held := held - l.unspent - l.spent;
+            used := used + l.spent;
+            spent := spent + l.spent;
+        end if;
         due_us := case when held > 0 then
             extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;

@@ -316,8 +316,8 @@ create function metered.with_keys(charges metered.new_charge[]) returns metered.
 language plpgsql stable
 as $$
 begin
-    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist)::metered.new_charge
-        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, n) order by c.n);
+    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
+        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) order by c.n);
 end
 $$;
 
@@ -402,7 +402,7 @@ as $$
 begin
     return ('{"created":true,' || coalesce('"charges":' || (
         select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount', s.amount - s.held, 'at', q.at) order by s.n)
-        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist, n)
+        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n)
              join unnest(seqs, ats) with ordinality q(seq, at, n) on q.n = s.n
         where s.amount > s.held)::text || ',', '') || substr(hold::text, 2))::json;
 end

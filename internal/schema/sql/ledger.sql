@@ -216,7 +216,7 @@ declare
     e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
     if must_exist then
-        denied := metered.admit(row(of_scope, key, units, 0, null, null, true), null, false, wait_ms);
+        denied := metered.admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
         if denied is not null then
             if raising then
                 raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;

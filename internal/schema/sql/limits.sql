@@ -176,6 +176,8 @@ declare
     base_spent bigint := known.base_spent;
     retry timestamptz;
     falls timestamptz;
+    lease  record;
+    leased bigint;
 begin
     foreach c in array charges loop
         i := i + 1;
@@ -206,7 +208,18 @@ begin
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
-            falls := case when held[i] > own then metered.others_fall_due(t, of_nos, clk) end;
+            falls := null;
+            leased := 0;
+            if held[i] > own then
+                lease := metered.leased(c.scope);
+                leased := lease.unspent + lease.spent;
+                if held[i] > own + leased then
+                    falls := metered.others_fall_due(t, of_nos, clk);
+                end if;
+                if leased > 0 then
+                    falls := least(falls, greatest(clk, lease.ends_at));
+                end if;
+            end if;
             retry := null;
             room := l.max - held[i] - c.amount;
             if l.win > interval '0' and room >= 0 then
@@ -220,7 +233,7 @@ begin
                 retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, l.win, room)));
             end if;
             denied := coalesce(denied, '[]') || jsonb_build_object(
-                'limit', n - 1, 'used', u, 'held', held[i] - own, 'own', own,
+                'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
                 'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
         end loop;

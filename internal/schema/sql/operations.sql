@@ -137,7 +137,11 @@ begin
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then
-        c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null);
+        if command.leased then
+            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise');
+        else
+            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null);
+        end if;
         seqs := c.seqs;
         ats := c.ats;
         used := c.used;

@@ -60,6 +60,43 @@ create table metered.resources (
     scope      text collate "C" primary key -- what exists
 );
 
+-- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the
+-- history of one.
+create table metered.leases (
+    no          bigint      generated always as identity primary key, -- the number of the lease
+    opened_at   timestamptz not null,   -- when it was opened
+    ends_at     timestamptz not null,   -- nothing is spent of it from here on, and anybody may settle it
+    settled_at  timestamptz,            -- when it was settled; null while it is open
+    granted     bigint      not null,   -- units that it held
+    spent       bigint,                 -- of granted, what was captured when it was settled
+    fence       bigint      not null,   -- the key of its lock
+    opened_seq  bigint      not null,   -- the entry that holds its units
+    settled_seq bigint,                 -- the last entry of its end
+    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it
+    scope       text collate "C" not null, -- whose units they are
+    owner       text collate "C" not null, -- the process that opened it
+    settled_by  text collate "C",       -- who settled it: its owner, or another
+    child       text collate "C"        -- the scope that its units were carved for
+);
+
+-- What is open of a scope, when it ends, and the history of a scope and by age.
+create index leases_open on metered.leases (scope) where settled_at is null;
+create index leases_due on metered.leases (ends_at) where settled_at is null;
+create index leases_scope on metered.leases (scope, no);
+create index leases_settled on metered.leases (settled_at) where settled_at is not null;
+
+-- What was spent from leases, in the transactions that spent it. Each takes a range of its lease.
+create table metered.lease_spends (
+    lease     bigint      not null,     -- leases.no
+    at_offset bigint      not null,     -- where its range begins, from 0 on
+    amount    bigint      not null,     -- how long it is
+    at        timestamptz not null,     -- when
+    namespace text,                     -- of the operation
+    operation text,                     -- the operation's id, where a command spent it
+    note      jsonb,                    -- actor, tenant, correlation, reason
+    primary key (lease, at_offset)
+);
+
 -- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
 -- line; this is who holds it, until when, and how it ended.
 --

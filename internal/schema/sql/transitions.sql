@@ -183,7 +183,7 @@ begin
                 return;
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note, null)::metered.new_charge;
+                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note, null, null, null)::metered.new_charge;
             end if;
         end loop;
     end if;
@@ -239,7 +239,7 @@ begin
                 end if;
             end if;
             if take > covered then
-                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, n) where x.scope = l.scope);
+                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
             lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back);

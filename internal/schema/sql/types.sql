@@ -24,8 +24,15 @@ create type metered.charge_limit as (max bigint, win interval);
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
 -- derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.
+-- If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is
+-- that of the lease's lock, and there are no limits.
 create type metered.new_charge as (
-    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean);
+    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean,
+    lease bigint, lease_offset bigint);
+
+-- How a lease is opened: as rows (each spend is one), memory (of its owner) or carved (for the child, a
+-- scope); of no less than so many units, and no more than one part in share of what there is.
+create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
 -- Who makes an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (namespace text, operation text, note jsonb);
@@ -51,9 +58,9 @@ create type metered.capture_terms as (closing boolean, policy text, entity text)
 
 -- A command as its first and its last statement name it. key is that of its id's lock.
 -- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
--- settings, since the transaction is the caller's.
+-- settings, since the transaction is the caller's. leased: some of its charges are spent from leases.
 create type metered.new_command as (
-    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text);
+    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, leased boolean);
 
 -- A token as it was presented.
 create type metered.presented_token as (digest bytea, purpose text, subject text);

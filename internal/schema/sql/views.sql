@@ -55,3 +55,18 @@ select h.tenant,                                -- of the hold
     e.namespace,                                -- of the operation
     e.operation                                 -- the operation's id
 from metered.hold_events e join metered.holds h on h.no = e.hold;
+
+-- Leases, with words.
+create view metered.leases_words as
+select l.no,                                    -- the number of the lease
+    l.scope,                                    -- whose units they are
+    l.owner,                                    -- the process that opened it
+    l.child,                                    -- the scope that its units were carved for
+    case l.mode when 's' then 'rows' when 'm' then 'memory' else 'carved' end as mode, -- how its spends are told
+    l.opened_at,                                -- when it was opened
+    l.ends_at,                                  -- nothing is spent of it from here on
+    l.settled_at,                               -- when it was settled
+    l.settled_by,                               -- who settled it
+    l.granted,                                  -- units that it held
+    l.spent                                     -- of granted, what was captured
+from metered.leases l;

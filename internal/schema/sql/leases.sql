@@ -1,0 +1,271 @@
+-- Leases. A lease holds units of a scope, under the scope's lock, and lets them be spent without it.
+-- How much was spent is captured when the lease is settled, and the rest is free again. Until then all
+-- of it counts as held; what was spent counts from then on: each unit from before its use until at
+-- least a window after.
+--
+-- The fence: who spends has the lease's lock shared until the transaction ends, and looks behind it, with
+-- a newer snapshot, whether the lease is open. Who settles has it exclusive: no spend is running, none
+-- begins, and all that committed is seen. The lease's lock comes before its scope's; whoever has a
+-- scope's lock never waits for a lease's.
+
+-- What keeps others from spending while a lease is settled.
+create function metered.lease_key(of_no bigint) returns bigint
+language sql stable
+as $$
+    select metered.lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
+$$;
+
+-- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
+-- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses.
+create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
+    out no bigint, out fence bigint, out granted bigint, out available bigint)
+language plpgsql volatile
+as $$
+declare
+    l      metered.charge_limit;
+    tip    metered.ledger;
+    looked record;
+    posted metered.posted;
+    wanted bigint := charge.amount;
+    i      int := 0;
+begin
+    perform metered.require(terms.mode in ('rows', 'memory', 'carved') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
+        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
+        and (terms.mode = 'carved') = (terms.child is not null), 'lease');
+    if charge.key is null then
+        charge.key := metered.scope_key(charge.scope);
+    end if;
+    perform metered.require(metered.key_fits(charge.key, charge.scope), 'key');
+    perform metered.lock_keys(array[charge.key], wait_ms);
+    granted := 0;
+    if cardinality(charge.limits) > 0 then
+        tip := metered.last_entry(charge.scope);
+        charge.amount := terms.least;
+        looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
+        foreach l in array charge.limits loop
+            i := i + 1;
+            available := least(available, l.max - looked.used[i] - looked.held[1]);
+        end loop;
+        wanted := least(wanted, available / terms.share);
+        if looked.denied is not null or wanted < terms.least then
+            if metered.one_snapshot() then
+                perform metered.refuse_stale(array[tip]);
+            end if;
+            return;
+        end if;
+    end if;
+    no := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    fence := metered.lease_key(no);
+    charge.amount := wanted;
+    charge.held := wanted;
+    charge.note := jsonb_build_object('actor', terms.owner);
+    -- The hold never falls due: a lease is settled, and not freed.
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null));
+    if posted.denied is not null then
+        no := null;
+        return;
+    end if;
+    granted := wanted;
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
+    overriding system value
+    values (open_lease.no, posted.at, posted.at + terms.ttl, wanted, open_lease.fence, posted.seqs[1],
+        case terms.mode when 'rows' then 's' when 'memory' then 'm' else 'c' end, charge.scope, terms.owner, terms.child);
+end
+$$;
+
+-- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
+-- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
+create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text) returns metered.posted
+language plpgsql volatile
+as $$
+declare
+    c      metered.new_charge;
+    chain  metered.new_charge[] := '{}';
+    posted metered.posted;
+    answer metered.posted;
+    clk    timestamptz;
+    spent  boolean;
+    n      int := 0;
+begin
+    perform metered.require(cardinality(charges) <= 64 and mode in ('answer', 'raise') and metered.fits_origin(origin), 'charges');
+    foreach c in array charges loop
+        if c.lease is null then
+            chain := chain || c;
+            continue;
+        end if;
+        if (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+            perform metered.no_amount();
+        end if;
+        spent := false;
+        if pg_try_advisory_xact_lock_shared(c.key) then
+            clk := metered.clock();
+            if metered.one_snapshot() then
+                -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001.
+                perform from metered.leases l where l.no = c.lease for key share;
+            end if;
+            insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
+            select l.no, c.lease_offset, c.amount, clk, origin.namespace, origin.operation, c.note
+            from metered.leases l
+            where l.no = c.lease and l.fence = c.key and l.scope = c.scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
+              and c.lease_offset between 0 and l.granted - c.amount
+              and coalesce((select s.at_offset + s.amount from metered.lease_spends s
+                            where s.lease = c.lease and s.at_offset < c.lease_offset + c.amount
+                            order by s.at_offset desc limit 1), 0) <= c.lease_offset
+            on conflict do nothing;
+            spent := found;
+        end if;
+        if not spent then
+            answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
+            exit;
+        end if;
+        answer.at := clk;
+    end loop;
+    if answer.denied is null and chain <> '{}' then
+        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null);
+        answer.denied := posted.denied;
+    end if;
+    if answer.denied is not null then
+        if mode = 'raise' then
+            raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
+        end if;
+        delete from metered.lease_spends s using unnest(charges) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
+        where s.lease = x.lease and s.at_offset = x.lease_offset and metered.written_here(s.xmin);
+        return answer;
+    end if;
+    for i in 1..cardinality(charges) loop
+        if charges[i].lease is null then
+            n := n + 1;
+            answer.seqs[i] := posted.seqs[n];
+            answer.ats[i] := posted.ats[n];
+            answer.held[i] := posted.held[n];
+        else
+            answer.seqs[i] := 0;
+            answer.ats[i] := answer.at;
+            answer.held[i] := 0;
+        end if;
+    end loop;
+    answer.used := posted.used;     -- of the chain's limits: a spend comes without
+    return answer;
+end
+$$;
+
+-- Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been:
+-- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
+-- told is what the owner of a lease in memory says was used; without, all of it was.
+create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int,
+    out status text, out granted bigint, out spent bigint)
+language plpgsql volatile
+as $$
+declare
+    l metered.leases;
+begin
+    perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
+    l := metered.lease_to_settle(of_no, wait_ms);
+    granted := l.granted;
+    status := case
+        when l.no is null or l.mode = 'c' then 'unknown'
+        when l.settled_at is not null then 'closed'
+        when l.owner <> of_owner and l.ends_at > metered.clock() then 'early' end;
+    if status is not null then
+        spent := l.spent;
+        return;
+    end if;
+    spent := case when l.mode = 's' then coalesce((select sum(s.amount) from metered.lease_spends s where s.lease = of_no), 0)
+        when l.owner = of_owner and told <= l.granted then told
+        else l.granted end;
+    perform metered.close_lease(l, spent, of_owner, wait_ms);
+    status := 'settled';
+end
+$$;
+
+-- A lease, with its lock exclusive and its row locked. What was spent of it is only seen whole by a
+-- statement with a snapshot of its own.
+create function metered.lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
+language plpgsql volatile
+as $$
+declare
+    l      metered.leases;
+    before text;
+begin
+    if metered.one_snapshot() then
+        raise exception 'a lease is settled at READ COMMITTED' using errcode = '25001';
+    end if;
+    perform metered.lock_keys(array[metered.lease_key(of_no)], wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    select * into l from metered.leases y where y.no = of_no for update;
+    before := metered.unbound_lock_wait(before);
+    return l;
+end
+$$;
+
+-- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
+-- granted is never spent; were it, it would be charged.
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    tip    metered.ledger := metered.next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
+    before bigint := tip.seq - 1;
+    clk    timestamptz := metered.clock();
+    amount bigint;
+begin
+    tip.hold := 'lease/' || l.no;
+    foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
+        amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;
+        continue when amount <= 0;
+        tip.seq := before + 1;
+        tip.amount := amount;
+        tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
+        tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
+        tip.next_due := metered.due_after(l.scope, before, tip.held, tip.next_due, clk);
+        perform metered.append(tip);
+        before := tip.seq;
+    end loop;
+    update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
+end
+$$;
+
+-- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends.
+create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
+language plpgsql stable
+as $$
+begin
+    select coalesce(sum(l.granted), 0), coalesce(sum(s.units), 0), max(l.ends_at) into unspent, spent, ends_at
+    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null) l,
+         lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no and l.mode = 's') s;
+    unspent := unspent - spent;
+end
+$$;
+
+-- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
+-- after is the last of the batch before.
+create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+language plpgsql volatile
+as $$
+declare
+    l    record;
+    left_over bigint := max_rows;
+    n    bigint;
+begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
+    deleted := 0;
+    for l in
+        select y.no, y.settled_at from metered.leases y
+        where y.settled_at is not null and y.settled_at >= coalesce(after, '-infinity') and y.settled_at < cutoff
+        order by y.settled_at limit max_rows for update skip locked
+    loop
+        delete from metered.lease_spends s where s.lease = l.no and s.at_offset = any (array(
+            select x.at_offset from metered.lease_spends x where x.lease = l.no order by x.at_offset limit left_over));
+        get diagnostics n = row_count;
+        deleted := deleted + n;
+        left_over := left_over - n;
+        last := l.settled_at;
+        exit when left_over <= 0;
+        delete from metered.leases y where y.no = l.no;
+        deleted := deleted + 1;
+        left_over := left_over - 1;
+        exit when left_over <= 0;
+    end loop;
+end
+$$;
