@@ -22,6 +22,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -45,6 +46,9 @@ type Config struct {
 	// database can listen, whatever its grants. Default to nothing. Refusals are OnDenial's.
 	NotifyJobs        bool
 	NotifyChargesFrom int64
+	// Leases spends the charges of its Rules' scopes from leases, without their locks (package leases). Limits are kept all
+	// the same. What is spent so has no Standings in the receipt. Sticky charges are not. Defaults to none.
+	Leases *leases.Pool
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
 	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
 	OnDenial func(context.Context, Denial)
@@ -108,6 +112,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		}
 	}
 	cfg.SecretKey = bytes.Clone(cfg.SecretKey)
+	if cfg.Leases != nil && leaseSchema(cfg.Leases) != name {
+		return nil, invalid("Config.Leases", "is of schema %q, want %q", leaseSchema(cfg.Leases), name)
+	}
 	c := &Client{pool: pool, cfg: cfg, schema: name, check: migrate.NewCheck(pool, name), sql: statements{
 		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), notify: notifyJobs(cfg.River),
 	}}

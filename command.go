@@ -206,6 +206,9 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 		op.rec, err = op.client.engine.DoTx(ctx, tx, &op.Operation)
 	}
 	denied := err
+	if leases := op.client.cfg.Leases; leases != nil && err != nil {
+		leaseRefused(leases, err)
+	}
 	if op.cmd.RecordRefusal && op.own(err) {
 		if op.rec, err = op.record(ctx, denied); err != nil {
 			err = fmt.Errorf("metered: record the refusal: %w", err)

@@ -1528,8 +1528,8 @@ end
 $$;
 
 -- Where each scope stands, for as many windows as there are pairs; window 0 is
--- the lifetime.
-create function metered.usage(scopes text[], windows interval[])
+-- the lifetime. with_leases: what open leases spent is used, and not held.
+create function metered.usage(scopes text[], windows interval[], with_leases boolean)
 returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint)
 language plpgsql stable
 security definer
@@ -1562,7 +1562,7 @@ begin
         credited := tip.credited;
         seq := tip.seq;
         leased := 0;
-        if held > 0 then    -- spends of leases count, before they are in the chain
+        if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
             l := metered.leased(scopes[i]);
             leased := l.unspent;
             held := held - l.unspent - l.spent;
@@ -1829,7 +1829,7 @@ $$;
 
 -- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
 -- after is the last of the batch before.
-create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -4174,11 +4174,11 @@ comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, 
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.charge(metered.new_charge[], interval, int) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
-comment on function metered.usage(text[], interval[]) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime.';
+comment on function metered.usage(text[], interval[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime. with_leases: what open leases spent is used, and not held.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
-comment on function metered.purge_leases(timestamptz, timestamptz, int, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
+comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
 comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
 comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';

@@ -16,7 +16,9 @@ import (
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -77,6 +79,9 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds), Notice: tx.notice()}
 	if tx.charged != nil {
 		end.Charges = &tx.charged.Charging
+		if pool := op.client.cfg.Leases; pool != nil {
+			lease(pool, end.Charges, tx.charges)
+		}
 	}
 	return end, nil
 }
@@ -244,6 +249,10 @@ var (
 	extendHolds  = lend.ExtendHolds.(func(*holds.Book, holds.Extend) (*holdsCall, error))
 	refundHolds  = lend.RefundHolds.(func(*holds.Book, holds.Refund) (*holdsCall, error))
 	decodeHold   = lend.DecodeHold.(func([]byte) (holds.Hold, error))
+
+	lease        = lend.Lease.(func(*leases.Pool, *ledger.Charging, []budget.Charge))
+	leaseSchema  = lend.LeaseSchema.(func(*leases.Pool) schema.Name)
+	leaseRefused = lend.LeaseRefused.(func(*leases.Pool, error))
 
 	presentToken = lend.Present.(func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error))
 	grantOf      = lend.Grant.(func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error))

@@ -183,7 +183,12 @@ func (m *merged) failed(err error) error {
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
 		return m.exceeded([]byte(pgErr.Detail))
 	}
-	return failed("charge", err)
+	if err = failed("charge", err); sqlstate.Of(err) == sqlstate.LeaseClosed {
+		if closed := (*ledger.ClosedError)(nil); errors.As(m.exceeded([]byte(pgErr.Detail)), &closed) {
+			return &ledger.ClosedError{Lease: closed.Lease, Cause: err}
+		}
+	}
+	return err
 }
 
 // receipt makes the answer of Ledger.Charge from that of the schema's functions.

@@ -34,7 +34,7 @@ func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held
 
 const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us, leased
-from metered.usage($1::text[], $2::interval[])`
+from metered.usage($1::text[], $2::interval[], true)`
 
 // Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot, without a lock,
 // on a replica too. It may be ErrWindowPurged.

@@ -255,8 +255,10 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	}
 	e.queue(ctx, f, op, end, len(queries) > 0)
 	charges, tolerance := sentCharges(end.Charges)
+	completed := e.sent(op, marker)
+	completed.Leased = end.Charges.Leased()
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
-		e.sent(op, marker).String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
+		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 	if telling {
 		results := tx.SendBatch(ctx, &f.batch)
 		err := f.read(results)

@@ -62,6 +62,10 @@ func ofCharges(c *ledger.Charging, err error) error {
 		if c != nil {
 			return c.Failed(err)
 		}
+	case sqlstate.LeaseClosed:
+		if closed := (*ledger.ClosedError)(nil); c != nil && c.Closed != nil && errors.As(c.Failed(err), &closed) {
+			c.Closed(closed.Lease)
+		}
 	}
 	return err
 }

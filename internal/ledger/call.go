@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,7 +62,13 @@ type Charging struct {
 	Locks     Locks
 	Tolerance pgtype.Interval
 	Denied    func(denial []byte) error // the error of a denial that came as a column
+	Closed    func(lease int64)         // is told of a lease that cannot be spent from; nil without leases
 	Failed    func(error) error         // the error of the call for one of Postgres: of a denial that was raised (MT001), among others
+}
+
+// Leased reports whether some of the charges are spent from leases.
+func (c *Charging) Leased() bool {
+	return c != nil && slices.ContainsFunc(c.Charges, func(x Charge) bool { return x.Lease != nil })
 }
 
 // ChargeCall is a validated call of charges, whose receipt is an R.

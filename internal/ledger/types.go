@@ -25,9 +25,29 @@ type Charge struct {
 }
 
 // ClosedError says that a lease cannot be spent from: it is closed, or the range was spent. Nothing was written.
-type ClosedError struct{ Lease int64 }
+type ClosedError struct {
+	Lease int64
+	Cause error // of Postgres, where it was raised; else nil
+}
 
 func (e *ClosedError) Error() string { return fmt.Sprintf("budget: lease %d is closed", e.Lease) }
+
+// Unwrap returns the cause.
+func (e *ClosedError) Unwrap() error { return e.Cause }
+
+// LeaseTerms is metered.lease_terms.
+type LeaseTerms struct {
+	Mode, Owner string
+	Least       int64
+	Share       int
+	TTL         time.Duration
+	Child       string // "" for none
+}
+
+// String is the terms as text.
+func (t LeaseTerms) String() string {
+	return composite(t.Mode, text(t.Owner), number(t.Least), number(int64(t.Share)), interval(t.TTL), textOrNull(t.Child))
+}
 
 // Slice are the units of a lease from Offset on.
 type Slice struct {

@@ -29,6 +29,13 @@ var (
 	UnknownHold  any // func(holds.Reason) error: the error of that reason
 )
 
+// Package leases.
+var (
+	Lease        any // func(*leases.Pool, *ledger.Charging, []budget.Charge): spends charges from leases, as far as there are any
+	LeaseSchema  any // func(*leases.Pool) schema.Name
+	LeaseRefused any // func(*leases.Pool, error): is told of a refusal
+)
+
 // Package tokens.
 var (
 	Present any // func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error)

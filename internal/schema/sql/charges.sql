@@ -247,8 +247,8 @@ end
 $$;
 
 -- Where each scope stands, for as many windows as there are pairs; window 0 is
--- the lifetime.
-create function metered.usage(scopes text[], windows interval[])
+-- the lifetime. with_leases: what open leases spent is used, and not held.
+create function metered.usage(scopes text[], windows interval[], with_leases boolean)
 returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint)
 language plpgsql stable
 as $$
@@ -277,7 +277,7 @@ begin
         credited := tip.credited;
         seq := tip.seq;
         leased := 0;
-        if held > 0 then    -- spends of leases count, before they are in the chain
+        if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
             l := metered.leased(scopes[i]);
             leased := l.unspent;
             held := held - l.unspent - l.spent;

@@ -239,7 +239,7 @@ $$;
 
 -- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
 -- after is the last of the batch before.
-create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 as $$
 declare

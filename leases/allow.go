@@ -1,0 +1,174 @@
+package leases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+)
+
+// Allow spends charges from memory, all or none, for limits on attempts and on commands that write nothing else. nil
+// means that they are spent; they cannot be taken back. Otherwise it is an *budget.ExceededError with its retry time,
+// ErrUnavailable, an *budget.ArgumentError, ErrClosed, or ctx's error.
+//
+// Most calls touch no database. One that finds no slice asks for one, or charges the ledger directly, and waits for it as
+// long as ctx lives. When Postgres is away, Allow goes on as long as its slices last, and then refuses (ErrUnavailable): it
+// never lets anything in by default. Charges of a Note or of scopes without a Rule are an *budget.ArgumentError: a
+// note could not be stored.
+func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
+	if len(charges) == 1 {
+		l, err := p.limiter(&charges[0])
+		if err != nil {
+			return err
+		}
+		return l.AllowN(ctx, charges[0].Amount)
+	}
+	if len(charges) == 0 {
+		return invalid("charges", "are none")
+	}
+	var taken []*slice
+	for i := range charges {
+		l, err := p.limiter(&charges[i])
+		var from *slice
+		if err == nil {
+			from, err = l.allow(ctx, charges[i].Amount)
+		}
+		if err != nil {
+			for j, from := range taken {
+				if from != nil { // what was charged directly stays
+					from.give(charges[j].Amount)
+				}
+			}
+			return err
+		}
+		taken = append(taken, from)
+	}
+	return nil
+}
+
+// Limiter is Allow for one scope and its limits, without looking for them.
+type Limiter struct {
+	pool *Pool
+	slot *slot
+}
+
+// Limiter returns the Limiter of a charge. Its amount is that of Allow.
+func (p *Pool) Limiter(c budget.Charge) (*Limiter, error) {
+	l, err := p.limiter(&c)
+	if err != nil {
+		return nil, err
+	}
+	return &l, nil
+}
+
+func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
+	if p == nil || p.db == nil || p.live.Err() != nil {
+		return Limiter{}, p.usable()
+	}
+	s, err := p.find(&p.memory, c, true)
+	switch {
+	case err != nil:
+		return Limiter{}, err
+	case s == nil:
+		return Limiter{}, invalid("Charge.Scope", "%q has no Rule in the Pool, or a limit with MaxFrom, or more than %d sets of limits", c.Scope, maxSlots)
+	case c.Note != budget.Note{}:
+		return Limiter{}, invalid("Charge.Note", "cannot be stored by Allow")
+	case c.MustExist && !s.charge.MustExist:
+		return Limiter{}, invalid("Charge.MustExist", "differs from that of another charge of scope %q with the same limits", c.Scope)
+	}
+	return Limiter{p, s}, nil
+}
+
+// AllowN is Pool.Allow of n units.
+func (l Limiter) AllowN(ctx context.Context, n int64) error {
+	_, err := l.allow(ctx, n)
+	return err
+}
+
+// allow returns the slice that was taken from, nil if the ledger was charged directly.
+func (l Limiter) allow(ctx context.Context, n int64) (*slice, error) {
+	if n < 1 || n > budget.MaxAmount {
+		return nil, invalid("Charge.Amount", "%d is not from 1 to %d", n, int64(budget.MaxAmount))
+	}
+	if from, _, ok := l.slot.take(l.pool, n); ok {
+		return from, nil
+	}
+	return l.slow(ctx, n)
+}
+
+// slow is the way of a charge that finds no slice.
+func (l Limiter) slow(ctx context.Context, n int64) (*slice, error) {
+	p, s := l.pool, l.slot
+	for range maxTries {
+		if err := s.refusal(n); err != nil {
+			return nil, err
+		}
+		if err := p.usable(); err != nil {
+			return nil, err
+		}
+		s.miss(p, time.Now())
+		s.mu.Lock()
+		opening, failed := s.opening, s.failed
+		if failed != nil && time.Since(s.failure) >= failurePause {
+			failed = nil
+		}
+		s.mu.Unlock()
+		switch {
+		case failed != nil:
+			return nil, fmt.Errorf("%w: %w", ErrUnavailable, failed)
+		case opening == nil:
+			return nil, l.direct(ctx, n)
+		}
+		select {
+		case <-opening:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if from, _, ok := s.take(p, n); ok {
+			return from, nil
+		}
+	}
+	return nil, l.direct(ctx, n)
+}
+
+// direct charges the ledger in a transaction of its own.
+func (l Limiter) direct(ctx context.Context, n int64) error {
+	p, s := l.pool, l.slot
+	charge := budget.Charge{Scope: s.scope, Amount: n, Limits: s.limits, MustExist: s.charge.MustExist}
+	call, err := prepare(p.ledger, charge)
+	if err != nil {
+		return err
+	}
+	err = p.retried(ctx, func(tx pgx.Tx) error {
+		_, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.direct, call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)})...))
+		return err
+	})
+	var denied *budget.ExceededError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &denied):
+		p.learn(err)
+		s.refuse(n, denied)
+		return err
+	case fault.Refused(err):
+		return err
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, s.unavailable(err))
+}
+
+// unavailable takes note that the database could not be asked.
+func (s *slot) unavailable(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed, s.failure = err, time.Now()
+	return err
+}

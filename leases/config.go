@@ -1,0 +1,157 @@
+package leases
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// Errors of this package, beside those of package budget.
+var (
+	ErrArgument error = errArgument // every refused argument; the error is a *budget.ArgumentError
+	// ErrUnavailable: Allow has no slice, and the database cannot be asked. Nothing was spent.
+	ErrUnavailable error = errUnavailable
+	ErrClosed      error = errClosed // the Pool was closed
+)
+
+var (
+	errArgument    = fault.New("invalid_argument", "leases: invalid argument")
+	errUnavailable = fault.New("leases_unavailable", "leases: there is no slice, and the database cannot be asked")
+	errClosed      = fault.New("leases_closed", "leases: the pool is closed")
+)
+
+// Config configures a Pool. It needs Rules.
+type Config struct {
+	Ledger budget.Config // as in budget.New
+	Rules  []Rule        // the scopes to lease; the first that matches a scope counts
+	// Owner names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the
+	// host's name, the process id and a random suffix.
+	Owner string
+	// OnError is told what goes wrong in the background: a lease that cannot be opened or settled yet, a connection for
+	// recalls that was lost. Nothing is lost by it. Defaults to none.
+	OnError func(error)
+	// NoRecall leaves out the connection on which the Pool listens for recalls, where a pooler would not let it through.
+	// Slices then come back when they are idle or end. Defaults to false.
+	NoRecall bool
+}
+
+// Rule says which scopes are leased, and how.
+type Rule struct {
+	Prefix string        // of the scopes, as in "org/"; "" for all
+	Least  int64         // the smallest slice, in units; less goes to the ledger directly; defaults to 16
+	Most   int64         // the largest slice, up to budget.MaxAmount; defaults to 1<<20
+	Lasts  time.Duration // how long a slice should last at the demand seen, 10ms to 1m; defaults to 500ms
+	Idle   time.Duration // after so long without a spend a slice is given back, 10ms to TTL; defaults to 1s
+	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies; defaults to 10s
+	Share  int           // a slice is at most one part in Share of what the limits still admit, 1 to 1,000,000; defaults to 32
+	// Refuse is how long a refusal is remembered where a credit or a release could end it earlier. One by a window that
+	// nothing is held of is remembered until its retry time. 0 to 1m; defaults to 100ms.
+	Refuse time.Duration
+}
+
+func (r *Rule) complete(i int) error {
+	field := func(name string) string { return fmt.Sprintf("Config.Rules[%d].%s", i, name) }
+	for _, d := range []struct {
+		value      *int64
+		otherwise  int64
+		name       string
+		least, max int64
+	}{{&r.Least, 16, "Least", 1, budget.MaxAmount}, {&r.Most, max(1<<20, r.Least), "Most", r.Least, budget.MaxAmount}} {
+		if *d.value == 0 {
+			*d.value = d.otherwise
+		}
+		if *d.value < d.least || *d.value > d.max {
+			return invalid(field(d.name), "%d is not from %d to %d", *d.value, d.least, d.max)
+		}
+	}
+	if r.Share == 0 {
+		r.Share = 32
+	}
+	if r.Share < 1 || r.Share > 1_000_000 {
+		return invalid(field("Share"), "%d is not from 1 to 1,000,000", r.Share)
+	}
+	if r.TTL == 0 {
+		r.TTL = 10 * time.Second
+	}
+	for _, d := range []struct {
+		value      *time.Duration
+		otherwise  time.Duration
+		name       string
+		least, max time.Duration
+	}{
+		{&r.TTL, 0, "TTL", 100 * time.Millisecond, time.Hour}, {&r.Lasts, 500 * time.Millisecond, "Lasts", 10 * time.Millisecond, time.Minute},
+		{&r.Idle, min(time.Second, r.TTL), "Idle", 10 * time.Millisecond, r.TTL}, {&r.Refuse, 100 * time.Millisecond, "Refuse", 0, time.Minute},
+	} {
+		if *d.value == 0 {
+			*d.value = d.otherwise
+		}
+		if *d.value < d.least || *d.value > d.max {
+			return invalid(field(d.name), "%v is not from %v to %v", *d.value, d.least, d.max)
+		}
+	}
+	return nil
+}
+
+// New returns a Pool, or a *budget.ArgumentError. It does not touch the database.
+func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
+	if err := notNil("db", db); err != nil {
+		return nil, err
+	}
+	ledger, err := budget.New(cfg.Ledger)
+	if err != nil {
+		return nil, err
+	}
+	if len(cfg.Rules) == 0 {
+		return nil, invalid("Config.Rules", "are none")
+	}
+	cfg.Rules = append([]Rule(nil), cfg.Rules...)
+	for i := range cfg.Rules {
+		if err := cfg.Rules[i].complete(i); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Owner == "" {
+		cfg.Owner = owner()
+	}
+	if err := fault.Text(errArgument, "Config.Owner", cfg.Owner, maxOwnerBytes); err != nil {
+		return nil, err
+	}
+	p := &Pool{db: db, ledger: ledger, cfg: cfg}
+	p.schema, p.wait, _ = settings(ledger)
+	p.sql = render(p.schema)
+	p.live, p.stop = context.WithCancel(context.Background())
+	return p, nil
+}
+
+const maxOwnerBytes = 200
+
+func owner() string {
+	host, _ := os.Hostname()
+	if len(host) > 150 {
+		host = host[:150]
+	}
+	var b [6]byte
+	_, _ = rand.Read(b[:]) // never fails, as of Go 1.24
+	return strings.ToValidUTF8(host, "?") + "/" + fmt.Sprint(os.Getpid()) + "/" + hex.EncodeToString(b[:])
+}
+
+var settings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errArgument, field, format, args...)
+}
+
+func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
+
+func failed(doing string, err error) error { return fault.Failed("leases", doing, err) }

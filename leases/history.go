@@ -1,0 +1,147 @@
+package leases
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/purge"
+)
+
+// Lease is what there is to know of a lease.
+type Lease struct {
+	No        int64     `json:"no"`
+	Scope     string    `json:"scope"`
+	Mode      Mode      `json:"mode"`
+	Owner     string    `json:"owner"` // the process that opened it
+	Child     string    `json:"child,omitempty"`
+	Granted   int64     `json:"granted"`
+	Spent     int64     `json:"spent"` // of one that is open, what is on record so far: none of one in memory
+	OpenedAt  time.Time `json:"opened_at"`
+	EndsAt    time.Time `json:"ends_at"`
+	SettledAt time.Time `json:"settled_at,omitzero"` // zero while it is open
+	SettledBy string    `json:"settled_by,omitempty"`
+	OpenedSeq int64     `json:"opened_seq"`            // the entry that holds its units
+	LastSeq   int64     `json:"settled_seq,omitempty"` // the last entry of its settlement
+}
+
+// Mode is how the spends of a lease are told.
+type Mode string
+
+const (
+	ModeRows   Mode = "rows"   // each is a row, in the transaction that spent it
+	ModeMemory Mode = "memory" // they are in the owner's memory
+	ModeCarved Mode = "carved" // a child scope has them
+)
+
+const historySQL = `
+select l.no, l.scope, case l.mode when 's' then 'rows' when 'm' then 'memory' else 'carved' end, l.owner, coalesce(l.child, ''), l.granted,
+    coalesce(l.spent, (select sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)::bigint,
+    l.opened_at, l.ends_at, l.settled_at, coalesce(l.settled_by, ''), l.opened_seq, coalesce(l.settled_seq, 0)
+from metered.leases l where l.scope = $1 and l.no < $2 order by l.no desc limit $3`
+
+// History iterates over the leases of a scope, newest first. It reads pages, with no statement open in between. An error is
+// the iteration's last element.
+func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) iter.Seq2[Lease, error] {
+	return func(yield func(Lease, error) bool) {
+		if err := cmp.Or(p.usable(), notNil("db", db)); err != nil {
+			yield(Lease{}, err)
+			return
+		}
+		pages(ctx, db, p.sql.history, scope, int64(math.MaxInt64), yield, func(row pgx.CollectableRow) (l Lease, at int64, err error) {
+			var settled *time.Time
+			err = row.Scan(&l.No, &l.Scope, &l.Mode, &l.Owner, &l.Child, &l.Granted, &l.Spent, &l.OpenedAt, &l.EndsAt, &settled, &l.SettledBy, &l.OpenedSeq, &l.LastSeq)
+			if settled != nil {
+				l.SettledAt = *settled
+			}
+			return l, l.No, err
+		})
+	}
+}
+
+// Spend is what was spent from a lease, in a transaction that committed.
+type Spend struct {
+	Lease     int64       `json:"lease"`
+	Offset    int64       `json:"offset"` // where it begins in the lease
+	Amount    int64       `json:"amount"`
+	At        time.Time   `json:"at"` // by the database's clock
+	Namespace string      `json:"namespace,omitempty"`
+	Operation string      `json:"operation,omitempty"` // the command that spent it
+	Note      budget.Note `json:"note,omitzero"`
+}
+
+const spendsSQL = `
+select s.lease, s.at_offset, s.amount, s.at, coalesce(s.namespace, ''), coalesce(s.operation, ''),
+    coalesce(s.note ->> 'actor', ''), coalesce(s.note ->> 'tenant', ''), coalesce(s.note ->> 'correlation', ''), coalesce(s.note ->> 'reason', '')
+from metered.lease_spends s where s.lease = $1 and s.at_offset > $2 order by s.at_offset limit $3`
+
+// Spends iterates over what was spent from a lease, as History does. With History it is the statement of a scope, of what
+// the ledger's entries (budget.Ledger.Entries) show as one capture.
+func (p *Pool) Spends(ctx context.Context, db budget.Querier, lease int64) iter.Seq2[Spend, error] {
+	return func(yield func(Spend, error) bool) {
+		if err := cmp.Or(p.usable(), notNil("db", db)); err != nil {
+			yield(Spend{}, err)
+			return
+		}
+		pages(ctx, db, p.sql.spends, lease, -1, yield, func(row pgx.CollectableRow) (s Spend, at int64, err error) {
+			err = row.Scan(&s.Lease, &s.Offset, &s.Amount, &s.At, &s.Namespace, &s.Operation, &s.Note.Actor, &s.Note.Tenant, &s.Note.Correlation, &s.Note.Reason)
+			return s, s.Offset, err
+		})
+	}
+}
+
+// pages yields rows page by page. scan also returns where the next page begins.
+func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, from int64, yield func(R, error) bool, scan func(pgx.CollectableRow) (R, int64, error)) {
+	const page = 500
+	for n := page; n == page; {
+		// Planned for each page: a plan kept from when there was little reads all of it.
+		rows, err := db.Query(ctx, sql, pgx.QueryExecModeExec, of, from, page)
+		var found []R
+		if err == nil {
+			found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r R, err error) {
+				r, from, err = scan(row)
+				return r, err
+			})
+		}
+		for _, r := range found {
+			if !yield(r, nil) {
+				return
+			}
+		}
+		if err != nil {
+			var none R
+			yield(none, failed("history", err))
+			return
+		}
+		n = len(found)
+	}
+}
+
+// PurgeOptions says what Purge deletes.
+type PurgeOptions struct {
+	OlderThan time.Duration       // the age, since its settlement, from which a lease may go, 1s to a century; required
+	Batch     int                 // how many rows one transaction deletes, 1 to 10,000; defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
+}
+
+const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
+
+// Purge deletes leases that were settled longer ago than OlderThan, with their spends, and returns how many rows. What
+// they captured stays in the ledger. It owns its transactions, one for each batch: what was deleted stays deleted if
+// it fails or ctx ends. It needs the schema's owner or a role with metered.GrantMaintenanceSQL's grants.
+func (p *Pool) Purge(ctx context.Context, opts PurgeOptions) (int64, error) {
+	if err := p.usable(); err != nil {
+		return 0, err
+	}
+	o := purge.Options(opts)
+	if err := o.Check(errArgument); err != nil {
+		return 0, err
+	}
+	deleted, err := o.Run(ctx, p.db, p.sql.purge)
+	return deleted, failed("purge", err)
+}

@@ -1,0 +1,288 @@
+package leases_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/leases"
+)
+
+var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
+
+type fixture struct {
+	*testing.T
+	db     *pgxpool.Pool
+	ledger *budget.Ledger
+}
+
+func setUp(t *testing.T) *fixture {
+	db := pgtest.Open(t)
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	return &fixture{t, db, ledger}
+}
+
+// pool returns a Pool that is closed with the test.
+func (f *fixture) pool(rule leases.Rule) *leases.Pool {
+	f.Helper()
+	p, err := leases.New(f.db, leases.Config{Rules: []leases.Rule{rule}, OnError: func(err error) { f.Log(err) }})
+	require.NoError(f, err)
+	f.Cleanup(func() { _ = p.Close(context.Background()) })
+	return p
+}
+
+func charge(amount int64, limits ...budget.Limit) budget.Charge {
+	return budget.Charge{Scope: "hot", Amount: amount, Limits: limits}
+}
+
+// spend charges from p in a transaction of its own, again where it met others.
+func (f *fixture) spend(p *leases.Pool, level pgx.TxIsoLevel, c budget.Charge) (budget.Receipt, error) {
+	for {
+		var r budget.Receipt
+		err := pgx.BeginTxFunc(f.Context(), f.db, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) (err error) {
+			r, err = p.Charge(f.Context(), tx, c)
+			return err
+		})
+		if !errors.Is(err, budget.ErrSerialization) {
+			return r, err
+		}
+	}
+}
+
+// warm charges until a lease is there.
+func (f *fixture) warm(p *leases.Pool, c budget.Charge) (spent int64) {
+	for range 1000 {
+		r, err := f.spend(p, pgx.ReadCommitted, c)
+		require.NoError(f, err)
+		spent += c.Amount
+		if r.Entries[0].Lease != 0 {
+			return spent
+		}
+		time.Sleep(time.Millisecond)
+	}
+	f.Fatal("no lease was opened")
+	return 0
+}
+
+func (f *fixture) usage(scope string) budget.Usage {
+	u, err := f.ledger.Usage(f.Context(), f.db, budget.Query{Scope: scope, Window: budget.Forever})
+	require.NoError(f, err)
+	return u[0]
+}
+
+// settled closes the pools and returns what the scope has spent, all of it in the chain.
+func (f *fixture) settled(scope string, pools ...*leases.Pool) int64 {
+	for _, p := range pools {
+		require.NoError(f, p.Close(f.Context()))
+	}
+	u := f.usage(scope)
+	require.Zero(f, u.Held+u.Leased, "nothing is held when all leases are settled")
+	report, err := f.ledger.Verify(f.Context(), f.db, budget.VerifyOptions{})
+	require.NoError(f, err)
+	require.Empty(f, report.Differences)
+	return u.Spent
+}
+
+func TestCharge_SpendsFromALease(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p := f.pool(leases.Rule{})
+	limit := budget.Lifetime(100_000)
+	spent := f.warm(p, charge(5, limit))
+	r, err := f.spend(p, pgx.ReadCommitted, charge(7, limit))
+	require.NoError(t, err)
+	spent += 7
+	require.NotZero(t, r.Entries[0].Lease)
+	require.Zero(t, r.Entries[0].Seq)
+	require.Empty(t, r.Entries[0].Standings)
+	require.WithinDuration(t, time.Now(), r.Entries[0].At, time.Minute)
+
+	// Usage is true while the lease is open.
+	u := f.usage("hot")
+	require.Equal(t, spent, u.Used)
+	require.Equal(t, spent, u.Spent)
+	require.Positive(t, u.Leased)
+	require.Zero(t, u.Held)
+	require.Equal(t, 100_000-spent-u.Leased, u.Available(limit.Max))
+
+	var all []leases.Lease
+	for l, err := range p.History(t.Context(), f.db, "hot") {
+		require.NoError(t, err)
+		all = append(all, l)
+	}
+	require.Zero(t, all[len(all)-1].SettledAt)
+	require.Equal(t, spent, f.settled("hot", p))
+}
+
+func TestCharge_ARollbackTakesASpendBack(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p := f.pool(leases.Rule{})
+	spent := f.warm(p, charge(5))
+	tx, err := f.db.Begin(t.Context())
+	require.NoError(t, err)
+	r, err := p.Charge(t.Context(), tx, charge(9))
+	require.NoError(t, err)
+	require.NotZero(t, r.Entries[0].Lease)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, spent, f.usage("hot").Used)
+	require.Equal(t, spent, f.settled("hot", p))
+}
+
+// Whatever is committed is in the chain at the end, and never more than the limit, at each level, with several processes.
+func TestCharge_IsExactUnderConcurrency(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t)
+			limit := budget.Lifetime(4000)
+			pools := []*leases.Pool{f.pool(leases.Rule{Share: 4, Idle: 50 * time.Millisecond}), f.pool(leases.Rule{Share: 4, Idle: 50 * time.Millisecond})}
+			var spent, denied, leased atomic.Int64
+			var all sync.WaitGroup
+			for g := range 8 {
+				all.Go(func() {
+					for i := range 300 {
+						amount := int64(1 + (g+i)%5)
+						tx, err := f.db.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						r, err := pools[g%2].Charge(t.Context(), tx, charge(amount, limit))
+						switch {
+						case err != nil || i%7 == 0:
+							_ = tx.Rollback(t.Context())
+						default:
+							err = tx.Commit(t.Context())
+							if err == nil {
+								spent.Add(amount)
+								if r.Entries[0].Lease != 0 {
+									leased.Add(1)
+								}
+							}
+						}
+						if errors.Is(err, budget.ErrExceeded) {
+							denied.Add(1)
+						} else if err != nil && !errors.Is(err, budget.ErrSerialization) && !collided(err) {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			all.Wait()
+			t.Logf("spent %d, of which %d times from leases, denied %d", spent.Load(), leased.Load(), denied.Load())
+			require.Positive(t, leased.Load())
+			require.Equal(t, spent.Load(), f.settled("hot", pools...))
+			require.LessOrEqual(t, spent.Load(), limit.Max)
+		})
+	}
+}
+
+func collided(err error) bool {
+	var state interface{ SQLState() string }
+	return errors.As(err, &state) && state.SQLState() == "40001"
+}
+
+func TestCharge_NearTheEndIsExact(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	limit := budget.Lifetime(2000)
+	pools := []*leases.Pool{f.pool(leases.Rule{}), f.pool(leases.Rule{}), f.pool(leases.Rule{}), f.pool(leases.Rule{})}
+	spent := int64(0)
+	deadline := time.Now().Add(time.Minute)
+	for i := 0; spent < limit.Max && time.Now().Before(deadline); i++ {
+		_, err := f.spend(pools[i%4], pgx.ReadCommitted, charge(1, limit))
+		var denied *budget.ExceededError
+		switch {
+		case err == nil:
+			spent++
+		case errors.As(err, &denied):
+			require.Positive(t, denied.Refusals[0].Leased, "refused only for want of what is leased: %v", err)
+			require.Less(t, denied.RetryAfter(), 11*time.Second)
+			time.Sleep(5 * time.Millisecond)
+		default:
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, limit.Max, spent, "all of it can be spent")
+	_, err := f.spend(pools[0], pgx.ReadCommitted, charge(1, limit))
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.Equal(t, limit.Max, f.settled("hot", pools...))
+}
+
+func TestAllow_IsExactAndRefusesFromMemory(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	limit := budget.PerWindow(5000, time.Hour)
+	pools := []*leases.Pool{f.pool(leases.Rule{}), f.pool(leases.Rule{})}
+	var allowed atomic.Int64
+	var all sync.WaitGroup
+	for g := range 8 {
+		all.Go(func() {
+			for range 5000 {
+				err := pools[g%2].Allow(t.Context(), charge(1, limit))
+				var denied *budget.ExceededError
+				switch {
+				case err == nil:
+					allowed.Add(1)
+				case errors.As(err, &denied):
+					if denied.Refusals[0].Leased > 0 {
+						time.Sleep(time.Millisecond)
+					}
+				default:
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.LessOrEqual(t, allowed.Load(), limit.Max)
+	require.Equal(t, allowed.Load(), f.settled("hot", pools...))
+	t.Logf("allowed %d", allowed.Load())
+}
+
+func TestAllow_UnusedUnitsComeBackWhenIdle(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p := f.pool(leases.Rule{Idle: 20 * time.Millisecond})
+	for range 50 {
+		require.NoError(t, p.Allow(t.Context(), charge(1, budget.Lifetime(1000))))
+	}
+	pgtest.WaitFor(t, "the slice to be given back", func() bool { u := f.usage("hot"); return u.Leased == 0 && u.Spent == 50 })
+}
+
+func TestAllow_ADeadProcessHasSpentAllOfItsSlice(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
+	dead := f.pool(leases.Rule{})
+	for range 50 {
+		require.NoError(t, dead.Allow(t.Context(), charge(1, budget.Lifetime(100_000))))
+	}
+	u := f.usage("hot")
+	require.Positive(t, u.Leased)
+	leased, spent := u.Leased, u.Spent
+	other := f.pool(leases.Rule{})
+	report, err := other.Settle(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, report.Settled, "not before its end")
+	clock.Advance(10 * time.Second)
+	report, err = other.Settle(t.Context())
+	require.NoError(t, err)
+	require.Positive(t, report.Settled)
+	u = f.usage("hot")
+	require.Zero(t, u.Leased)
+	require.Equal(t, spent+leased, u.Spent, fmt.Sprint("all of the slice counts as spent"))
+}

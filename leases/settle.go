@@ -1,0 +1,225 @@
+package leases
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/listen"
+)
+
+// settleSoon settles a sealed slice in the background.
+func (p *Pool) settleSoon(s *slot, got *slice) {
+	p.mu.Lock()
+	p.ended = append(p.ended, ending{s, got})
+	p.mu.Unlock()
+	p.keep()
+	if !p.isClosed() {
+		p.work.Go(func() { p.report(p.settleEnded(p.live)) })
+	}
+}
+
+// settleEnded settles what is to be settled. What cannot be now is left for later.
+func (p *Pool) settleEnded(ctx context.Context) error {
+	p.mu.Lock()
+	todo := p.ended
+	p.ended = nil
+	p.mu.Unlock()
+	var all error
+	for i, e := range todo {
+		told := &e.slice.total
+		if !e.slot.memory {
+			told = nil
+		}
+		if _, err := p.settle(ctx, e.slice.no, told); err != nil {
+			all = errors.Join(all, err)
+			p.mu.Lock()
+			p.ended = append(p.ended, todo[i])
+			p.mu.Unlock()
+		}
+	}
+	return all
+}
+
+// settle settles a lease, and reports whether it did.
+func (p *Pool) settle(ctx context.Context, no int64, told *int64) (settled bool, err error) {
+	var status string
+	var granted, spent *int64
+	err = p.retried(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, p.sql.settle, no, p.cfg.Owner, told, int32(p.wait/time.Millisecond)).Scan(&status, &granted, &spent)
+	})
+	return status == "settled", failed("settle a lease", err)
+}
+
+// SettleReport says what Settle did.
+type SettleReport struct {
+	Settled int `json:"settled"` // leases that had ended
+	Busy    int `json:"busy"`    // leases that transactions still spend from: they are left for the next time
+}
+
+// Settle settles the leases of all processes that have ended, one transaction each, in the name of this Pool's owner. A
+// Pool does so by itself every few seconds while it has leases; call it, or Ledger-wide from a job, where processes may
+// all be gone. Any number may run at once.
+func (p *Pool) Settle(ctx context.Context) (SettleReport, error) {
+	var report SettleReport
+	if err := p.usable(); err != nil {
+		return report, err
+	}
+	return report, p.settleDue(ctx, &report)
+}
+
+func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
+	const page = 100
+	var all error
+	for after, n := int64(0), page; n == page; {
+		rows, err := p.db.Query(ctx, p.sql.due, after, page)
+		if err != nil {
+			return failed("list leases", err)
+		}
+		due, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err != nil {
+			return failed("list leases", err)
+		}
+		for _, no := range due {
+			switch settled, err := p.settle(ctx, no, nil); {
+			case errors.Is(err, fault.ErrBusy):
+				report.Busy++
+			case err != nil:
+				return errors.Join(all, err)
+			case settled:
+				report.Settled++
+			}
+			after = no
+		}
+		n = len(due)
+	}
+	return all
+}
+
+// keep starts the maintenance, unless it runs: it ends when there is nothing to maintain.
+func (p *Pool) keep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.keeping || p.isClosed() {
+		return
+	}
+	p.keeping = true
+	p.work.Go(p.maintain)
+}
+
+const (
+	maintainEvery = 50 * time.Millisecond
+	sweepEvery    = 2 * time.Second
+	restAfter     = 30 * time.Second // without a slice
+)
+
+// maintain gives back slices that are idle or end, settles what could not be settled before, and what others left.
+func (p *Pool) maintain() {
+	listening, quit := context.WithCancel(p.live)
+	defer quit()
+	if !p.cfg.NoRecall {
+		p.work.Go(func() { p.listen(listening) })
+	}
+	tick := time.NewTicker(maintainEvery)
+	defer tick.Stop()
+	swept, busy := time.Now(), time.Now()
+	for {
+		select {
+		case <-p.live.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		left := 0
+		p.each(func(s *slot) { left += s.age(p, now) })
+		p.report(p.settleEnded(p.live))
+		if now.Sub(swept) >= sweepEvery {
+			swept = now
+			p.report(p.settleDue(p.live, new(SettleReport)))
+		}
+		p.mu.Lock()
+		if left+len(p.ended) > 0 {
+			busy = now
+		} else if now.Sub(busy) > restAfter {
+			p.keeping = false
+			p.mu.Unlock()
+			return
+		}
+		p.mu.Unlock()
+	}
+}
+
+// age gives back slices that are idle or at their end, and returns how many are left.
+func (s *slot) age(p *Pool, now time.Time) (left int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cur := s.now.Load()
+	idle := false
+	if cur != nil {
+		if used := cur.used.Load(); used != cur.seen {
+			cur.seen, cur.seenAt = used, now
+		}
+		idle = now.Sub(cur.seenAt) >= s.rule.Idle
+		if idle || cur.over(now) {
+			s.measure(cur.seal(), cur.opened)
+			s.now.Store(nil)
+			p.settleSoon(s, cur)
+		} else {
+			left++
+		}
+	}
+	if s.next != nil {
+		if idle || cur == nil && now.Sub(s.next.opened) >= s.rule.Idle || s.next.over(now) {
+			s.next.seal()
+			p.settleSoon(s, s.next)
+			s.next = nil
+		} else {
+			left++
+		}
+	}
+	if s.now.Load() == nil && s.next != nil {
+		s.now.Store(s.next)
+		s.next = nil
+	}
+	return left
+}
+
+func (p *Pool) channel() string {
+	name := "metered_leases_" + p.schema.String()
+	return name[:min(len(name), listen.MaxNameBytes)]
+}
+
+// listen gives back what others recall.
+func (p *Pool) listen(ctx context.Context) {
+	_ = listen.Run(ctx, listen.Channel[string]{
+		Name: p.channel(), Config: p.db.Config(), Idle: listen.DefaultIdle, OnError: listen.Wrapped("leases", p.cfg.OnError),
+		Parse: func(payload string) (string, bool) { return payload, payload != "" },
+	}, func(_ context.Context, scope string) error {
+		if scope != "" {
+			p.recalled(scope)
+		}
+		return nil
+	})
+}
+
+// Close gives all leases back and waits for it, as long as ctx lives. What cannot be settled then ends by itself: what
+// was spent from memory and not told counts as spent in full. The Pool cannot be used afterwards.
+func (p *Pool) Close(ctx context.Context) error {
+	if p == nil || p.db == nil {
+		return p.usable()
+	}
+	p.stop()
+	p.each(func(s *slot) { s.giveBack(p, 0) })
+	done := make(chan struct{})
+	go func() { p.work.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+	p.each(func(s *slot) { s.giveBack(p, 0) }) // what was being opened
+	return cmp.Or(p.settleEnded(ctx), ctx.Err())
+}

@@ -1,0 +1,66 @@
+package leases
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// slice is a lease that this process spends from.
+type slice struct {
+	no, fence int64
+	granted   int64
+	opened    time.Time
+	// ends is when this process stops spending from it: before the database's end, since it counts from before the
+	// request. endsWall is the same by the wall clock, which goes on while a machine sleeps.
+	ends     time.Time
+	endsWall int64
+
+	used  atomic.Int64 // units taken so far, from 0 up; sealed when nothing may be taken any more
+	asked atomic.Bool  // the next one was asked for
+
+	seen     int64     // used, when the maintenance last looked
+	seenAt   time.Time // and since when it has been that
+	total    int64     // of a sealed one: what was used
+	attempts int       // to settle it
+}
+
+const sealed = math.MaxInt64 / 2
+
+// take takes amount units, if they are there, and returns where they begin.
+func (s *slice) take(amount int64) (offset int64, ok bool) {
+	for {
+		offset = s.used.Load()
+		if offset+amount > s.granted {
+			return 0, false
+		}
+		if s.used.CompareAndSwap(offset, offset+amount) {
+			break
+		}
+	}
+	// Behind the taking: whoever was stopped in between must not spend what others have settled.
+	now := time.Now()
+	return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall
+}
+
+// give gives back what take took.
+func (s *slice) give(amount int64) {
+	for {
+		used := s.used.Load()
+		if used >= sealed || s.used.CompareAndSwap(used, used-amount) {
+			return
+		}
+	}
+}
+
+// seal ends the taking and returns how much was taken.
+func (s *slice) seal() int64 {
+	if used := s.used.Swap(sealed); used < sealed {
+		s.total = used
+	}
+	return s.total
+}
+
+func (s *slice) over(now time.Time) bool {
+	return !now.Before(s.ends) || now.UnixNano() >= s.endsWall
+}

@@ -1,0 +1,225 @@
+package leases
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
+)
+
+// slot is what a process has of a scope for one set of limits: the slice that it spends from, and the next one.
+type slot struct {
+	scope  string
+	limits []budget.Limit
+	rule   *Rule
+	memory bool // for Allow
+
+	now     atomic.Pointer[slice]   // that is spent from; nil for none
+	refused atomic.Pointer[refusal] // the last one that still counts; nil for none
+
+	mu      sync.Mutex
+	next    *slice
+	opening chan struct{} // closed when the slice that is being asked for is there, or is not; nil if none is
+	charge  ledger.Charge // as it is sent to open a lease
+	direct  time.Time     // until then charges go to the ledger directly
+	warmth  int           // charges that found no slice, within a short time
+	warmed  time.Time
+	used    int64     // of slices that are used up, for the rate
+	since   time.Time // the beginning of used
+	rate    float64   // units a second, of late
+	failed  error     // why no slice could be asked for, at failedAt
+	failure time.Time
+}
+
+// refusal is one that Allow, or Charge, repeats until a time.
+type refusal struct {
+	least int64 // the smallest amount that it is about
+	until time.Time
+	retry time.Time // the retry time; zero for never
+	err   *budget.ExceededError
+}
+
+// again is the error of a refusal, as it is now.
+func (r *refusal) again(now time.Time, amount int64) error {
+	e := &budget.ExceededError{Refusals: append([]budget.Refusal(nil), r.err.Refusals...)}
+	for i := range e.Refusals {
+		e.Refusals[i].Requested = amount
+		if e.Refusals[i].RetryAfter != budget.Never {
+			e.Refusals[i].RetryAfter = max(0, r.retry.Sub(now))
+		}
+	}
+	return e
+}
+
+// take takes units from the slice that is there. fits is false where none has them.
+func (s *slot) take(p *Pool, amount int64) (from *slice, offset int64, ok bool) {
+	for {
+		cur := s.now.Load()
+		if cur == nil {
+			return nil, 0, false
+		}
+		offset, ok := cur.take(amount)
+		if ok {
+			if offset > cur.granted/2 && !cur.asked.Load() && cur.asked.CompareAndSwap(false, true) {
+				s.prefetch(p)
+			}
+			return cur, offset, true
+		}
+		if !s.turn(p, cur, amount) {
+			return nil, 0, false
+		}
+	}
+}
+
+// turn puts the next slice in the place of cur, if there is one. cur is given back.
+func (s *slot) turn(p *Pool, cur *slice, amount int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.now.Load() != cur {
+		return true
+	}
+	if amount > cur.granted && s.next == nil && !cur.over(time.Now()) {
+		return false // a large one goes its own way
+	}
+	s.measure(cur.seal(), cur.opened)
+	s.now.Store(s.next)
+	s.next = nil
+	p.settleSoon(s, cur)
+	return s.now.Load() != nil
+}
+
+// measure takes note of the demand.
+func (s *slot) measure(used int64, since time.Time) {
+	seconds := max(time.Since(since).Seconds(), 0.001)
+	s.rate = max(float64(used)/seconds, s.rate/2)
+}
+
+// size is what the next slice is asked to hold: what lasts for a while, at the demand seen.
+func (s *slot) size() int64 {
+	return min(max(int64(s.rate*s.rule.Lasts.Seconds()), s.rule.Least), s.rule.Most)
+}
+
+// prefetch asks for the next slice in the background.
+func (s *slot) prefetch(p *Pool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if cur := s.now.Load(); cur != nil {
+		s.measure(min(cur.used.Load(), cur.granted), cur.opened)
+	}
+	s.ask(p)
+}
+
+// ask asks for a slice, unless one is being asked for, or is there, or the ledger is to be charged directly. mu is held.
+func (s *slot) ask(p *Pool) {
+	now := time.Now()
+	if s.opening != nil || s.next != nil || now.Before(s.direct) || s.failed != nil && now.Sub(s.failure) < failurePause {
+		return
+	}
+	s.opening = make(chan struct{})
+	done := s.opening
+	p.work.Go(func() {
+		got, err := p.open(p.live, s)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.opening, s.failed = nil, err
+		defer close(done)
+		switch {
+		case err != nil:
+			s.failure = time.Now()
+			p.report(err)
+		case got == nil: // too little is left
+			s.direct = time.Now().Add(directPause)
+		case p.isClosed():
+			got.seal()
+			p.settleSoon(s, got)
+		case s.now.Load() == nil:
+			s.now.Store(got)
+		default:
+			s.next = got
+		}
+	})
+}
+
+// miss takes note of a charge that found no slice, and asks for one where there are many of them.
+func (s *slot) miss(p *Pool, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now.Sub(s.warmed) > warmFor {
+		s.warmth, s.warmed = 0, now
+	}
+	if s.warmth++; s.warmth >= warmAt {
+		s.ask(p)
+	}
+}
+
+// giveBack settles what the slot has, and charges directly for a while.
+func (s *slot) giveBack(p *Pool, direct time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if direct > 0 {
+		s.direct = time.Now().Add(direct)
+	}
+	for _, slice := range []*slice{s.now.Swap(nil), s.next} {
+		if slice != nil {
+			slice.seal()
+			p.settleSoon(s, slice)
+		}
+	}
+	s.next = nil
+}
+
+// drop gives one slice back.
+func (s *slot) drop(p *Pool, no int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next != nil && s.next.no == no {
+		s.next.seal()
+		p.settleSoon(s, s.next)
+		s.next = nil
+	}
+	if cur := s.now.Load(); cur != nil && cur.no == no {
+		cur.seal()
+		s.now.Store(s.next)
+		s.next = nil
+		p.settleSoon(s, cur)
+	}
+}
+
+// refuse remembers a denial of amount units.
+func (s *slot) refuse(amount int64, denied *budget.ExceededError) {
+	now := time.Now()
+	after, certain := denied.RetryAfter(), true
+	for _, r := range denied.Refusals {
+		certain = certain && r.Limit.Window > 0 && r.Held+r.OwnHeld+r.Leased == 0
+	}
+	r := &refusal{least: amount, err: denied}
+	bound := after
+	if !certain {
+		bound = min(after, s.rule.Refuse)
+	}
+	if after != budget.Never {
+		r.retry = now.Add(after)
+	}
+	if bound == budget.Never {
+		bound = s.rule.Refuse
+	}
+	if r.until = now.Add(bound); bound > 0 {
+		s.refused.Store(r)
+	}
+}
+
+// refusal is the denial of so many units that is remembered.
+func (s *slot) refusal(amount int64) error {
+	r := s.refused.Load()
+	if r == nil || amount < r.least {
+		return nil
+	}
+	now := time.Now()
+	if !now.Before(r.until) {
+		s.refused.CompareAndSwap(r, nil)
+		return nil
+	}
+	return r.again(now, amount)
+}
