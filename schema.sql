@@ -1655,6 +1655,55 @@ begin
 end
 $$;
 
+-- Spends units of a lease from an offset on, and returns when; null if it cannot be spent from: it is closed, or the
+-- range was spent.
+create function metered.spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
+returns timestamptz
+language plpgsql volatile
+as $$
+declare
+    clk timestamptz;
+begin
+    if pg_try_advisory_xact_lock_shared(of_fence) then
+        clk := metered.clock();
+        if metered.one_snapshot() then
+            -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001.
+            perform from metered.leases l where l.no = of_lease for key share;
+        end if;
+        insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
+        select l.no, from_offset, units, clk, origin.namespace, origin.operation, origin.note
+        from metered.leases l
+        where l.no = of_lease and l.fence = of_fence and l.scope = of_scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
+          and from_offset between 0 and l.granted - units and units > 0
+          and coalesce((select s.at_offset + s.amount from metered.lease_spends s
+                        where s.lease = of_lease and s.at_offset < from_offset + units
+                        order by s.at_offset desc limit 1), 0) <= from_offset
+        on conflict do nothing;
+        if found then
+            return clk;
+        end if;
+    end if;
+    return null;
+end
+$$;
+
+-- A charge that is spent from a lease, and no command's.
+create function metered.spend(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, note jsonb)
+returns timestamptz
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if pg_column_size(note) > 8192 then
+        perform metered.no_amount();
+    end if;
+    return metered.spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
+end
+$$;
+
 -- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
 -- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text) returns metered.posted
@@ -1669,42 +1718,24 @@ declare
     chain  metered.new_charge[] := '{}';
     posted metered.posted;
     answer metered.posted;
-    clk    timestamptz;
-    spent  boolean;
     n      int := 0;
 begin
-    perform metered.require(cardinality(charges) <= 64 and mode in ('answer', 'raise') and metered.fits_origin(origin), 'charges');
+    if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise') and metered.fits_origin(origin)) is not true then
+        perform metered.require(false, 'charges');
+    end if;
     foreach c in array charges loop
         if c.lease is null then
             chain := chain || c;
-            continue;
-        end if;
-        if (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+        elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
             perform metered.no_amount();
-        end if;
-        spent := false;
-        if pg_try_advisory_xact_lock_shared(c.key) then
-            clk := metered.clock();
-            if metered.one_snapshot() then
-                -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001.
-                perform from metered.leases l where l.no = c.lease for key share;
+        else
+            answer.at := metered.spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
+            if answer.at is null then
+                answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
+                exit;
             end if;
-            insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
-            select l.no, c.lease_offset, c.amount, clk, origin.namespace, origin.operation, c.note
-            from metered.leases l
-            where l.no = c.lease and l.fence = c.key and l.scope = c.scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
-              and c.lease_offset between 0 and l.granted - c.amount
-              and coalesce((select s.at_offset + s.amount from metered.lease_spends s
-                            where s.lease = c.lease and s.at_offset < c.lease_offset + c.amount
-                            order by s.at_offset desc limit 1), 0) <= c.lease_offset
-            on conflict do nothing;
-            spent := found;
         end if;
-        if not spent then
-            answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
-            exit;
-        end if;
-        answer.at := clk;
+        n := n + 1;
     end loop;
     if answer.denied is null and chain <> '{}' then
         posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null);
@@ -1714,10 +1745,14 @@ begin
         if mode = 'raise' then
             raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
         end if;
-        delete from metered.lease_spends s using unnest(charges) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
-        where s.lease = x.lease and s.at_offset = x.lease_offset and metered.written_here(s.xmin);
+        delete from metered.lease_spends s using unnest(charges[1:n]) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
+        where s.lease = x.lease and s.at_offset = x.lease_offset;
         return answer;
     end if;
+    if cardinality(charges) = 1 then
+        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at);
+    end if;
+    n := 0;
     for i in 1..cardinality(charges) loop
         if charges[i].lease is null then
             n := n + 1;
@@ -4176,6 +4211,7 @@ comment on function metered.charge(metered.new_charge[], interval, int) is 'Char
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime. with_leases: what open leases spent is used, and not held.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses.';
+comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
@@ -4283,8 +4319,9 @@ begin
             post,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,raise_sequence,
             refund,refund_hold,refund_holds,refunds_after,refuse_hold,refuse_stale,release_captured,release_holds,
             release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
-            revoke_token,revoke_tokens,scope_key,settle_lease,spent_since,sweep_holds,tip,tip_for_write,
-            try_each,try_keys,unbound_lock_wait,unfinished,usage,with_absent,with_keys,write_charges,written_here}')
+            revoke_token,revoke_tokens,scope_key,settle_lease,spend,spend_range,spent_since,sweep_holds,
+            tip,tip_for_write,try_each,try_keys,unbound_lock_wait,unfinished,usage,with_absent,with_keys,
+            write_charges,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

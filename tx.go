@@ -80,7 +80,7 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	if tx.charged != nil {
 		end.Charges = &tx.charged.Charging
 		if pool := op.client.cfg.Leases; pool != nil {
-			lease(pool, end.Charges, tx.charges)
+			lease(ctx, pool, end.Charges, tx.charges)
 		}
 	}
 	return end, nil
@@ -250,7 +250,7 @@ var (
 	refundHolds  = lend.RefundHolds.(func(*holds.Book, holds.Refund) (*holdsCall, error))
 	decodeHold   = lend.DecodeHold.(func([]byte) (holds.Hold, error))
 
-	lease        = lend.Lease.(func(*leases.Pool, *ledger.Charging, []budget.Charge))
+	lease        = lend.Lease.(func(context.Context, *leases.Pool, *ledger.Charging, []budget.Charge))
 	leaseSchema  = lend.LeaseSchema.(func(*leases.Pool) schema.Name)
 	leaseRefused = lend.LeaseRefused.(func(*leases.Pool, error))
 

@@ -189,6 +189,11 @@ func commandMetered(k *kit) contender {
 // doWith runs a command with token, charge and keyless job; its function does more,
 // if there is any, and the changes are made to the command.
 func (k *kit) doWith(ctx context.Context, more func(context.Context, *metered.Tx) error, changes ...func(*metered.Command)) error {
+	return k.doBy(ctx, k.client, more, changes...)
+}
+
+// doBy is doWith by a client.
+func (k *kit) doBy(ctx context.Context, client *metered.Client, more func(context.Context, *metered.Tx) error, changes ...func(*metered.Command)) error {
 	token, err := k.takeToken()
 	if err != nil {
 		return err
@@ -201,7 +206,7 @@ func (k *kit) doWith(ctx context.Context, more func(context.Context, *metered.Tx
 	for _, change := range changes {
 		change(&cmd)
 	}
-	_, err = metered.Do(ctx, k.client, cmd, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+	_, err = metered.Do(ctx, client, cmd, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 		if more != nil {
 			if err := more(ctx, tx); err != nil {
 				return 0, err

@@ -93,7 +93,7 @@ func (b *bench) hot(ctx context.Context, roundTrip time.Duration) (hotOutcome, e
 		c := comparison{clients: 32, slice: b.slice(), rounds: b.rounds()}
 		cons, drop, err := b.contenders(ctx, options{dial: p.dial, conns: c.clients}, hotScope,
 			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor},
-			entry{"early", commandEarly}, entry{"seed", commandSeed})
+			entry{"leased", commandLeased}, entry{"early", commandEarly}, entry{"seed", commandSeed})
 		if err != nil {
 			return h, err
 		}

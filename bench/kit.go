@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -29,6 +30,8 @@ type kit struct {
 
 	minted []tokens.Minted
 	spent  atomic.Int64 // of minted
+
+	pools []*leases.Pool
 }
 
 // floorSeq is where those contenders take an entry's seq that keep no chain.

@@ -79,7 +79,7 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 		return Limiter{}, invalid("Charge.Scope", "%q has no Rule in the Pool, or a limit with MaxFrom, or more than %d sets of limits", c.Scope, maxSlots)
 	case c.Note != budget.Note{}:
 		return Limiter{}, invalid("Charge.Note", "cannot be stored by Allow")
-	case c.MustExist && !s.charge.MustExist:
+	case c.MustExist != s.exist:
 		return Limiter{}, invalid("Charge.MustExist", "differs from that of another charge of scope %q with the same limits", c.Scope)
 	}
 	return Limiter{p, s}, nil
@@ -112,9 +112,9 @@ func (l Limiter) slow(ctx context.Context, n int64) (*slice, error) {
 		if err := p.usable(); err != nil {
 			return nil, err
 		}
-		s.miss(p, time.Now())
+		opening := s.miss(p, time.Now())
 		s.mu.Lock()
-		opening, failed := s.opening, s.failed
+		failed := s.failed
 		if failed != nil && time.Since(s.failure) >= failurePause {
 			failed = nil
 		}
@@ -140,7 +140,7 @@ func (l Limiter) slow(ctx context.Context, n int64) (*slice, error) {
 // direct charges the ledger in a transaction of its own.
 func (l Limiter) direct(ctx context.Context, n int64) error {
 	p, s := l.pool, l.slot
-	charge := budget.Charge{Scope: s.scope, Amount: n, Limits: s.limits, MustExist: s.charge.MustExist}
+	charge := budget.Charge{Scope: s.scope, Amount: n, Limits: s.limits, MustExist: s.exist}
 	call, err := prepare(p.ledger, charge)
 	if err != nil {
 		return err

@@ -128,6 +128,11 @@ func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{db: db, ledger: ledger, cfg: cfg}
+	own := db.Config()
+	own.MaxConns, own.MinConns, own.MinIdleConns, own.MaxConnIdleTime = 4, 0, 0, 30*time.Second
+	if p.own, err = pgxpool.NewWithConfig(context.Background(), own); err != nil {
+		return nil, invalid("db", "%s", err)
+	}
 	p.schema, p.wait, _ = settings(ledger)
 	p.sql = render(p.schema)
 	p.live, p.stop = context.WithCancel(context.Background())

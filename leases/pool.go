@@ -27,11 +27,13 @@ const (
 	failurePause = 100 * time.Millisecond // after the database could not be asked
 	warmAt       = 3                      // so many charges without a slice, in warmFor, make one worth its while
 	warmFor      = 250 * time.Millisecond
+	openWait     = 100 * time.Millisecond // for a slice that is being opened
 )
 
 // Pool owns the leases of a process. It is safe for concurrent use. Close gives them back.
 type Pool struct {
 	db     *pgxpool.Pool
+	own    *pgxpool.Pool // a few connections, to open and settle while all of db's are busy
 	ledger *budget.Ledger
 	cfg    Config
 	schema schema.Name
@@ -49,7 +51,8 @@ type Pool struct {
 	keeping bool     // the maintenance runs
 	ended   []ending // slices to be settled
 
-	recalls atomic.Int64 // nanoseconds, when the last recall was asked for
+	settling sync.Mutex   // one settles at a time
+	recalls  atomic.Int64 // nanoseconds, when the last recall was asked for
 }
 
 // scope are the slots of a scope, one for each set of limits.
@@ -111,7 +114,7 @@ func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (
 	if len(all) >= maxSlots {
 		return nil, nil
 	}
-	s := &slot{scope: strings.Clone(c.Scope), limits: slices.Clone(c.Limits), rule: rule, memory: memory, charge: call.Charges[0]}
+	s := &slot{scope: strings.Clone(c.Scope), limits: slices.Clone(c.Limits), rule: rule, memory: memory, exist: c.MustExist}
 	all = append(slices.Clone(all), s)
 	in.slots.Store(&all)
 	return s, nil
@@ -130,12 +133,17 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 	if err := notNil("tx", tx); err != nil {
 		return budget.Receipt{}, err
 	}
+	if len(charges) == 1 {
+		if r, ok, err := p.one(ctx, tx, &charges[0]); ok || err != nil {
+			return r, err
+		}
+	}
 	for range maxTries {
 		call, err := prepare(p.ledger, charges...)
 		if err != nil {
 			return budget.Receipt{}, err
 		}
-		if !p.lease(&call.Charging, charges) {
+		if !p.lease(ctx, &call.Charging, charges) {
 			receipt, err := p.ledger.Charge(ctx, tx, charges...)
 			p.learn(err)
 			return receipt, err
@@ -149,15 +157,38 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 	return p.ledger.Charge(ctx, tx, charges...)
 }
 
+// one spends a single charge from a lease, if there is one.
+func (p *Pool) one(ctx context.Context, tx pgx.Tx, c *budget.Charge) (r budget.Receipt, ok bool, err error) {
+	s, err := p.find(&p.rows, c, false)
+	if err != nil || s == nil || c.Amount < 1 || c.Amount > budget.MaxAmount || c.Note != (budget.Note{}) || c.MustExist != s.exist {
+		return r, false, err
+	}
+	for range maxTries {
+		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
+		if !ok {
+			return r, false, nil
+		}
+		var at *time.Time
+		err := tx.QueryRow(ctx, p.sql.spend, from.no, from.fence, offset, c.Amount, c.Scope, nil).Scan(&at)
+		switch {
+		case err != nil:
+			return r, false, failed("charge", err)
+		case at != nil:
+			return budget.Receipt{Entries: []budget.Posted{{Scope: c.Scope, Amount: c.Amount, At: *at, Lease: from.no}}}, true, nil
+		}
+		s.drop(p, from.no)
+	}
+	return r, false, nil
+}
+
 // maxTries bounds how many leases a charge finds closed before it goes to the ledger.
 const maxTries = 3
 
 // lease takes units for those of the charges that are leased, and reports whether there were any.
-func (p *Pool) lease(c *ledger.Charging, charges []budget.Charge) (any bool) {
+func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.Charge) (any bool) {
 	if len(c.Queries) > 0 {
 		return false
 	}
-	now := time.Now()
 	for i := range c.Charges {
 		to := &c.Charges[i]
 		to.Lease = nil // of an attempt before
@@ -166,12 +197,11 @@ func (p *Pool) lease(c *ledger.Charging, charges []budget.Charge) (any bool) {
 			continue // merged from several, with other limits
 		}
 		s, err := p.find(&p.rows, &charges[at], false)
-		if err != nil || s == nil || to.MustExist != s.charge.MustExist {
+		if err != nil || s == nil || charges[at].MustExist != s.exist {
 			continue
 		}
-		from, offset, ok := s.take(p, to.Amount)
+		from, offset, ok := s.takeOrWait(ctx, p, to.Amount)
 		if !ok {
-			s.miss(p, now)
 			continue
 		}
 		to.Lease, any = &ledger.Slice{No: from.no, Fence: from.fence, Offset: offset}, true
@@ -188,10 +218,10 @@ func (p *Pool) lease(c *ledger.Charging, charges []budget.Charge) (any bool) {
 }
 
 func init() {
-	lend.Lease = func(p *Pool, c *ledger.Charging, charges []budget.Charge) {
+	lend.Lease = func(ctx context.Context, p *Pool, c *ledger.Charging, charges []budget.Charge) {
 		if p.usable() == nil {
 			c.Closed = p.drop
-			p.lease(c, charges)
+			p.lease(ctx, c, charges)
 		}
 	}
 	lend.LeaseSchema = func(p *Pool) schema.Name { return p.schema }
@@ -235,7 +265,7 @@ func (p *Pool) recall(scope string) {
 		return
 	}
 	p.work.Go(func() {
-		if _, err := p.db.Exec(p.live, `select pg_catalog.pg_notify($1, $2)`, p.channel(), scope); err != nil {
+		if _, err := p.own.Exec(p.live, `select pg_catalog.pg_notify($1, $2)`, p.channel(), scope); err != nil {
 			p.report(failed("recall", err))
 		}
 	})
@@ -285,12 +315,13 @@ func (p *Pool) report(err error) {
 }
 
 // statements are the package's SQL, rendered for one schema.
-type statements struct{ charge, direct, open, settle, due, history, spends, purge string }
+type statements struct{ charge, spend, direct, open, settle, due, history, spends, purge string }
 
 const (
 	chargeSQL = `
 select seqs, ats, used, held, denied
 from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null, 'answer')`
+	spendSQL  = `select metered.spend($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::jsonb)`
 	directSQL = `
 select seqs, ats, used, held, denied
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
@@ -305,7 +336,7 @@ where settled_at is null and mode <> 'c' and ends_at <= metered.clock() and no >
 
 func render(n schema.Name) statements {
 	return statements{
-		charge: n.SQL(chargeSQL), direct: n.SQL(directSQL), open: n.SQL(openSQL), settle: n.SQL(settleSQL), due: n.SQL(dueSQL),
+		charge: n.SQL(chargeSQL), spend: n.SQL(spendSQL), direct: n.SQL(directSQL), open: n.SQL(openSQL), settle: n.SQL(settleSQL), due: n.SQL(dueSQL),
 		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL),
 	}
 }
@@ -315,15 +346,14 @@ var prepare = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.Char
 // open opens a lease for a slot; nil without an error if too little is left.
 func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 	s.mu.Lock()
-	c := s.charge
-	c.Amount = s.size()
+	size := s.size()
 	s.mu.Unlock()
 	mode := "rows"
 	if s.memory {
 		mode = "memory"
 	}
 	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.Least, Share: s.rule.Share, TTL: s.rule.TTL}
-	call, err := prepare(p.ledger, budget.Charge{Scope: s.scope, Amount: c.Amount, Limits: s.limits, MustExist: c.MustExist})
+	call, err := prepare(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.exist})
 	if err != nil {
 		return nil, err
 	}
@@ -351,7 +381,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 // retried runs f in a transaction at READ COMMITTED, again where it met others.
 func (p *Pool) retried(ctx context.Context, f func(pgx.Tx) error) error {
 	for n := 1; ; n++ {
-		err := pgx.BeginTxFunc(ctx, p.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+		err := pgx.BeginTxFunc(ctx, p.own, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
 		if !sqlstate.Collided(err) || n == maxTries {
 			return err
 		}

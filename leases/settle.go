@@ -23,26 +23,35 @@ func (p *Pool) settleSoon(s *slot, got *slice) {
 	}
 }
 
-// settleEnded settles what is to be settled. What cannot be now is left for later.
+// settleEnded settles what is to be settled, one lease after the other. What cannot be now is left for later.
 func (p *Pool) settleEnded(ctx context.Context) error {
-	p.mu.Lock()
-	todo := p.ended
-	p.ended = nil
-	p.mu.Unlock()
+	p.settling.Lock()
+	defer p.settling.Unlock()
+	var later []ending
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.ended = append(p.ended, later...)
+	}()
 	var all error
-	for i, e := range todo {
-		told := &e.slice.total
-		if !e.slot.memory {
-			told = nil
+	for {
+		p.mu.Lock()
+		todo := p.ended
+		p.ended = nil
+		p.mu.Unlock()
+		if len(todo) == 0 {
+			return all
 		}
-		if _, err := p.settle(ctx, e.slice.no, told); err != nil {
-			all = errors.Join(all, err)
-			p.mu.Lock()
-			p.ended = append(p.ended, todo[i])
-			p.mu.Unlock()
+		for _, e := range todo {
+			told := &e.slice.total
+			if !e.slot.memory {
+				told = nil
+			}
+			if _, err := p.settle(ctx, e.slice.no, told); err != nil {
+				all, later = errors.Join(all, err), append(later, e)
+			}
 		}
 	}
-	return all
 }
 
 // settle settles a lease, and reports whether it did.
@@ -50,7 +59,7 @@ func (p *Pool) settle(ctx context.Context, no int64, told *int64) (settled bool,
 	var status string
 	var granted, spent *int64
 	err = p.retried(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, p.sql.settle, no, p.cfg.Owner, told, int32(p.wait/time.Millisecond)).Scan(&status, &granted, &spent)
+		return tx.QueryRow(ctx, p.sql.settle, no, p.cfg.Owner, told, int32(min(p.wait, settleWait)/time.Millisecond)).Scan(&status, &granted, &spent)
 	})
 	return status == "settled", failed("settle a lease", err)
 }
@@ -115,6 +124,7 @@ const (
 	maintainEvery = 50 * time.Millisecond
 	sweepEvery    = 2 * time.Second
 	restAfter     = 30 * time.Second // without a slice
+	settleWait    = time.Second      // for transactions that spend from the lease, each time it is tried
 )
 
 // maintain gives back slices that are idle or end, settles what could not be settled before, and what others left.
@@ -221,5 +231,6 @@ func (p *Pool) Close(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	p.each(func(s *slot) { s.giveBack(p, 0) }) // what was being opened
+	defer p.own.Close()
 	return cmp.Or(p.settleEnded(ctx), ctx.Err())
 }

@@ -1,12 +1,12 @@
 package leases
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // slot is what a process has of a scope for one set of limits: the slice that it spends from, and the next one.
@@ -15,6 +15,7 @@ type slot struct {
 	limits []budget.Limit
 	rule   *Rule
 	memory bool // for Allow
+	exist  bool // the scope must
 
 	now     atomic.Pointer[slice]   // that is spent from; nil for none
 	refused atomic.Pointer[refusal] // the last one that still counts; nil for none
@@ -22,7 +23,6 @@ type slot struct {
 	mu      sync.Mutex
 	next    *slice
 	opening chan struct{} // closed when the slice that is being asked for is there, or is not; nil if none is
-	charge  ledger.Charge // as it is sent to open a lease
 	direct  time.Time     // until then charges go to the ledger directly
 	warmth  int           // charges that found no slice, within a short time
 	warmed  time.Time
@@ -71,6 +71,27 @@ func (s *slot) take(p *Pool, amount int64) (from *slice, offset int64, ok bool) 
 			return nil, 0, false
 		}
 	}
+}
+
+// takeOrWait is take; it waits for a slice that is being opened, since a charge that went to the ledger would wait for
+// the same lock. Not for long: the transaction may have that lock.
+func (s *slot) takeOrWait(ctx context.Context, p *Pool, amount int64) (from *slice, offset int64, ok bool) {
+	if from, offset, ok = s.take(p, amount); ok {
+		return from, offset, true
+	}
+	opening := s.miss(p, time.Now())
+	if opening == nil {
+		return nil, 0, false
+	}
+	wait := time.NewTimer(openWait)
+	defer wait.Stop()
+	select {
+	case <-opening:
+		return s.take(p, amount)
+	case <-wait.C:
+	case <-ctx.Done():
+	}
+	return nil, 0, false
 }
 
 // turn puts the next slice in the place of cur, if there is one. cur is given back.
@@ -142,8 +163,9 @@ func (s *slot) ask(p *Pool) {
 	})
 }
 
-// miss takes note of a charge that found no slice, and asks for one where there are many of them.
-func (s *slot) miss(p *Pool, now time.Time) {
+// miss takes note of a charge that found no slice, and asks for one where there are many of them. It returns what is
+// closed when the slice that is being asked for is there, nil if none is.
+func (s *slot) miss(p *Pool, now time.Time) (opening <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now.Sub(s.warmed) > warmFor {
@@ -152,6 +174,7 @@ func (s *slot) miss(p *Pool, now time.Time) {
 	if s.warmth++; s.warmth >= warmAt {
 		s.ask(p)
 	}
+	return s.opening
 }
 
 // giveBack settles what the slot has, and charges directly for a while.

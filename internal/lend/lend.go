@@ -31,7 +31,7 @@ var (
 
 // Package leases.
 var (
-	Lease        any // func(*leases.Pool, *ledger.Charging, []budget.Charge): spends charges from leases, as far as there are any
+	Lease        any // func(context.Context, *leases.Pool, *ledger.Charging, []budget.Charge): spends charges from leases, as far as there are any
 	LeaseSchema  any // func(*leases.Pool) schema.Name
 	LeaseRefused any // func(*leases.Pool, error): is told of a refusal
 )

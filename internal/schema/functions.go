@@ -53,6 +53,7 @@ var Functions = []Function{
 	{"purge_scope", Maintenance, write},
 	{"repair_clock", Maintenance, write},
 	{"open_lease", Application, write},
+	{"spend", Application, write},
 	{"charge_leased", Application, write},
 	{"settle_lease", Application, write},
 	{"purge_leases", Maintenance, purgeBatch},
