@@ -129,4 +129,3 @@ func commandLeased(k *kit) contender {
 		return k.doBy(ctx, client, nil)
 	}}
 }
-

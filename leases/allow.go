@@ -145,10 +145,10 @@ func (l Limiter) direct(ctx context.Context, n int64) error {
 	if err != nil {
 		return err
 	}
-	err = p.retried(ctx, func(tx pgx.Tx) error {
-		_, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.direct, call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)})...))
+	err = p.call(ctx, p.db, func(row pgx.Row) error {
+		_, err := call.Call.Scan(row)
 		return err
-	})
+	}, p.sql.direct, call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)})...)
 	var denied *budget.ExceededError
 	switch {
 	case err == nil:

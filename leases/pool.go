@@ -360,10 +360,8 @@ func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 	asked := time.Now()
 	got := &slice{}
 	var no, fence *int64
-	err = p.retried(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, p.sql.open, ledger.Charges(call.Charges), terms.String(), call.Tolerance, int32(p.wait/time.Millisecond)).
-			Scan(&no, &fence, &got.granted)
-	})
+	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&no, &fence, &got.granted) },
+		p.sql.open, ledger.Charges(call.Charges), terms.String(), call.Tolerance, int32(p.wait/time.Millisecond))
 	if err != nil {
 		return nil, failed("open a lease", err)
 	}
@@ -378,10 +376,21 @@ func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 	return got, nil
 }
 
-// retried runs f in a transaction at READ COMMITTED, again where it met others.
-func (p *Pool) retried(ctx context.Context, f func(pgx.Tx) error) error {
+// call makes a call in a transaction of its own at READ COMMITTED, in one round trip, again where it met others.
+func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, sql string, args ...any) error {
 	for n := 1; ; n++ {
-		err := pgx.BeginTxFunc(ctx, p.own, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+		batch := &pgx.Batch{}
+		batch.Queue("begin isolation level read committed")
+		batch.Queue(sql, args...)
+		batch.Queue("commit")
+		results := db.SendBatch(ctx, batch)
+		_, err := results.Exec()
+		if err == nil {
+			err = scan(results.QueryRow())
+		}
+		if closing := results.Close(); err == nil {
+			err = closing
+		}
 		if !sqlstate.Collided(err) || n == maxTries {
 			return err
 		}

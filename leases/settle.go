@@ -58,9 +58,8 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 func (p *Pool) settle(ctx context.Context, no int64, told *int64) (settled bool, err error) {
 	var status string
 	var granted, spent *int64
-	err = p.retried(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, p.sql.settle, no, p.cfg.Owner, told, int32(min(p.wait, settleWait)/time.Millisecond)).Scan(&status, &granted, &spent)
-	})
+	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&status, &granted, &spent) },
+		p.sql.settle, no, p.cfg.Owner, told, int32(min(p.wait, settleWait)/time.Millisecond))
 	return status == "settled", failed("settle a lease", err)
 }
 

@@ -168,10 +168,14 @@ func (s *slot) ask(p *Pool) {
 func (s *slot) miss(p *Pool, now time.Time) (opening <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now.Sub(s.warmed) > warmFor {
+	at, within := warmAt, warmFor
+	if s.memory { // a lease costs two calls, and each decision without it one
+		at, within = 2, max(warmFor, s.rule.Idle)
+	}
+	if now.Sub(s.warmed) > within {
 		s.warmth, s.warmed = 0, now
 	}
-	if s.warmth++; s.warmth >= warmAt {
+	if s.warmth++; s.warmth >= at {
 		s.ask(p)
 	}
 	return s.opening

@@ -1,0 +1,363 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-redis/redis_rate/v10"
+	"github.com/jackc/pgx/v5"
+	"github.com/throttled/throttled/v2"
+	"github.com/throttled/throttled/v2/store/memstore"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/leases"
+)
+
+var allowFigures = []figure{
+	{
+		name: "allow_ns_limiter", unit: "ns", goal: atMost(150),
+		meaning: "a decision of Allow from memory, one goroutine, by a Limiter of the scope",
+		measure: func(ctx context.Context, b *bench) (samples, error) { return b.allowed(ctx, 1, true) },
+	},
+	{
+		name: "allow_ns_by_name", unit: "ns", goal: atMost(300),
+		meaning: "the same by the scope's name",
+		measure: func(ctx context.Context, b *bench) (samples, error) { return b.allowed(ctx, 1, false) },
+	},
+	{
+		name: "allow_ns_8_goroutines", unit: "ns", goal: atMost(400),
+		meaning: "the same, 8 goroutines on one scope: all of their time, by the number of decisions",
+		measure: func(ctx context.Context, b *bench) (samples, error) { return b.allowed(ctx, 8, false) },
+	},
+	{
+		name: "allow_db_calls_per_million", unit: "calls", goal: atMost(200),
+		meaning: "calls to the database for a million decisions at 200,000 a second: leases opened and settled, and direct charges",
+		measure: allowCalls,
+	},
+	{
+		name: "allow_vs_redis_rate", unit: "times the rate", goal: atLeast(50),
+		meaning: "decisions/s over 1,000 scopes, 8 goroutines, against go-redis/redis_rate, " + lessDurable,
+		measure: allowAgainstRedis,
+	},
+	{
+		name: "allow_vs_throttled", unit: "times the rate", goal: atLeast(1),
+		meaning: "decisions/s over 1,000 scopes, 8 goroutines, against throttled on its store in memory, which nobody else sees",
+		measure: allowAgainstThrottled,
+	},
+	{
+		name: "lease_stranded", unit: "% of the budget", goal: atMost(2),
+		meaning: "what slices keep from others over the last tenth of a budget, on average, 4 processes",
+		measure: stranded,
+	},
+	{
+		name: "lease_over_admission", unit: "units", goal: goal{"=", 0},
+		meaning: "units beyond the limit in any sliding window of a second, recomputed from the rows; 4 processes, 8 clients, leases and direct charges",
+		measure: overAdmission,
+	},
+}
+
+// deciding lets goroutines call op n times each, and returns the nanoseconds of a call and the allocations.
+func deciding(goroutines, n int, op func(i int) error) (ns, allocs float64, err error) {
+	var before, after runtime.MemStats
+	var group sync.WaitGroup
+	var failed atomic.Pointer[error]
+	runtime.ReadMemStats(&before)
+	began := time.Now()
+	for g := range goroutines {
+		group.Go(func() {
+			for i := range n {
+				if err := op(g*n + i); err != nil {
+					first := err // apart: it would be allocated each time
+					failed.Store(&first)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	took := time.Since(began)
+	runtime.ReadMemStats(&after)
+	if e := failed.Load(); e != nil {
+		return 0, 0, *e
+	}
+	calls := float64(goroutines * n)
+	return float64(took.Nanoseconds()) / calls, float64(after.Mallocs-before.Mallocs) / calls, nil
+}
+
+// allowed is the time of a decision on one scope.
+func (b *bench) allowed(ctx context.Context, goroutines int, limiter bool) (samples, error) {
+	k, err := b.kit(ctx, options{conns: 4}, hotScope)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	p, err := k.lease(leases.Rule{})
+	if err != nil {
+		return samples{}, err
+	}
+	charge := budget.Charge{Scope: hotScope(), Amount: 1, Limits: roomy}
+	op := func(int) error { return p.Allow(ctx, charge) }
+	if limiter {
+		l, err := p.Limiter(charge)
+		if err != nil {
+			return samples{}, err
+		}
+		op = func(int) error { return l.AllowN(ctx, 1) }
+	}
+	s := samples{}
+	var most float64
+	for round := range b.rounds() + 2 {
+		ns, allocs, err := deciding(goroutines, b.pick(1_000_000, 200_000)/goroutines, op)
+		if err != nil {
+			return s, err
+		}
+		if round > 1 { // slices grow with the demand
+			s.values, most = append(s.values, ns), max(most, allocs)
+		}
+	}
+	s.note = fmt.Sprintf("%.4f allocations a decision, those of the slices in the background among them", most)
+	return s, nil
+}
+
+// allowCalls counts by the rows that calls left: a lease is opened and settled, a direct charge is an entry.
+func allowCalls(ctx context.Context, b *bench) (samples, error) {
+	k, err := b.kit(ctx, options{conns: 4}, hotScope)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	p, err := k.lease(leases.Rule{})
+	if err != nil {
+		return samples{}, err
+	}
+	n := b.pick(3_000_000, 600_000)
+	charge := budget.Charge{Scope: hotScope(), Amount: 1, Limits: roomy}
+	began := time.Now()
+	for i := range n {
+		if err := p.Allow(ctx, charge); err != nil {
+			return samples{}, err
+		}
+		if i%1000 == 999 { // 1,000 in 5 ms
+			time.Sleep(time.Until(began.Add(time.Duration(i/1000) * 5 * time.Millisecond)))
+		}
+	}
+	seconds := time.Since(began).Seconds()
+	var calls float64
+	err = k.QueryRow(ctx, `select 2 * (select count(*) from metered.leases)::float8 + (select count(*) from metered.ledger where kind = 'c')`).Scan(&calls)
+	return samples{values: []float64{calls / float64(n) * 1e6}, note: fmt.Sprintf("%d decisions in %.1f s", n, seconds)}, err
+}
+
+// deciders are compared in turns, 8 goroutines over 1,000 scopes.
+func (b *bench) deciders(n map[string]int, ops map[string]func(i int) error, a, z string) (samples, error) {
+	rates := map[string][]float64{}
+	for round := range b.rounds() + 1 {
+		for _, name := range []string{a, z} {
+			ns, _, err := deciding(8, n[name]/8, ops[name])
+			if err != nil {
+				return samples{}, fmt.Errorf("%s: %w", name, err)
+			}
+			if round > 0 {
+				rates[name] = append(rates[name], 1e9/ns)
+			}
+		}
+	}
+	return samples{values: ratios(rates[a], rates[z]), note: fmt.Sprintf("%s %s/s, %s %s/s", a, number(median(rates[a])), z, number(median(rates[z])))}, nil
+}
+
+// scopeNames are made before they are measured.
+func scopeNames() []string {
+	names := make([]string, 1000)
+	for i := range names {
+		names[i] = scopeName(i)
+	}
+	return names
+}
+
+// allowing is Allow over 1,000 scopes.
+func (k *kit) allowing(ctx context.Context) (func(i int) error, error) {
+	p, err := k.lease(leases.Rule{Least: 10_000})
+	names := scopeNames()
+	return func(i int) error {
+		return p.Allow(ctx, budget.Charge{Scope: names[i*7919%1000], Amount: 1, Limits: roomy})
+	}, err
+}
+
+func allowAgainstRedis(ctx context.Context, b *bench) (samples, error) {
+	program, err := exec.LookPath("redis-server")
+	if err != nil {
+		return samples{notRun: redisFix}, nil
+	}
+	r, err := startRedis(ctx, program)
+	if err != nil {
+		return samples{}, err
+	}
+	defer r.stop()
+	k, err := b.kit(ctx, options{conns: 8}, hotScope)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	allow, err := k.allowing(ctx)
+	if err != nil {
+		return samples{}, err
+	}
+	rate, names := redis_rate.NewLimiter(r.client), scopeNames()
+	limit := redis_rate.Limit{Rate: 1_000_000_000, Burst: 1_000_000_000, Period: time.Hour}
+	return b.deciders(map[string]int{"allow": b.pick(2_000_000, 400_000), "redis_rate": b.pick(80_000, 8_000)}, map[string]func(int) error{
+		"allow": allow,
+		"redis_rate": func(i int) error {
+			res, err := rate.Allow(ctx, names[i*7919%1000], limit)
+			if err == nil && res.Allowed == 0 {
+				err = errors.New("refused")
+			}
+			return err
+		},
+	}, "allow", "redis_rate")
+}
+
+func allowAgainstThrottled(ctx context.Context, b *bench) (samples, error) {
+	k, err := b.kit(ctx, options{conns: 8}, hotScope)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	allow, err := k.allowing(ctx)
+	if err != nil {
+		return samples{}, err
+	}
+	store, err := memstore.NewCtx(0)
+	if err != nil {
+		return samples{}, err
+	}
+	gcra, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerSec(1_000_000_000), MaxBurst: 1_000_000_000})
+	if err != nil {
+		return samples{}, err
+	}
+	names, n := scopeNames(), b.pick(2_000_000, 400_000)
+	return b.deciders(map[string]int{"allow": n, "throttled": n}, map[string]func(int) error{
+		"allow": allow,
+		"throttled": func(i int) error {
+			limited, _, err := gcra.RateLimitCtx(ctx, names[i*7919%1000], 1)
+			if err == nil && limited {
+				err = errors.New("refused")
+			}
+			return err
+		},
+	}, "allow", "throttled")
+}
+
+// stranded lets 4 processes spend a budget to its end, and looks at what they keep and do not use.
+func stranded(ctx context.Context, b *bench) (samples, error) {
+	k, err := b.kit(ctx, options{conns: 8}, hotScope)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	whole := int64(b.pick(1_000_000, 200_000))
+	limits := []budget.Limit{budget.Lifetime(whole)}
+	var allowed atomic.Int64
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	var group sync.WaitGroup
+	errs := make([]error, 4)
+	for i := range errs {
+		p, err := k.lease(leases.Rule{})
+		if err != nil {
+			return samples{}, err
+		}
+		group.Go(func() {
+			for n := 0; allowed.Load() < whole && ctx.Err() == nil; n++ {
+				var denied *budget.ExceededError
+				switch err := p.Allow(ctx, budget.Charge{Scope: hotScope(), Amount: 1, Limits: limits}); {
+				case err == nil:
+					allowed.Add(1)
+				case !errors.As(err, &denied):
+					errs[i] = err
+					return
+				default:
+					time.Sleep(time.Millisecond)
+				}
+				if n%100 == 99 { // 25,000 a second each
+					time.Sleep(4 * time.Millisecond)
+				}
+			}
+		})
+	}
+	curve := line{Name: "out of reach, % of the budget"}
+	var sum, n, most float64
+	for allowed.Load() < whole && ctx.Err() == nil && errors.Join(errs...) == nil {
+		used := allowed.Load()
+		u, err := k.client.Budget.Usage(ctx, k.Pool, budget.Query{Scope: hotScope(), Window: budget.Forever})
+		if err != nil {
+			return samples{}, err
+		}
+		kept := max(0, float64(u[0].Spent+u[0].Leased-allowed.Load())) / float64(whole) * 100
+		curve.Points = append(curve.Points, point{float64(used) / float64(whole) * 100, kept})
+		if used > whole/10*9 {
+			sum, n, most = sum+kept, n+1, max(most, kept)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	group.Wait()
+	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
+		return samples{}, err
+	}
+	b.chart(chart{Title: "Stranded units", X: "% of the budget used", Y: "% of the budget out of reach", Lines: []line{curve},
+		Text: "4 processes spend one budget from leases; what their slices hold and have not used, others cannot have."})
+	return samples{values: []float64{sum / max(n, 1)}, note: fmt.Sprintf("at most %s %%, in %.0f samples; all %d units were spent in the end", number(most), n, whole)}, nil
+}
+
+// overAdmissionSQL is the most that any window had. What a lease captures is counted by its spends.
+const overAdmissionSQL = `
+select coalesce(max(w.units), 0)::bigint from (
+    select sum(a.amount) over (order by a.at range between interval '999999 microseconds' preceding and current row) as units
+    from (select at, amount from metered.ledger where kind = 'c' union all select at, amount from metered.lease_spends) a) w`
+
+func overAdmission(ctx context.Context, b *bench) (samples, error) {
+	k, err := b.kit(ctx, options{conns: 12}, hotScope)
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	const most = 1000
+	charge := budget.Charge{Scope: hotScope(), Amount: 1, Limits: []budget.Limit{budget.PerWindow(most, time.Second)}}
+	var pools []*leases.Pool
+	for range 4 {
+		p, err := k.lease(leases.Rule{Share: 8, Idle: 50 * time.Millisecond})
+		if err != nil {
+			return samples{}, err
+		}
+		pools = append(pools, p)
+	}
+	var denied atomic.Int64
+	n, _, err := drive(ctx, func(ctx context.Context, client int) error {
+		err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			if client%4 == 3 {
+				_, err := k.client.Budget.Charge(ctx, tx, charge)
+				return err
+			}
+			_, err := pools[client%4].Charge(ctx, tx, charge)
+			return err
+		})
+		if errors.Is(err, budget.ErrExceeded) {
+			denied.Add(1)
+			return nil
+		}
+		return err
+	}, 8, time.Duration(b.pick(10, 3))*time.Second, -1)
+	if err != nil {
+		return samples{}, err
+	}
+	var seen int64
+	err = k.QueryRow(ctx, overAdmissionSQL).Scan(&seen)
+	return samples{
+		values: []float64{float64(max(0, seen-most))},
+		note:   fmt.Sprintf("%d calls, %d of them denied; the fullest window had %d of %d", n, denied.Load(), seen, most),
+	}, err
+}
