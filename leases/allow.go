@@ -60,11 +60,19 @@ type Limiter struct {
 
 // Limiter returns the Limiter of a charge. Its amount is that of Allow.
 func (p *Pool) Limiter(c budget.Charge) (*Limiter, error) {
-	l, err := p.limiter(&c)
-	if err != nil {
-		return nil, err
+	for {
+		l, err := p.limiter(&c)
+		if err != nil {
+			return nil, err
+		}
+		l.slot.mu.Lock()
+		l.slot.pinned = true
+		retired := l.slot.retired
+		l.slot.mu.Unlock()
+		if !retired {
+			return &l, nil
+		}
 	}
-	return &l, nil
 }
 
 func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {

@@ -127,7 +127,7 @@ func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
 	if err := fault.Text(errArgument, "Config.Owner", cfg.Owner, maxOwnerBytes); err != nil {
 		return nil, err
 	}
-	p := &Pool{db: db, ledger: ledger, cfg: cfg}
+	p := &Pool{db: db, ledger: ledger, cfg: cfg, active: map[*slot]struct{}{}}
 	own := db.Config()
 	own.MaxConns, own.MinConns, own.MinIdleConns, own.MaxConnIdleTime = 4, 0, 0, 30*time.Second
 	if p.own, err = pgxpool.NewWithConfig(context.Background(), own); err != nil {

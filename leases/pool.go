@@ -3,6 +3,7 @@ package leases
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -48,8 +49,9 @@ type Pool struct {
 
 	mu      sync.Mutex
 	closed  bool
-	keeping bool     // the maintenance runs
-	ended   []ending // slices to be settled
+	keeping bool               // the maintenance runs
+	ended   []ending           // slices to be settled
+	active  map[*slot]struct{} // those that have slices
 
 	settling sync.Mutex   // one settles at a time
 	recalls  atomic.Int64 // nanoseconds, when the last recall was asked for
@@ -58,6 +60,7 @@ type Pool struct {
 // scope are the slots of a scope, one for each set of limits.
 type scope struct {
 	mu    sync.Mutex
+	gone  bool // it was forgotten
 	slots atomic.Pointer[[]*slot]
 }
 
@@ -104,6 +107,10 @@ func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (
 	found, _ := slots.LoadOrStore(strings.Clone(c.Scope), fresh)
 	in := found.(*scope)
 	in.mu.Lock()
+	if in.gone {
+		in.mu.Unlock()
+		return p.add(slots, c, rule, memory)
+	}
 	defer in.mu.Unlock()
 	all := *in.slots.Load()
 	for _, s := range all {
@@ -117,7 +124,26 @@ func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (
 	s := &slot{scope: strings.Clone(c.Scope), limits: slices.Clone(c.Limits), rule: rule, memory: memory, exist: c.MustExist}
 	all = append(slices.Clone(all), s)
 	in.slots.Store(&all)
+	p.keep()
 	return s, nil
+}
+
+// forget drops slots that have not been asked for in a while, and returns how many are left.
+func (p *Pool) forget(now time.Time) (left int) {
+	for _, slots := range []*sync.Map{&p.rows, &p.memory} {
+		for name, found := range slots.Range {
+			in := found.(*scope)
+			in.mu.Lock()
+			kept := slices.DeleteFunc(slices.Clone(*in.slots.Load()), func(s *slot) bool { return s.retire(now) })
+			in.slots.Store(&kept)
+			if in.gone = len(kept) == 0; in.gone {
+				slots.Delete(name)
+			}
+			in.mu.Unlock()
+			left += len(kept)
+		}
+	}
+	return left
 }
 
 // maxSlots bounds the sets of limits that a scope is leased for at a time; others are charged directly.
@@ -285,14 +311,24 @@ func (p *Pool) recalled(of string) {
 	}
 }
 
-// each calls f with every slot.
+// each calls f with every slot that has slices.
 func (p *Pool) each(f func(*slot)) {
-	for _, slots := range []*sync.Map{&p.rows, &p.memory} {
-		for _, found := range slots.Range {
-			for _, s := range *found.(*scope).slots.Load() {
-				f(s)
-			}
-		}
+	p.mu.Lock()
+	all := slices.Collect(maps.Keys(p.active))
+	p.mu.Unlock()
+	for _, s := range all {
+		f(s)
+	}
+}
+
+// has takes note of whether a slot has slices. Its mu is held.
+func (p *Pool) has(s *slot, any bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if any {
+		p.active[s] = struct{}{}
+	} else {
+		delete(p.active, s)
 	}
 }
 

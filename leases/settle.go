@@ -16,9 +16,10 @@ import (
 func (p *Pool) settleSoon(s *slot, got *slice) {
 	p.mu.Lock()
 	p.ended = append(p.ended, ending{s, got})
+	first := len(p.ended) == 1 && !p.isClosed()
 	p.mu.Unlock()
 	p.keep()
-	if !p.isClosed() {
+	if first { // whoever settles takes all that has come by then
 		p.work.Go(func() { p.report(p.settleEnded(p.live)) })
 	}
 }
@@ -43,6 +44,10 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 			return all
 		}
 		for _, e := range todo {
+			if ctx.Err() != nil {
+				later = append(later, e)
+				continue
+			}
 			told := &e.slice.total
 			if !e.slot.memory {
 				told = nil
@@ -122,7 +127,9 @@ func (p *Pool) keep() {
 const (
 	maintainEvery = 50 * time.Millisecond
 	sweepEvery    = 2 * time.Second
-	restAfter     = 30 * time.Second // without a slice
+	forgetEvery   = 5 * time.Second
+	forgetAfter   = time.Minute      // without a charge
+	restAfter     = 30 * time.Second // without a slice or a slot
 	settleWait    = time.Second      // for transactions that spend from the lease, each time it is tried
 )
 
@@ -135,7 +142,8 @@ func (p *Pool) maintain() {
 	}
 	tick := time.NewTicker(maintainEvery)
 	defer tick.Stop()
-	swept, busy := time.Now(), time.Now()
+	swept, forgot, busy := time.Now(), time.Now(), time.Now()
+	slots := 1
 	for {
 		select {
 		case <-p.live.Done():
@@ -150,8 +158,11 @@ func (p *Pool) maintain() {
 			swept = now
 			p.report(p.settleDue(p.live, new(SettleReport)))
 		}
+		if now.Sub(forgot) >= forgetEvery {
+			forgot, slots = now, p.forget(now)
+		}
 		p.mu.Lock()
-		if left+len(p.ended) > 0 {
+		if left+slots+len(p.ended) > 0 {
 			busy = now
 		} else if now.Sub(busy) > restAfter {
 			p.keeping = false
@@ -193,6 +204,9 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 	if s.now.Load() == nil && s.next != nil {
 		s.now.Store(s.next)
 		s.next = nil
+	}
+	if left == 0 {
+		p.has(s, false)
 	}
 	return left
 }

@@ -23,6 +23,8 @@ type slot struct {
 	mu      sync.Mutex
 	next    *slice
 	opening chan struct{} // closed when the slice that is being asked for is there, or is not; nil if none is
+	pinned  bool          // a Limiter has it
+	retired bool          // it was forgotten, and has no slices any more
 	direct  time.Time     // until then charges go to the ledger directly
 	warmth  int           // charges that found no slice, within a short time
 	warmed  time.Time
@@ -135,7 +137,7 @@ func (s *slot) prefetch(p *Pool) {
 // ask asks for a slice, unless one is being asked for, or is there, or the ledger is to be charged directly. mu is held.
 func (s *slot) ask(p *Pool) {
 	now := time.Now()
-	if s.opening != nil || s.next != nil || now.Before(s.direct) || s.failed != nil && now.Sub(s.failure) < failurePause {
+	if s.retired || s.opening != nil || s.next != nil || now.Before(s.direct) || s.failed != nil && now.Sub(s.failure) < failurePause {
 		return
 	}
 	s.opening = make(chan struct{})
@@ -155,10 +157,12 @@ func (s *slot) ask(p *Pool) {
 		case p.isClosed():
 			got.seal()
 			p.settleSoon(s, got)
-		case s.now.Load() == nil:
-			s.now.Store(got)
 		default:
-			s.next = got
+			if s.next = got; s.now.Load() == nil {
+				s.now.Store(got)
+				s.next = nil
+			}
+			p.has(s, true)
 		}
 	})
 }
@@ -170,7 +174,7 @@ func (s *slot) miss(p *Pool, now time.Time) (opening <-chan struct{}) {
 	defer s.mu.Unlock()
 	at, within := warmAt, warmFor
 	if s.memory { // a lease costs two calls, and each decision without it one
-		at, within = 2, max(warmFor, s.rule.Idle)
+		at, within = 2, max(warmFor, 2*s.rule.Idle)
 	}
 	if now.Sub(s.warmed) > within {
 		s.warmth, s.warmed = 0, now
@@ -179,6 +183,14 @@ func (s *slot) miss(p *Pool, now time.Time) (opening <-chan struct{}) {
 		s.ask(p)
 	}
 	return s.opening
+}
+
+// retire reports whether the slot can be forgotten, and if so forgets it.
+func (s *slot) retire(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retired = !s.pinned && s.now.Load() == nil && s.next == nil && s.opening == nil && now.Sub(s.warmed) > forgetAfter && now.After(s.direct)
+	return s.retired
 }
 
 // giveBack settles what the slot has, and charges directly for a while.
