@@ -1594,9 +1594,10 @@ as $$
 $$;
 
 -- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
--- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses.
+-- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
+-- limit, and held are what the scope stood at before.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out no bigint, out fence bigint, out granted bigint, out available bigint)
+    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1609,6 +1610,7 @@ declare
     looked record;
     posted metered.posted;
     wanted bigint := charge.amount;
+    room   bigint;
     i      int := 0;
 begin
     perform metered.require(terms.mode in ('rows', 'memory', 'carved') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
@@ -1626,9 +1628,11 @@ begin
         looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
         foreach l in array charge.limits loop
             i := i + 1;
-            available := least(available, l.max - looked.used[i] - looked.held[1]);
+            room := least(room, l.max - looked.used[i] - looked.held[1]);
         end loop;
-        wanted := least(wanted, available / terms.share);
+        used := looked.used;
+        held := looked.held[1];
+        wanted := least(wanted, room / terms.share);
         if looked.denied is not null or wanted < terms.least then
             if metered.one_snapshot() then
                 perform metered.refuse_stale(array[tip]);
@@ -4210,7 +4214,7 @@ comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the f
 comment on function metered.charge(metered.new_charge[], interval, int) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime. with_leases: what open leases spent is used, and not held.';
-comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses.';
+comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';

@@ -20,6 +20,9 @@ var statuses = map[string]int{
 
 	"budget_exceeded": http.StatusTooManyRequests, // of ErrExceeded alone, which says nothing of the limits
 
+	"leases_unavailable": http.StatusServiceUnavailable,
+	"leases_closed":      http.StatusServiceUnavailable,
+
 	"scope_unknown":        http.StatusNotFound,
 	"scope_retired":        http.StatusGone,
 	"hold_unknown":         http.StatusNotFound,

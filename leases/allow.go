@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -93,6 +94,29 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 	return Limiter{p, s}, nil
 }
 
+// Receipt says what the limits stand at as far as this process knows: as they stood when its slice was opened, less what
+// it has spent since; others' spends since then are not in it. It is for httplimit.Policies.Show. It is empty before the
+// first decision.
+func (l Limiter) Receipt() budget.Receipt {
+	known := l.slot.stands.Load()
+	if known == nil {
+		return budget.Receipt{}
+	}
+	e := budget.Posted{Scope: l.slot.scope, Standings: slices.Clone(known.of)}
+	if s := known.slice; s != nil {
+		taken := s.used.Load()
+		if taken >= sealed {
+			taken = s.granted
+		}
+		for i := range e.Standings {
+			stands := &e.Standings[i]
+			stands.Used += taken
+			stands.Available = max(0, stands.Available-taken)
+		}
+	}
+	return budget.Receipt{Entries: []budget.Posted{e}}
+}
+
 // AllowN is Pool.Allow of n units.
 func (l Limiter) AllowN(ctx context.Context, n int64) error {
 	_, err := l.allow(ctx, n)
@@ -153,13 +177,15 @@ func (l Limiter) direct(ctx context.Context, n int64) error {
 	if err != nil {
 		return err
 	}
-	err = p.call(ctx, p.db, func(row pgx.Row) error {
-		_, err := call.Call.Scan(row)
+	var receipt budget.Receipt
+	err = p.call(ctx, p.db, func(row pgx.Row) (err error) {
+		receipt, err = call.Call.Scan(row)
 		return err
 	}, p.sql.direct, call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)})...)
 	var denied *budget.ExceededError
 	switch {
 	case err == nil:
+		s.stands.Store(&standing{of: receipt.Entries[0].Standings})
 		return nil
 	case errors.As(err, &denied):
 		p.learn(err)

@@ -362,7 +362,7 @@ from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null
 select seqs, ats, used, held, denied
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
 	openSQL = `
-select no, fence, granted
+select no, fence, granted, used, coalesce(held, 0)
 from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
 	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
 	dueSQL    = `
@@ -396,7 +396,9 @@ func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 	asked := time.Now()
 	got := &slice{}
 	var no, fence *int64
-	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&no, &fence, &got.granted) },
+	var used []int64
+	var held int64
+	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&no, &fence, &got.granted, &used, &held) },
 		p.sql.open, ledger.Charges(call.Charges), terms.String(), call.Tolerance, int32(p.wait/time.Millisecond))
 	if err != nil {
 		return nil, failed("open a lease", err)
@@ -408,6 +410,11 @@ func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 	life := s.rule.TTL - s.rule.TTL/10
 	got.no, got.fence, got.opened, got.ends, got.endsWall = *no, *fence, time.Now(), asked.Add(life), asked.Add(life).UnixNano()
 	got.seenAt = got.opened
+	stands := &standing{slice: got}
+	for i, limit := range s.limits {
+		stands.of = append(stands.of, budget.Standing{Limit: limit, Used: used[i], Held: held, Available: max(0, limit.Max-used[i]-held)})
+	}
+	s.stands.Store(stands)
 	p.keep()
 	return got, nil
 }

@@ -19,6 +19,7 @@ type slot struct {
 
 	now     atomic.Pointer[slice]   // that is spent from; nil for none
 	refused atomic.Pointer[refusal] // the last one that still counts; nil for none
+	stands  atomic.Pointer[standing]
 
 	mu      sync.Mutex
 	next    *slice
@@ -33,6 +34,12 @@ type slot struct {
 	rate    float64   // units a second, of late
 	failed  error     // why no slice could be asked for, at failedAt
 	failure time.Time
+}
+
+// standing is what the limits stood at when a slice was opened, or after a direct charge.
+type standing struct {
+	of    []budget.Standing
+	slice *slice // nil for a direct charge
 }
 
 // refusal is one that Allow, or Charge, repeats until a time.

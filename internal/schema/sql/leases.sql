@@ -16,9 +16,10 @@ as $$
 $$;
 
 -- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
--- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses.
+-- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
+-- limit, and held are what the scope stood at before.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out no bigint, out fence bigint, out granted bigint, out available bigint)
+    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint)
 language plpgsql volatile
 as $$
 declare
@@ -27,6 +28,7 @@ declare
     looked record;
     posted metered.posted;
     wanted bigint := charge.amount;
+    room   bigint;
     i      int := 0;
 begin
     perform metered.require(terms.mode in ('rows', 'memory', 'carved') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
@@ -44,9 +46,11 @@ begin
         looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
         foreach l in array charge.limits loop
             i := i + 1;
-            available := least(available, l.max - looked.used[i] - looked.held[1]);
+            room := least(room, l.max - looked.used[i] - looked.held[1]);
         end loop;
-        wanted := least(wanted, available / terms.share);
+        used := looked.used;
+        held := looked.held[1];
+        wanted := least(wanted, room / terms.share);
         if looked.denied is not null or wanted < terms.least then
             if metered.one_snapshot() then
                 perform metered.refuse_stale(array[tip]);
