@@ -255,8 +255,10 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	}
 	e.queue(ctx, f, op, end, len(queries) > 0)
 	charges, tolerance := sentCharges(end.Charges)
+	command := e.sent(op, marker)
+	command.Standing = end.Charges != nil && end.Charges.Standing
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
-		e.sent(op, marker).String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
+		command.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 	if telling {
 		results := tx.SendBatch(ctx, &f.batch)
 		err := f.read(results)

@@ -150,6 +150,7 @@ type Command struct {
 	MaxFuture     time.Duration
 	TimeoutMS     *int32 // 0 leaves the session's timeouts, nil all its settings
 	Marker        string
+	Standing      bool // the receipt says what each limit stands at
 }
 
 // String is the command as text.
@@ -158,7 +159,7 @@ func (c Command) String() string {
 	if c.TimeoutMS != nil {
 		timeout = number(int64(*c.TimeoutMS))
 	}
-	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker))
+	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker), boolean(c.Standing))
 }
 
 // PresentedToken is metered.presented_token; without a digest it is no token.
