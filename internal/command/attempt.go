@@ -83,7 +83,9 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 	if op.First != nil && !*taken {
 		if a.err = op.First(ctx); a.err == nil {
 			*taken = true
-			a.err = e.open(ctx, op, t, b)
+			if op.Token.Digest != nil || op.Charges != nil || len(op.Holds) > 0 {
+				a.err = e.open(ctx, op, t, b)
+			}
 		}
 		if a.err != nil {
 			return a
