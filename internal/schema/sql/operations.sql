@@ -128,6 +128,8 @@ language plpgsql volatile
 as $$
 declare
     c       record;
+    scopes  text[];
+    amounts bigint[];
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
     unused  text;
 begin
@@ -141,12 +143,16 @@ begin
         ats := c.ats;
         used := c.used;
         held := c.held;
+        scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
+        amounts := array[charges[1].amount];
+        if cardinality(charges) > 1 then
+            scopes := array(select x.scope from unnest(charges) x);
+            amounts := array(select x.amount from unnest(charges) x);
+        end if;
     end if;
     insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal)
     values (command.namespace, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
-        case when complete_command.seqs is not null then array(select x.scope from unnest(charges) x) end,
-        case when complete_command.seqs is not null then array(select x.amount from unnest(charges) x) end,
-        complete_command.seqs, complete_command.ats,
+        scopes, amounts, complete_command.seqs, complete_command.ats,
         string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal)
     on conflict do nothing
     returning operations.at into at;
