@@ -292,7 +292,7 @@ func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.
 		for _, level := range isolationLevels {
 			t.Run(name+", "+string(level), func(t *testing.T) {
 				t.Parallel()
-				pool, c := setUp(t, metered.Config{})
+				pool, c := setUp(t, metered.Config{EarlyLook: true})
 				ctx := t.Context()
 				hall(t, pool, 4)
 				for i := range 3 {

@@ -23,8 +23,8 @@ declare
     l     metered.charge_limit;
     tip   metered.ledger;
     tips  metered.ledger[];
-    i     int := 0;
-    n     int := 0;
+    i     int;              -- charges so far, and limits: null is none
+    n     int;
     u     bigint;
     since timestamptz;
     base_seq      bigint;   -- what a window's use is counted from
@@ -33,21 +33,22 @@ declare
     w     record;
     look  boolean := mode = 'look';
     plain boolean := true;
-    due   boolean := false;
+    due   boolean;
     absent jsonb;           -- scopes that must exist, and do not
     a     record;
     units bigint;
 begin
-    at := hold.at;
-    if at is null then
+    if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
             perform metered.lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
+    else
+        at := hold.at;
     end if;
     foreach c in array charges loop
-        i := i + 1;
+        i := coalesce(i, 0) + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
             and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true) is not true then
             absent := metered.admit(c, absent, look, wait_ms);
@@ -68,10 +69,10 @@ begin
         end if;
         foreach l in array c.limits loop
             exit when plain is not true;
-            n := n + 1;
+            n := coalesce(n, 0) + 1;
+            continue when standing is not true and l.win > interval '0' and tip.spent
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= l.max - tip.held - c.amount;
             since := at - l.win;
-            continue when standing is not true and since < at and tip.spent
-                - case when tip.anchor_at <= since then tip.anchor_spent else 0 end <= l.max - tip.held - c.amount;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;
             elsif tip.at <= since then
@@ -155,7 +156,7 @@ begin
             held := a.held;
         else
             -- The last limit of which something is known is the first that may refuse.
-            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(n, coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
         denied := a.denied;
         used := case when standing then a.used end;
