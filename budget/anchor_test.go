@@ -116,6 +116,12 @@ func TestCharge_AnAnchorEndsWithTheClockItIsOf(t *testing.T) {
 	anchored(begin, 9)(t, anchorOf(t, pool))
 	require.NoError(t, spend(7)) // 12 were spent since the anchor, of which 2 were given back
 	require.ErrorIs(t, spend(1), budget.ErrExceeded)
+	requireVerified(t, pool, l)
+	execute(t, pool, `update metered.ledger set anchor_spent = 8 where seq = 5`)
+	found, err := l.Verify(ctx, pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Equal(t, []budget.Difference{{Scope: "a", Seq: 5, Field: "anchor", Got: "8", Want: "9"}}, found.Differences)
+	execute(t, pool, `update metered.ledger set anchor_spent = 9 where seq = 5`)
 
 	clock.Advance(-90 * time.Second)
 	report, err := repairClock(ctx, pool, l, "a")

@@ -93,7 +93,7 @@ type statements struct {
 	lock, lockAll, charge, check, usage, credit, refund string
 	entries, newest                                     string
 	scopes, purge, repair                               string
-	chain, refundSums, refunded, held                   string
+	chain, anchors, refundSums, refunded, held          string
 	create, retire, resources                           string
 }
 
@@ -103,7 +103,7 @@ func render(n schema.Name) statements {
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
-		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL), held: n.SQL(heldSQL),
+		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL), held: n.SQL(heldSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 	}
 }
