@@ -37,6 +37,8 @@ type Config struct {
 	ClockTolerance time.Duration // as in budget.Config; defaults to 1m
 	MustExist      bool          // as in budget.Config: only scopes that were created are charged, credited or held
 	RequireActor   bool          // as in budget.Config and holds.Config: each write has a Note with an Actor
+	NoStandings    bool          // as in budget.Config: receipts do not say what limits stand at, which is faster
+	EarlyLook      bool          // sets Command.EarlyLook for every command
 	MaxFuture      time.Duration // how far an id's time may be ahead of the database's clock, up to 24h; defaults to 5m
 	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h; defaults to 30s
@@ -79,6 +81,8 @@ type Client struct {
 	sql    statements
 	check  *migrate.Check
 	engine *command.Engine
+
+	refusals refusals
 }
 
 type statements struct{ lookup, purge, notify string }
@@ -136,7 +140,7 @@ func (c *Client) made() error { return fault.Made(errArgument, "client", c != ni
 func (c *Client) setUpPieces() (err error) {
 	c.Budget, err = budget.New(budget.Config{
 		Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, ClockTolerance: c.cfg.ClockTolerance,
-		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor,
+		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor, NoStandings: c.cfg.NoStandings,
 	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)

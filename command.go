@@ -49,9 +49,14 @@ type Command struct {
 	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than what
 	// was purged. Defaults to none.
 	IssuedAt time.Time
-	// Charges are made last, all or none. A first look refuses the command before its function runs, so a charge that
-	// the function makes room for belongs in Tx.Charge. The fingerprint has scopes and amounts, not limits.
+	// Charges are made last, all or none: a refusal undoes what the function wrote. An early look, at no round trip,
+	// refuses before the function runs where this process saw a refusal of one of the scopes lately, in the last 10 to
+	// 20 seconds. So a charge that the function makes room for belongs in Tx.Charge. The fingerprint has scopes and
+	// amounts, not limits.
 	Charges []budget.Charge
+	// EarlyLook takes that look in any case: for a function that costs much more than the look, about a tenth of a
+	// bare command. Defaults to Config.EarlyLook.
+	EarlyLook bool
 	// Holds and Claims are placed with the charges, as Tx.Place and Tx.Claim do, and looked at early, at no round trip.
 	// What they reserve is part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has the ids.
 	// A hold that the function makes room for belongs in Tx.Place.
@@ -143,7 +148,9 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		if op.charges, err = prepareCharges(c.Budget, cmd.Charges...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Charges: %w", err)
 		}
-		op.Charges = &op.charges.Charging
+		if cmd.EarlyLook || c.cfg.EarlyLook || c.refusals.seen(time.Now(), cmd.Charges) {
+			op.Charges = &op.charges.Charging
+		}
 	}
 	if err := op.place(); err != nil {
 		return nil, err
@@ -285,6 +292,7 @@ func (op *operation) taken() budget.Receipt {
 
 // deny tells Config.OnDenial of err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, op *operation, err error) error {
+	c.refusals.add(time.Now(), err)
 	if c.cfg.OnDenial != nil && fault.Refused(err) {
 		cmd.Token = nil
 		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})

@@ -292,7 +292,7 @@ func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.
 		for _, level := range isolationLevels {
 			t.Run(name+", "+string(level), func(t *testing.T) {
 				t.Parallel()
-				pool, c := setUp(t, metered.Config{})
+				pool, c := setUp(t, metered.Config{EarlyLook: true})
 				ctx := t.Context()
 				hall(t, pool, 4)
 				for i := range 3 {
@@ -459,7 +459,7 @@ func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			var denials []error
-			pool, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) {
+			pool, c := setUp(t, metered.Config{EarlyLook: true, OnDenial: func(_ context.Context, d metered.Denial) {
 				denials = append(denials, d.Err)
 				require.False(t, d.Sticky)
 			}})
@@ -524,7 +524,7 @@ func TestDo_AScopeThatIsRetiredMeanwhileRefusesTheCommand(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			createScopes(t, c, pool, "a")
 			runs := 0
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}},
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, EarlyLook: true, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}},
 				func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 					if runs++; runs == 1 {
 						if err := retireScopes(ctx, c, pool, "a"); err != nil {
@@ -553,7 +553,7 @@ func TestDoTx_AScopeThatWasCreatedSinceTheSnapshotIsTriedAgain(t *testing.T) {
 			defer tx.Rollback(context.Background())
 			require.Zero(t, queryRow[int](t, tx, `select count(*) from metered.ledger`))
 			createScopes(t, c, pool, "a")
-			_, err = metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}}, mustNotRun(t))
+			_, err = metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op", Input: 1, EarlyLook: true, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}}, mustNotRun(t))
 			require.NotErrorIs(t, err, budget.ErrScopeUnknown)
 			require.True(t, metered.Retryable(err), "%v", err)
 		})

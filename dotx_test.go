@@ -46,13 +46,15 @@ func TestDoTx_ARefusedOrFailedCommandLeavesTheTransactionAsItWas(t *testing.T) {
 		"the function panics":   {nil, func(context.Context, *metered.Tx) error { panic(errOwn) }, errOwn},
 		"a statement fails":     {nil, func(ctx context.Context, tx *metered.Tx) error { _, err := tx.Exec(ctx, "select 1/0"); return err }, nil},
 		"an error is swallowed": {nil, func(ctx context.Context, tx *metered.Tx) error { _, _ = tx.Exec(ctx, "select 1/0"); return nil }, metered.ErrTxFailed},
-		"the first look":        {func(cmd *metered.Command) { cmd.Charges = append(cmd.Charges, charge("full", 1, 5)) }, nil, budget.ErrExceeded},
-		"the charge":            {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("full", 1, 5)) }, budget.ErrExceeded},
-		"a busy scope":          {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("locked", 1, 0)) }, metered.ErrBusy},
-		"the token":             {func(cmd *metered.Command) { cmd.Token = redeem(unknownToken(t, c)) }, nil, tokens.ErrInvalid},
-		"a conflict":            {func(cmd *metered.Command) { cmd.ID = "done" }, nil, metered.ErrConflict},
-		"the future":            {func(cmd *metered.Command) { cmd.IssuedAt = time.Now().Add(time.Hour) }, nil, metered.ErrFuture},
-		"the result":            {nil, nil, metered.ErrResult},
+		"the first look": {func(cmd *metered.Command) {
+			cmd.Charges, cmd.EarlyLook = append(cmd.Charges, charge("full", 1, 5)), true
+		}, nil, budget.ErrExceeded},
+		"the charge":   {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("full", 1, 5)) }, budget.ErrExceeded},
+		"a busy scope": {nil, func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("locked", 1, 0)) }, metered.ErrBusy},
+		"the token":    {func(cmd *metered.Command) { cmd.Token = redeem(unknownToken(t, c)) }, nil, tokens.ErrInvalid},
+		"a conflict":   {func(cmd *metered.Command) { cmd.ID = "done" }, nil, metered.ErrConflict},
+		"the future":   {func(cmd *metered.Command) { cmd.IssuedAt = time.Now().Add(time.Hour) }, nil, metered.ErrFuture},
+		"the result":   {nil, nil, metered.ErrResult},
 		"an open savepoint": {nil, func(ctx context.Context, tx *metered.Tx) error {
 			_, err := tx.Begin(ctx)
 			require.NoError(t, err)

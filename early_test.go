@@ -119,6 +119,7 @@ func TestDo_EarlyReleaseLetsGoBeforeItsAnswerIsDurable(t *testing.T) {
 
 	// A refusal promises nothing, and waits for nothing.
 	full := early("full")
+	full.EarlyLook = true
 	full.Charges[0].Amount = 1000
 	_, err := metered.Do(ctx, c, full, mustNotRun(t))
 	require.ErrorIs(t, err, budget.ErrExceeded)

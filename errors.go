@@ -96,6 +96,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	tokens, jobs    token_exists job_conflict job_key_not_found
 //	holds           hold_unknown hold_retired hold_conflict claim_taken hold_state hold_held hold_captured
 //	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable
+//	leases          leases_unavailable leases_closed
 //	others          operation_unknown sticky_failed position_unknown
 //
 // docs/http.md has them all with what a client does. Most errors of a connection have none: ask Retryable whether to

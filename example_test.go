@@ -88,7 +88,7 @@ func Example() {
 		r := exceeded.Refusals[0]
 		fmt.Printf("refused: %d of %d available per %v\n", r.Available, r.Limit.Max, r.Limit.Window)
 	}
-	out, err := upload("request-2", 800)
+	out, err := upload("request-2", 800) // of the one before only a number of the sequence is gone
 	fmt.Println("upload", out.Result, "replayed:", out.Replayed, "error:", err)
 	out, err = upload("request-2", 800)
 	fmt.Println("upload", out.Result, "replayed:", out.Replayed, "error:", err)
@@ -96,8 +96,8 @@ func Example() {
 	fmt.Println("error:", err)
 	// Output:
 	// refused: 1000 of 1000 available per 1h0m0s
-	// upload 1 replayed: false error: <nil>
-	// upload 1 replayed: true error: <nil>
+	// upload 2 replayed: false error: <nil>
+	// upload 2 replayed: true error: <nil>
 	// error: tokens: the token is not valid
 }
 

@@ -139,7 +139,7 @@ func TestDo_TheEarlyLookOfAnOldSnapshotIsNotFinal(t *testing.T) {
 			require.NoError(t, err)
 			prepaid := budget.Charge{Scope: "wallet", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}}
 			second := pgtest.Going(func() error {
-				_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: iso, Charges: []budget.Charge{prepaid}}, nil)
+				_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: iso, EarlyLook: true, Charges: []budget.Charge{prepaid}}, nil)
 				return err
 			})
 			pgtest.WaitQueued(t, pool, 1)

@@ -60,7 +60,7 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 	})
 	one := charge("full", 1, 5)
 	return map[string]refuser{
-		"early look": {cmd: metered.Command{Charges: []budget.Charge{one}}, room: fill(t, pool, c, "full", 5)},
+		"early look": {cmd: metered.Command{EarlyLook: true, Charges: []budget.Charge{one}}, room: fill(t, pool, c, "full", 5)},
 		"last flush": {fn: calls(func(tx *metered.Tx) error { return tx.Charge(charge("late", 1, 5)) }), room: fill(t, pool, c, "late", 5)},
 		"two limits": {cmd: metered.Command{Charges: []budget.Charge{{Scope: "two", Amount: 3, Limits: []budget.Limit{budget.Prepaid(), budget.PerWindow(2, time.Hour).Named("hourly")}}}}},
 		"no such scope": {cmd: metered.Command{Charges: []budget.Charge{{Scope: "mistyped", Amount: 1, MustExist: true}}}, room: func() {
@@ -371,7 +371,7 @@ func TestDo_TheFirstLookLocksNoScopeAndWritesNothing(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	fill(t, pool, c, "a", 1)
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Charges: []budget.Charge{charge("a", 1, 5)}},
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", EarlyLook: true, Charges: []budget.Charge{charge("a", 1, 5)}},
 		func(ctx context.Context, tx *metered.Tx) (any, error) {
 			var locks int
 			var wrote bool // or locked a row

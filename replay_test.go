@@ -237,7 +237,7 @@ func TestDo_NamespacesKeepIDsApart(t *testing.T) {
 
 func TestDo_TheRecordIsAnsweredBeforeTheTokenAndTheTokenBeforeTheBudget(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := setUp(t, metered.Config{EarlyLook: true})
 	ctx := t.Context()
 	spent := mint(t, pool, c)
 	full := []budget.Charge{charge("s", 5, 5)}
@@ -279,7 +279,9 @@ func TestDo_FailedAndRefusedCommandsLeaveNoRecordAndMayBeTriedAgain(t *testing.T
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
 
 	release := fill(t, pool, c, "op/a", 99)
-	_, err = metered.Do(ctx, c, cmd, mustNotRun(t)) // refused by the first look
+	looked := cmd
+	looked.EarlyLook = true
+	_, err = metered.Do(ctx, c, looked, mustNotRun(t))
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
 	release()

@@ -107,9 +107,10 @@ create type metered.capture_terms as (closing boolean, policy text, entity text)
 
 -- A command as its first and its last statement name it. key is that of its id's lock.
 -- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
--- settings, since the transaction is the caller's. leased: some of its charges are spent from leases.
+-- settings, since the transaction is the caller's. standing: its receipt says what limits stand at. leased: some of its
+-- charges are spent from leases.
 create type metered.new_command as (
-    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, leased boolean);
+    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean);
 
 -- A token as it was presented.
 create type metered.presented_token as (digest bytea, purpose text, subject text);
@@ -160,6 +161,8 @@ create table metered.ledger (
     namespace text,                   -- of the operation
     operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
+    anchor_at timestamptz,            -- some time in the past, of which anchor_spent is known; null for none
+    anchor_spent bigint,              -- what had been spent by then: a bound of what was spent since
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -437,6 +440,14 @@ begin
     bound := set_config('lock_timeout', wait_ms::text, true);
     return before;
 end
+$$;
+
+-- The shorter one of a timeout, as a setting has it, and of so many milliseconds. Inlined
+-- wherever it stands.
+create function metered.shorter(before text, ms int) returns text
+language sql stable
+as $$
+    select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text else before end
 $$;
 
 create function metered.unbound_lock_wait(before text) returns text
@@ -940,6 +951,8 @@ begin
     e.amount := 0;
     e.epoch := e.epoch + 1;
     e.at := clk;
+    e.anchor_at := null;        -- it is of the clock before
+    e.anchor_spent := null;
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
@@ -1280,9 +1293,14 @@ $$;
 -- Most charges are let in while nothing is due. That case is decided here; all others
 -- are left to check_limits or expire_and_check, and only check_limits refuses. What a
 -- statement of PL/pgSQL costs in a transaction that runs it once is mostly its preparation,
--- so there are few.
+-- so there are few, and one charge alone is written without arrays of its state.
+--
+-- standing: the caller wants to know what each limit stands at (used). If it does not, a window
+-- is decided by a bound where that is enough: what was spent since the anchor of the last entry,
+-- or ever. The anchor is older than the window's beginning, and refunds only lower what is used.
+-- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 27.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, mode text, hold metered.hold_terms,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
 language plpgsql volatile
 as $$
@@ -1291,8 +1309,9 @@ declare
     l     metered.charge_limit;
     tip   metered.ledger;
     tips  metered.ledger[];
-    i     int := 0;
-    n     int := 0;
+    i     int;              -- charges so far, and limits: null is none
+    n     int;
+    u     bigint;
     since timestamptz;
     base_seq      bigint;   -- what a window's use is counted from
     base_spent    bigint;
@@ -1300,21 +1319,22 @@ declare
     w     record;
     look  boolean := mode = 'look';
     plain boolean := true;
-    due   boolean := false;
+    due   boolean;
     absent jsonb;           -- scopes that must exist, and do not
     a     record;
     units bigint;
 begin
-    at := hold.at;
-    if at is null then
+    if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
             perform metered.lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
+    else
+        at := hold.at;
     end if;
     foreach c in array charges loop
-        i := i + 1;
+        i := coalesce(i, 0) + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
             and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true) is not true then
             absent := metered.admit(c, absent, look, wait_ms);
@@ -1329,51 +1349,71 @@ begin
         if not found then
             tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
         end if;
-        tips[i] := tip;
-        held[i] := tip.held;
         if tip.at > at or tip.next_due <= at then
             plain := false;
             due := due or tip.next_due <= at;
         end if;
         foreach l in array c.limits loop
             exit when plain is not true;
-            n := n + 1;
+            n := coalesce(n, 0) + 1;
+            continue when standing is not true and l.win > interval '0' and tip.spent
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= l.max - tip.held - c.amount;
             since := at - l.win;
             if since = at then
-                used[n] := tip.spent - tip.refunded - tip.credited;
+                u := tip.spent - tip.refunded - tip.credited;
             elsif tip.at <= since then
-                used[n] := 0;
+                u := 0;
             else
                 -- spent_since where the base is in the newest epoch, or all that was ever
-                -- spent is inside.
-                select b.seq, b.spent, b.refunded into base_seq, base_spent, base_refunded
-                from (select y.seq from metered.ledger y
-                      where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
-                        and (y.seq & 15 = 1 or y.kind = 'k')
-                      order by y.at desc, y.seq desc limit 1) x,
-                     lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                      where y.scope = c.scope and y.seq between x.seq and x.seq + 15
-                        and y.epoch = tip.epoch and y.at <= since
-                      order by y.seq desc limit 1) b;
-                if base_seq > 1 and base_refunded = tip.refunded then
-                    used[n] := tip.spent - base_spent;
-                elsif base_seq > 1 then
-                    used[n] := tip.spent - base_spent - metered.refunds_after(c.scope, tip.seq, base_seq);
-                elsif base_seq is null and tip.epoch = 0 and tip.seq <= 16 then
-                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(c.scope, tip.seq, 0) end;
-                -- Apart from that: a condition with a query in it is a statement.
-                elsif base_seq is null and tip.epoch = 0
-                      and exists (select from metered.ledger y where y.scope = c.scope and y.seq = 2) then
-                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(c.scope, tip.seq, 0) end;
+                -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
+                select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
+                    coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
+                from (values (1)) one left join lateral (
+                    select z.seq, z.spent, z.refunded
+                    from (select y.seq from metered.ledger y
+                          where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
+                            and (y.seq & 15 = 1 or y.kind = 'k')
+                          order by y.at desc, y.seq desc limit 1) x,
+                         lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                          where y.scope = c.scope and y.seq between x.seq and x.seq + 15
+                            and y.epoch = tip.epoch and y.at <= since
+                          order by y.seq desc limit 1) z) b on true;
+                if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
+                    u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
+                        else metered.refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
                 else
                     w := metered.spent_since(tip, since);
                     base_seq := w.base_seq;
                     base_spent := w.base_spent;
-                    used[n] := w.used;
+                    u := w.used;
+                end if;
+                if standing is not true and base_spent > 0 then
+                    tip.anchor_at := since;
+                    tip.anchor_spent := base_spent;
                 end if;
             end if;
-            plain := used[n] <= l.max - tip.held - c.amount;
+            used[n] := u;
+            plain := u <= l.max - tip.held - c.amount;
         end loop;
+        if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
+            -- One charge, which is let in: the loops below, without what they are for.
+            if tip.held > 0 then
+                tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+            end if;
+            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
+            values (tip.seq + 1, c.amount, write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent)
+            on conflict do nothing
+            returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
+            if seqs is null then
+                perform metered.collided();
+            end if;
+            return;
+        end if;
+        tips[i] := tip;
+        held[i] := tip.held;
     end loop;
     if look or plain is not true then
         if look and plain then
@@ -1381,6 +1421,7 @@ begin
         end if;
         if absent is not null then
             denied := absent;
+            used := null;
             if mode = 'raise' then
                 raise exception 'a scope does not exist' using errcode = 'MT001', detail = denied;
             end if;
@@ -1401,9 +1442,10 @@ begin
             held := a.held;
         else
             -- The last limit of which something is known is the first that may refuse.
-            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(n, coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
         denied := a.denied;
+        used := case when standing then a.used end;
         if denied is not null then
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
@@ -1412,7 +1454,8 @@ begin
         elsif look then
             return;
         end if;
-        used := a.used;
+    elsif standing is not true then
+        used := null;
     end if;
     i := 0;
     foreach c in array charges loop
@@ -1428,9 +1471,10 @@ begin
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note)
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
             values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note)
+                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent)
             on conflict do nothing;
             if not found then
                 perform metered.collided();
@@ -1441,9 +1485,10 @@ begin
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note)
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
             values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note)
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent)
             on conflict do nothing;
             if not found then
                 perform metered.collided();
@@ -1466,7 +1511,7 @@ $$;
 
 -- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
 -- returns the whole answer: that costs less than to assign each part.
-create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int) returns metered.posted
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.posted
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1474,7 +1519,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null);
+    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
 end
 $$;
 
@@ -1646,7 +1691,7 @@ begin
     charge.held := wanted;
     charge.note := jsonb_build_object('actor', terms.owner);
     -- The hold never falls due: a lease is settled, and not freed.
-    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null));
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
     if posted.denied is not null then
         no := null;
         return;
@@ -1710,7 +1755,7 @@ $$;
 
 -- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
 -- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
-create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text) returns metered.posted
+create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.posted
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1742,7 +1787,7 @@ begin
         n := n + 1;
     end loop;
     if answer.denied is null and chain <> '{}' then
-        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null);
+        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
         answer.denied := posted.denied;
     end if;
     if answer.denied is not null then
@@ -1762,7 +1807,7 @@ begin
             n := n + 1;
             answer.seqs[i] := posted.seqs[n];
             answer.ats[i] := posted.ats[n];
-            answer.held[i] := posted.held[n];
+            answer.held[i] := coalesce(posted.held[n], 0);
         else
             answer.seqs[i] := 0;
             answer.ats[i] := answer.at;
@@ -2148,10 +2193,10 @@ begin
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-        epoch, kind, scope, next_due, hold, namespace, operation, note)
+        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
-        of_hold, origin.namespace, origin.operation, origin.note
+        of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent
     from unnest(scopes, sums) f(scope, units),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing;
@@ -2710,7 +2755,7 @@ begin
         return;
     end if;
     c := metered.write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
-        row(hold.id, due_in, null, clk));
+        row(hold.id, due_in, null, clk), false);
     seqs := c.seqs;
     ats := c.ats;
     denied := c.denied;
@@ -3047,7 +3092,7 @@ begin
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
     if excess is not null then
-        c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk));
+        c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
         if c.denied is not null then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
@@ -3058,7 +3103,8 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due
+            select y.scope, y.amount, y.captured, y.open, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+                t.anchor_at, t.anchor_spent
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
@@ -3071,11 +3117,11 @@ begin
                 end if;
                 if covered > 0 then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, namespace, operation, note)
+                        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - covered,
                         l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
-                        named.ids[i], origin.namespace, origin.operation, origin.note)
+                        named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
@@ -3085,11 +3131,11 @@ begin
                 end if;
                 if terms.closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, namespace, operation, note)
+                        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
                     values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - l.open,
                         l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
-                        named.ids[i], origin.namespace, origin.operation, origin.note)
+                        named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent)
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
@@ -3769,8 +3815,8 @@ $$;
 -- is an advisory lock, which writes nothing; the record's primary key is what makes
 -- it exact. It comes before the scopes' locks of its command.
 --
--- Opening spends the token, if there is one, and then looks at the budget without
--- a lock, so that a hopeless command is refused before it works. The columns from
+-- Opening spends the token, if there is one, and then looks at the charges that are given,
+-- without a lock, so that a hopeless command is refused before it works. The columns from
 -- token_status to consumed_at are consume_token's.
 create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
     charges metered.new_charge[], ahead interval, wait_ms int,
@@ -3786,8 +3832,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    setting text;
-    before  text;
+    horizon timestamptz;
     unused  text;   -- set_config in an assignment is cheaper than in perform, by far
     t       record; -- and so is a function than as a table
 begin
@@ -3798,10 +3843,14 @@ begin
         if not pg_try_advisory_xact_lock(command.key) then
             perform metered.lock_keys(array[command.key], wait_ms);
         end if;
-        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
-        into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
-        from metered.operations o where o.namespace = command.namespace and o.id = command.id;
-        if found then
+        -- Both of one snapshot: a purge moves the horizon in the transaction that deletes.
+        select (select h.at from metered.operations_horizon h where h.one),
+            o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
+        into horizon, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
+        from (values (1)) one left join lateral (
+            select * from metered.operations y where y.namespace = command.namespace and y.id = command.id limit 1) o on true;
+        if at is not null then
+            status := 'replay';
             return;
         end if;
         if metered.one_snapshot() then
@@ -3818,9 +3867,7 @@ begin
                 null;
             end;
         end if;
-        -- Read after the record was not found: a purge moves the horizon in the
-        -- transaction that deletes.
-        if command.issued_at <= (select h.at from metered.operations_horizon h where h.one) then
+        if command.issued_at <= horizon then
             status := 'retired';
             return;
         elsif command.issued_at > metered.clock() + command.max_future then
@@ -3828,23 +3875,23 @@ begin
             return;
         end if;
         if command.timeout_ms > 0 then
-            foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
-                before := current_setting(setting);
-                if before = '0' or before::interval > command.timeout_ms * interval '1 ms' then
-                    unused := set_config(setting, command.timeout_ms::text, true);
-                end if;
-            end loop;
+            unused := set_config('statement_timeout', metered.shorter(current_setting('statement_timeout'), command.timeout_ms), true)
+                || set_config('lock_timeout', metered.shorter(current_setting('lock_timeout'), command.timeout_ms), true)
+                || set_config('idle_in_transaction_session_timeout',
+                    metered.shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
         end if;
-        if command.timeout_ms is not null then
-            -- COMMIT is sent before the charges are made: if the client is gone by the
-            -- time a scope is free, let that be noticed. Not every platform can.
+        -- COMMIT is sent before the charges are made: if the client is gone by the time a scope
+        -- is free, let that be noticed. Postgres on Linux can; elsewhere it is tried.
+        unused := set_config('metered_tx.command', command.marker, true)
+            || case when command.timeout_ms is null then '' when strpos(version(), '-linux') > 0
+                then set_config('client_connection_check_interval', '100', true) end;
+        if unused is null then
             begin
                 unused := set_config('client_connection_check_interval', '100', true);
             exception when invalid_parameter_value then
                 null;
             end;
         end if;
-        unused := set_config('metered_tx.command', command.marker, true);
         execute 'declare metered_command cursor with hold for select metered.block_commit()';
     end if;
     status := 'new';
@@ -3864,7 +3911,7 @@ begin
         end if;
     end if;
     if cardinality(charges) > 0 then
-        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null);
+        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null, false);
         denied := t.denied;
     end if;
 end
@@ -3886,9 +3933,9 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     c       record;
-    charge  metered.new_charge;
     scopes  text[];
     amounts bigint[];
+    command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
     unused  text;
 begin
     if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576
@@ -3897,32 +3944,33 @@ begin
     end if;
     if cardinality(charges) > 0 then
         if command.leased then
-            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise');
+            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
         else
-            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null);
+            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
         end if;
         seqs := c.seqs;
         ats := c.ats;
         used := c.used;
         held := c.held;
-        foreach charge in array charges loop
-            scopes := scopes || charge.scope::text;
-            amounts := amounts || charge.amount::bigint;
-        end loop;
+        scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
+        amounts := array[charges[1].amount];
+        if cardinality(charges) > 1 then
+            scopes := array(select x.scope from unnest(charges) x);
+            amounts := array(select x.amount from unnest(charges) x);
+        end if;
     end if;
-    at := metered.clock();
     insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal)
-    values (command.namespace, command.id, of_fingerprint, command.issued_at, complete_command.at, of_result,
+    values (command.namespace, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
         scopes, amounts, complete_command.seqs, complete_command.ats,
         string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal)
-    on conflict do nothing;
+    on conflict do nothing
+    returning operations.at into at;
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
     end if;
     if finishing then
-        unused := set_config('metered_tx.command', '', true);
-        unused := set_config('metered_tx.holds', '', true);
-        execute 'close metered_command';
+        unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
+        close command_cursor;
     end if;
 end
 $$;
@@ -4069,7 +4117,7 @@ comment on type metered.new_hold is 'A hold to be placed. chosen: the caller cho
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they are charged).';
-comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. leased: some of its charges are spent from leases.';
+comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
 comment on type metered.posted is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; or else why it is denied.';
@@ -4094,7 +4142,9 @@ comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
 comment on column metered.ledger.hold is 'the hold''s id, where the entry is about one alone';
 comment on column metered.ledger.namespace is 'of the operation';
 comment on column metered.ledger.operation is 'the operation''s id, where a command made the entry';
-comment on column metered.ledger.note is 'actor, tenant, correlation, reason The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
+comment on column metered.ledger.note is 'actor, tenant, correlation, reason';
+comment on column metered.ledger.anchor_at is 'some time in the past, of which anchor_spent is known; null for none';
+comment on column metered.ledger.anchor_spent is 'what had been spent by then: a bound of what was spent since The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
 comment on table metered.refund_sum is 'Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry are at most 15 rows of each level, however many there are. See ADR 1.';
 comment on column metered.refund_sum.block is 'charge''s seq >> 4 * level';
 comment on column metered.refund_sum.amount is 'refunded of the block''s charges';
@@ -4211,12 +4261,12 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.amount, int, metered.origin, boolean) is 'Refunds part of a charge. status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
-comment on function metered.charge(metered.new_charge[], interval, int) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
+comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime. with_leases: what open leases spent is used, and not held.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
-comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
+comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
@@ -4323,7 +4373,7 @@ begin
             post,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,raise_sequence,
             refund,refund_hold,refund_holds,refunds_after,refuse_hold,refuse_stale,release_captured,release_holds,
             release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
-            revoke_token,revoke_tokens,scope_key,settle_lease,spend,spend_range,spent_since,sweep_holds,
+            revoke_token,revoke_tokens,scope_key,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,
             tip,tip_for_write,try_each,try_keys,unbound_lock_wait,unfinished,usage,with_absent,with_keys,
             write_charges,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)

@@ -30,7 +30,7 @@ func TestContenders_WriteTheSameRows(t *testing.T) {
 	b := quiet(server.ConnString())
 	b.owned = server.Owned()
 	defer b.close()
-	k, err := b.kit(t.Context(), options{conns: 4}, hotScope)
+	k, err := b.kit(t.Context(), options{conns: 4, setUp: slices.Clone(counterSetUp)}, hotScope)
 	require.NoError(t, err)
 	defer k.drop()
 	for _, group := range []struct {
@@ -40,6 +40,7 @@ func TestContenders_WriteTheSameRows(t *testing.T) {
 		{[]string{"metered.ledger"}, []way{
 			{name: "charge", make: chargeMetered}, {name: "charge floor", make: chargeFloor},
 			{name: "charge locked", make: chargeLockedFloor}, {name: "charge seed", make: chargeSeed},
+			{name: "charge quiet", make: chargeQuiet}, {name: "charge counter", make: chargeCounter},
 		}},
 		{[]string{"metered.ledger", "metered.operations", "metered.tokens", "river_job"}, []way{
 			{name: "command", make: commandMetered}, {name: "command floor", make: commandFloor},

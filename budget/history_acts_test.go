@@ -1,6 +1,8 @@
 package budget_test
 
 import (
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,6 +26,7 @@ type history struct {
 	clock  *pgtest.Clock
 	now    time.Time
 	models [2]*model
+	quiet  bool // charges ask for no standings, mostly
 }
 
 func (h *history) tx() pgx.Tx { return autocommit{Querier: h.conn} }
@@ -91,6 +94,7 @@ func (h *history) charge() {
 		for range rapid.IntRange(0, 3).Draw(h.T, "limits") {
 			c.Limits = append(c.Limits, h.limit(m))
 		}
+		c.NoStandings = h.quiet && rapid.IntRange(0, 7).Draw(h.T, "asks for standings") > 0
 		charges = append(charges, c)
 	}
 	want := budget.Receipt{}
@@ -108,6 +112,10 @@ func (h *history) charge() {
 	got, err := h.ledger.Charge(ctx, h.tx(), charges...)
 	if wantErr != nil {
 		require.ErrorIs(h, checkErr, wantErr)
+		if wantErr == budget.ErrWindowPurged && !slices.ContainsFunc(charges, func(c budget.Charge) bool { return !c.NoStandings }) && err != wantErr {
+			h.decidedByABound(charges, got, err)
+			return
+		}
 		require.ErrorIs(h, err, wantErr)
 		return
 	}
@@ -126,10 +134,36 @@ func (h *history) charge() {
 	for i, c := range charges {
 		want.Entries[i].At = h.models[i].add(h.now, budget.KindCharge, c.Amount, 0)
 		want.Entries[i].Seq = h.models[i].seq()
+		if c.NoStandings {
+			want.Entries[i].Standings = nil
+		}
 		require.True(h, want.Entries[i].At.Equal(got.Entries[i].At), "%v, want %v", got.Entries[i].At, want.Entries[i].At)
 		got.Entries[i].At = want.Entries[i].At
 	}
 	require.Equal(h, want, got)
+}
+
+// decidedByABound is for charges with a window that reaches behind what is retained. The model still has
+// what was purged: who was let in fits, and who was refused does not.
+func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, err error) {
+	fits := true
+	for i, c := range charges {
+		for _, limit := range c.Limits {
+			fits = fits && h.models[i].trulyUsed(h.now, limit.Window)+c.Amount <= limit.Max
+		}
+	}
+	switch {
+	case err == nil:
+		require.True(h, fits, "a bound lets in what the purged entries refuse")
+		for i, c := range charges {
+			h.models[i].add(h.now, budget.KindCharge, c.Amount, 0)
+			require.Equal(h, h.models[i].seq(), got.Entries[i].Seq)
+		}
+	case errors.Is(err, budget.ErrExceeded):
+		require.False(h, fits, "a bound refuses")
+	default:
+		require.ErrorIs(h, err, budget.ErrWindowPurged)
+	}
 }
 
 // limit is one that is near to what is used, mostly.

@@ -22,6 +22,7 @@ type Config struct {
 	// windows are ErrClock. A charge within it gets the last entry's time. Defaults to 1m.
 	ClockTolerance time.Duration
 	MustExist      bool // sets it for every charge, credit, hold and claim; defaults to false: a new scope begins at 0
+	NoStandings    bool // sets it for every charge; defaults to false: receipts say what each limit stands at
 	RequireActor   bool // refuses each write whose Note has no Actor; defaults to false
 }
 
@@ -39,6 +40,7 @@ type Ledger struct {
 	wait      time.Duration
 	tolerance time.Duration
 	mustExist bool
+	quiet     bool // receipts have no standings
 	actor     bool // every write names one
 	space     string
 	sql       statements
@@ -72,7 +74,7 @@ func New(cfg Config) (*Ledger, error) {
 		schema:    name,
 		wait:      cfg.LockTimeout,
 		tolerance: cfg.ClockTolerance,
-		mustExist: cfg.MustExist, actor: cfg.RequireActor,
+		mustExist: cfg.MustExist, quiet: cfg.NoStandings, actor: cfg.RequireActor,
 		space: "metered/scope/" + name.String(),
 		sql:   render(name),
 	}, nil
@@ -91,7 +93,7 @@ type statements struct {
 	lock, lockAll, charge, check, usage, credit, refund string
 	entries, newest                                     string
 	scopes, purge, repair                               string
-	chain, refundSums, refunded, held, leases           string
+	chain, anchors, refundSums, refunded, held, leases  string
 	create, retire, resources                           string
 }
 
@@ -101,7 +103,8 @@ func render(n schema.Name) statements {
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
-		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL), held: n.SQL(heldSQL), leases: n.SQL(leasesSQL),
+		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
+		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 	}
 }

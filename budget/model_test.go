@@ -97,6 +97,15 @@ func (m *model) used(now time.Time, window time.Duration) (used int64, known boo
 	return m.chargedAfter(since), true
 }
 
+// trulyUsed is what counts against a limit, also where a purge took it.
+func (m *model) trulyUsed(now time.Time, window time.Duration) int64 {
+	if window <= 0 {
+		used, _ := m.used(now, window)
+		return used
+	}
+	return m.chargedAfter(later(now, m.last()).Add(-window))
+}
+
 // retryAfter tries the time at which each charge leaves the window.
 func (m *model) retryAfter(now time.Time, limit budget.Limit, amount int64) time.Duration {
 	if amount > limit.Max || limit.Window == budget.Forever {

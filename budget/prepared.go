@@ -31,6 +31,7 @@ func init() {
 type merged struct {
 	charges []ledger.Charge
 	limits  [][]Limit // by charge, as they were given
+	quiet   []bool    // by charge: without standings
 	at      map[string]int
 }
 
@@ -62,17 +63,18 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 			}
 		}
 		c.Key, c.MustExist = l.LockKey(c.Scope), c.MustExist || l.mustExist
+		m.quiet[i] = m.quiet[i] || l.quiet
 		locks.Keys, locks.Scopes = append(locks.Keys, c.Key), append(locks.Scopes, c.Scope)
 	}
 	// In the order of the keys, not of the names: two names may share a key.
 	slices.SortFunc(locks.Keys, cmp.Compare[int64])
 	locks.Keys = slices.Compact(locks.Keys)
-	tolerance := interval(l.tolerance)
+	tolerance, standing := interval(l.tolerance), slices.Contains(m.quiet, false)
 	return &ledger.ChargeCall[Receipt]{
-		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks, Tolerance: tolerance, Denied: m.exceeded, Failed: m.failed},
+		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks, Tolerance: tolerance, Standing: standing, Denied: m.exceeded, Failed: m.failed},
 		Call: ledger.Call[Receipt]{
 			SQL: l.sql.charge, Locks: locks, Scan: m.scan, Queries: queries,
-			Args: func(s ledger.Sending) []any { return []any{ledger.Charges(m.charges), tolerance, s.WaitMS} },
+			Args: func(s ledger.Sending) []any { return []any{ledger.Charges(m.charges), tolerance, s.WaitMS, standing} },
 		},
 		Receipt: m.receipt,
 	}, nil
@@ -111,7 +113,7 @@ func (m *merged) add(i int, c Charge) error {
 		}
 		m.at[c.Scope] = len(m.charges)
 		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.json(), MustExist: c.MustExist})
-		m.limits = append(m.limits, slices.Clone(c.Limits))
+		m.limits, m.quiet = append(m.limits, slices.Clone(c.Limits)), append(m.quiet, c.NoStandings)
 		return nil
 	}
 	if m.charges[j].Amount += c.Amount; m.charges[j].Amount > MaxAmount {
@@ -121,6 +123,7 @@ func (m *merged) add(i int, c Charge) error {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
 	}
 	m.charges[j].MustExist = m.charges[j].MustExist || c.MustExist
+	m.quiet[j] = m.quiet[j] && c.NoStandings
 	for _, limit := range c.Limits {
 		if !slices.Contains(m.limits[j], limit) {
 			m.limits[j] = append(m.limits[j], limit)
@@ -208,7 +211,12 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 			r.Entries[i] = e
 			continue
 		}
-		for _, limit := range m.limits[i] {
+		limits := m.limits[i]
+		if m.quiet[i] && a.Seqs != nil { // Check has them in any case
+			n += len(limits)
+			limits = nil
+		}
+		for _, limit := range limits {
 			s := Standing{Limit: limit, Used: a.Used[n] + e.Amount, Held: a.Held[i]}
 			s.Available = available(limit.Max, s.Used, s.Held)
 			e.Standings = append(e.Standings, s)

@@ -90,9 +90,22 @@ where l.scope = $1 and l.mode = 's' and (l.settled_at is not null and l.spent <>
     or l.settled_at is null and s.units > l.granted or l.spent > l.granted)
 order by l.no`
 
-// Verify recomputes each entry from the entry before it, the sums of refunds from the refunds, what is held from the open
-// lines of holds and from open leases, and what leases captured from their spends; it reports every difference. After a purge it begins with the first entry kept. It cannot
-// notice that a chain's last entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
+// anchorsSQL compares anchors with the entries, of their epoch and from $2 on, that they were read from.
+const anchorsSQL = `
+select l.seq, l.anchor_spent, b.spent
+from metered.ledger l,
+     lateral (select y.seq from metered.ledger y
+      where y.scope = l.scope and y.epoch = l.epoch and y.at <= l.anchor_at and (y.seq & 15 = 1 or y.kind = 'k')
+      order by y.at desc, y.seq desc limit 1) x,
+     lateral (select y.seq, y.spent from metered.ledger y
+      where y.scope = l.scope and y.seq between x.seq and x.seq + 15 and y.epoch = l.epoch and y.at <= l.anchor_at
+      order by y.seq desc limit 1) b
+where l.scope = $1 and l.seq >= $2 and l.anchor_at is not null and b.seq >= $2 and b.spent <> l.anchor_spent
+order by l.seq`
+
+// Verify recomputes each entry from the entry before it, anchors from the entries behind them, the sums of refunds from
+// the refunds, what is held from the open lines of holds and from open leases, and what leases captured from their spends;
+// it reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
 // without a lock, on a replica too. If ctx ends, it returns what it found with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
@@ -177,6 +190,9 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 		if n == chainPage {
 			v.progress()
 		}
+	}
+	if err := v.anchors(ctx, tx, scope, first); err != nil {
+		return err
 	}
 	if err := v.refundSums(ctx, tx, scope, first); err != nil {
 		return err
@@ -273,6 +289,19 @@ func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope string) erro
 		return nil
 	})
 	return failed("verify leases", err)
+}
+
+func (v *verification) anchors(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
+	rows, err := tx.Query(ctx, v.ledger.sql.anchors, scope, first)
+	if err != nil {
+		return failed("verify anchors", err)
+	}
+	var seq, got, want int64
+	_, err = pgx.ForEachRow(rows, []any{&seq, &got, &want}, func() error {
+		v.differs(Entry{Scope: scope, Seq: seq}, "anchor", got, want)
+		return nil
+	})
+	return failed("verify anchors", err)
 }
 
 func (v *verification) refundSums(ctx context.Context, tx pgx.Tx, scope string, first int64) error {

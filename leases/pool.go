@@ -174,7 +174,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 			p.learn(err)
 			return receipt, err
 		}
-		receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(call.Charges), call.Tolerance, int32(p.wait/time.Millisecond)))
+		receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(call.Charges), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
 		if !p.dropped(err) {
 			p.learn(err)
 			return receipt, err
@@ -356,11 +356,11 @@ type statements struct{ charge, spend, direct, open, settle, due, history, spend
 const (
 	chargeSQL = `
 select seqs, ats, used, held, denied
-from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null, 'answer')`
+from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null, 'answer', $4::bool)`
 	spendSQL  = `select metered.spend($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::jsonb)`
 	directSQL = `
 select seqs, ats, used, held, denied
-from metered.charge($1::metered.new_charge[], $2::interval, $3::int)`
+from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 	openSQL = `
 select no, fence, granted, used, coalesce(held, 0)
 from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`

@@ -83,7 +83,9 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 	if op.First != nil && !*taken {
 		if a.err = op.First(ctx); a.err == nil {
 			*taken = true
-			a.err = e.open(ctx, op, t, b)
+			if op.Token.Digest != nil || op.Charges != nil || len(op.Holds) > 0 {
+				a.err = e.open(ctx, op, t, b)
+			}
 		}
 		if a.err != nil {
 			return a
@@ -256,7 +258,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	e.queue(ctx, f, op, end, len(queries) > 0)
 	charges, tolerance := sentCharges(end.Charges)
 	completed := e.sent(op, marker)
-	completed.Leased = end.Charges.Leased()
+	completed.Standing, completed.Leased = end.Charges != nil && end.Charges.Standing, end.Charges.Leased()
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
 		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 	if telling {

@@ -61,6 +61,7 @@ type Charging struct {
 	Queries   []*Query // to be asked under the locks, before Charges are sent
 	Locks     Locks
 	Tolerance pgtype.Interval
+	Standing  bool                      // the receipt says what each limit stands at
 	Denied    func(denial []byte) error // the error of a denial that came as a column
 	Closed    func(lease int64)         // is told of a lease that cannot be spent from; nil without leases
 	Failed    func(error) error         // the error of the call for one of Postgres: of a denial that was raised (MT001), among others

@@ -188,6 +188,7 @@ type Command struct {
 	MaxFuture     time.Duration
 	TimeoutMS     *int32 // 0 leaves the session's timeouts, nil all its settings
 	Marker        string
+	Standing      bool // the receipt says what each limit stands at
 	Leased        bool // some of its charges are spent from leases
 }
 
@@ -197,7 +198,8 @@ func (c Command) String() string {
 	if c.TimeoutMS != nil {
 		timeout = number(int64(*c.TimeoutMS))
 	}
-	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker), boolean(c.Leased))
+	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker),
+		boolean(c.Standing), boolean(c.Leased))
 }
 
 // PresentedToken is metered.presented_token; without a digest it is no token.

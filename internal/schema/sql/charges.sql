@@ -7,9 +7,14 @@
 -- Most charges are let in while nothing is due. That case is decided here; all others
 -- are left to check_limits or expire_and_check, and only check_limits refuses. What a
 -- statement of PL/pgSQL costs in a transaction that runs it once is mostly its preparation,
--- so there are few.
+-- so there are few, and one charge alone is written without arrays of its state.
+--
+-- standing: the caller wants to know what each limit stands at (used). If it does not, a window
+-- is decided by a bound where that is enough: what was spent since the anchor of the last entry,
+-- or ever. The anchor is older than the window's beginning, and refunds only lower what is used.
+-- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 27.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, mode text, hold metered.hold_terms,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
 language plpgsql volatile
 as $$
@@ -18,8 +23,9 @@ declare
     l     metered.charge_limit;
     tip   metered.ledger;
     tips  metered.ledger[];
-    i     int := 0;
-    n     int := 0;
+    i     int;              -- charges so far, and limits: null is none
+    n     int;
+    u     bigint;
     since timestamptz;
     base_seq      bigint;   -- what a window's use is counted from
     base_spent    bigint;
@@ -27,21 +33,22 @@ declare
     w     record;
     look  boolean := mode = 'look';
     plain boolean := true;
-    due   boolean := false;
+    due   boolean;
     absent jsonb;           -- scopes that must exist, and do not
     a     record;
     units bigint;
 begin
-    at := hold.at;
-    if at is null then
+    if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
             perform metered.lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
+    else
+        at := hold.at;
     end if;
     foreach c in array charges loop
-        i := i + 1;
+        i := coalesce(i, 0) + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
             and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true) is not true then
             absent := metered.admit(c, absent, look, wait_ms);
@@ -56,51 +63,71 @@ begin
         if not found then
             tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
         end if;
-        tips[i] := tip;
-        held[i] := tip.held;
         if tip.at > at or tip.next_due <= at then
             plain := false;
             due := due or tip.next_due <= at;
         end if;
         foreach l in array c.limits loop
             exit when plain is not true;
-            n := n + 1;
+            n := coalesce(n, 0) + 1;
+            continue when standing is not true and l.win > interval '0' and tip.spent
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= l.max - tip.held - c.amount;
             since := at - l.win;
             if since = at then
-                used[n] := tip.spent - tip.refunded - tip.credited;
+                u := tip.spent - tip.refunded - tip.credited;
             elsif tip.at <= since then
-                used[n] := 0;
+                u := 0;
             else
                 -- spent_since where the base is in the newest epoch, or all that was ever
-                -- spent is inside.
-                select b.seq, b.spent, b.refunded into base_seq, base_spent, base_refunded
-                from (select y.seq from metered.ledger y
-                      where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
-                        and (y.seq & 15 = 1 or y.kind = 'k')
-                      order by y.at desc, y.seq desc limit 1) x,
-                     lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                      where y.scope = c.scope and y.seq between x.seq and x.seq + 15
-                        and y.epoch = tip.epoch and y.at <= since
-                      order by y.seq desc limit 1) b;
-                if base_seq > 1 and base_refunded = tip.refunded then
-                    used[n] := tip.spent - base_spent;
-                elsif base_seq > 1 then
-                    used[n] := tip.spent - base_spent - metered.refunds_after(c.scope, tip.seq, base_seq);
-                elsif base_seq is null and tip.epoch = 0 and tip.seq <= 16 then
-                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(c.scope, tip.seq, 0) end;
-                -- Apart from that: a condition with a query in it is a statement.
-                elsif base_seq is null and tip.epoch = 0
-                      and exists (select from metered.ledger y where y.scope = c.scope and y.seq = 2) then
-                    used[n] := tip.spent - case when tip.refunded = 0 then 0 else metered.refunds_after(c.scope, tip.seq, 0) end;
+                -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
+                select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
+                    coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
+                from (values (1)) one left join lateral (
+                    select z.seq, z.spent, z.refunded
+                    from (select y.seq from metered.ledger y
+                          where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
+                            and (y.seq & 15 = 1 or y.kind = 'k')
+                          order by y.at desc, y.seq desc limit 1) x,
+                         lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                          where y.scope = c.scope and y.seq between x.seq and x.seq + 15
+                            and y.epoch = tip.epoch and y.at <= since
+                          order by y.seq desc limit 1) z) b on true;
+                if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
+                    u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
+                        else metered.refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
                 else
                     w := metered.spent_since(tip, since);
                     base_seq := w.base_seq;
                     base_spent := w.base_spent;
-                    used[n] := w.used;
+                    u := w.used;
+                end if;
+                if standing is not true and base_spent > 0 then
+                    tip.anchor_at := since;
+                    tip.anchor_spent := base_spent;
                 end if;
             end if;
-            plain := used[n] <= l.max - tip.held - c.amount;
+            used[n] := u;
+            plain := u <= l.max - tip.held - c.amount;
         end loop;
+        if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
+            -- One charge, which is let in: the loops below, without what they are for.
+            if tip.held > 0 then
+                tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+            end if;
+            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
+            values (tip.seq + 1, c.amount, write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent)
+            on conflict do nothing
+            returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
+            if seqs is null then
+                perform metered.collided();
+            end if;
+            return;
+        end if;
+        tips[i] := tip;
+        held[i] := tip.held;
     end loop;
     if look or plain is not true then
         if look and plain then
@@ -108,6 +135,7 @@ begin
         end if;
         if absent is not null then
             denied := absent;
+            used := null;
             if mode = 'raise' then
                 raise exception 'a scope does not exist' using errcode = 'MT001', detail = denied;
             end if;
@@ -128,9 +156,10 @@ begin
             held := a.held;
         else
             -- The last limit of which something is known is the first that may refuse.
-            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(n, coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
         denied := a.denied;
+        used := case when standing then a.used end;
         if denied is not null then
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
@@ -139,7 +168,8 @@ begin
         elsif look then
             return;
         end if;
-        used := a.used;
+    elsif standing is not true then
+        used := null;
     end if;
     i := 0;
     foreach c in array charges loop
@@ -155,9 +185,10 @@ begin
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note)
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
             values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note)
+                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent)
             on conflict do nothing;
             if not found then
                 perform metered.collided();
@@ -168,9 +199,10 @@ begin
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note)
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent)
             values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note)
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent)
             on conflict do nothing;
             if not found then
                 perform metered.collided();
@@ -193,11 +225,11 @@ $$;
 
 -- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
 -- returns the whole answer: that costs less than to assign each part.
-create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int) returns metered.posted
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.posted
 language plpgsql volatile
 as $$
 begin
-    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null);
+    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
 end
 $$;
 

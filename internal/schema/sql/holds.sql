@@ -266,7 +266,7 @@ begin
         return;
     end if;
     c := metered.write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
-        row(hold.id, due_in, null, clk));
+        row(hold.id, due_in, null, clk), false);
     seqs := c.seqs;
     ats := c.ats;
     denied := c.denied;

@@ -64,7 +64,7 @@ begin
     charge.held := wanted;
     charge.note := jsonb_build_object('actor', terms.owner);
     -- The hold never falls due: a lease is settled, and not freed.
-    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null));
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
     if posted.denied is not null then
         no := null;
         return;
@@ -124,7 +124,7 @@ $$;
 
 -- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
 -- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
-create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text) returns metered.posted
+create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.posted
 language plpgsql volatile
 as $$
 declare
@@ -152,7 +152,7 @@ begin
         n := n + 1;
     end loop;
     if answer.denied is null and chain <> '{}' then
-        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null);
+        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
         answer.denied := posted.denied;
     end if;
     if answer.denied is not null then
@@ -172,7 +172,7 @@ begin
             n := n + 1;
             answer.seqs[i] := posted.seqs[n];
             answer.ats[i] := posted.ats[n];
-            answer.held[i] := posted.held[n];
+            answer.held[i] := coalesce(posted.held[n], 0);
         else
             answer.seqs[i] := 0;
             answer.ats[i] := answer.at;

@@ -382,6 +382,8 @@ begin
     e.amount := 0;
     e.epoch := e.epoch + 1;
     e.at := clk;
+    e.anchor_at := null;        -- it is of the clock before
+    e.anchor_spent := null;
     perform metered.append(e);
     seq := e.seq;
     at := e.at;

@@ -45,6 +45,14 @@ begin
 end
 $$;
 
+-- The shorter one of a timeout, as a setting has it, and of so many milliseconds. Inlined
+-- wherever it stands.
+create function metered.shorter(before text, ms int) returns text
+language sql stable
+as $$
+    select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text else before end
+$$;
+
 create function metered.unbound_lock_wait(before text) returns text
 language plpgsql volatile
 as $$

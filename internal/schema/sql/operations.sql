@@ -18,8 +18,8 @@ $$;
 -- is an advisory lock, which writes nothing; the record's primary key is what makes
 -- it exact. It comes before the scopes' locks of its command.
 --
--- Opening spends the token, if there is one, and then looks at the budget without
--- a lock, so that a hopeless command is refused before it works. The columns from
+-- Opening spends the token, if there is one, and then looks at the charges that are given,
+-- without a lock, so that a hopeless command is refused before it works. The columns from
 -- token_status to consumed_at are consume_token's.
 create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
     charges metered.new_charge[], ahead interval, wait_ms int,
@@ -31,8 +31,7 @@ create function metered.begin_command(claiming boolean, opening boolean, command
 language plpgsql volatile
 as $$
 declare
-    setting text;
-    before  text;
+    horizon timestamptz;
     unused  text;   -- set_config in an assignment is cheaper than in perform, by far
     t       record; -- and so is a function than as a table
 begin
@@ -43,10 +42,14 @@ begin
         if not pg_try_advisory_xact_lock(command.key) then
             perform metered.lock_keys(array[command.key], wait_ms);
         end if;
-        select 'replay', o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
-        into status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
-        from metered.operations o where o.namespace = command.namespace and o.id = command.id;
-        if found then
+        -- Both of one snapshot: a purge moves the horizon in the transaction that deletes.
+        select (select h.at from metered.operations_horizon h where h.one),
+            o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
+        into horizon, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
+        from (values (1)) one left join lateral (
+            select * from metered.operations y where y.namespace = command.namespace and y.id = command.id limit 1) o on true;
+        if at is not null then
+            status := 'replay';
             return;
         end if;
         if metered.one_snapshot() then
@@ -63,9 +66,7 @@ begin
                 null;
             end;
         end if;
-        -- Read after the record was not found: a purge moves the horizon in the
-        -- transaction that deletes.
-        if command.issued_at <= (select h.at from metered.operations_horizon h where h.one) then
+        if command.issued_at <= horizon then
             status := 'retired';
             return;
         elsif command.issued_at > metered.clock() + command.max_future then
@@ -73,23 +74,23 @@ begin
             return;
         end if;
         if command.timeout_ms > 0 then
-            foreach setting in array array['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout'] loop
-                before := current_setting(setting);
-                if before = '0' or before::interval > command.timeout_ms * interval '1 ms' then
-                    unused := set_config(setting, command.timeout_ms::text, true);
-                end if;
-            end loop;
+            unused := set_config('statement_timeout', metered.shorter(current_setting('statement_timeout'), command.timeout_ms), true)
+                || set_config('lock_timeout', metered.shorter(current_setting('lock_timeout'), command.timeout_ms), true)
+                || set_config('idle_in_transaction_session_timeout',
+                    metered.shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
         end if;
-        if command.timeout_ms is not null then
-            -- COMMIT is sent before the charges are made: if the client is gone by the
-            -- time a scope is free, let that be noticed. Not every platform can.
+        -- COMMIT is sent before the charges are made: if the client is gone by the time a scope
+        -- is free, let that be noticed. Postgres on Linux can; elsewhere it is tried.
+        unused := set_config('metered_tx.command', command.marker, true)
+            || case when command.timeout_ms is null then '' when strpos(version(), '-linux') > 0
+                then set_config('client_connection_check_interval', '100', true) end;
+        if unused is null then
             begin
                 unused := set_config('client_connection_check_interval', '100', true);
             exception when invalid_parameter_value then
                 null;
             end;
         end if;
-        unused := set_config('metered_tx.command', command.marker, true);
         execute 'declare metered_command cursor with hold for select metered.block_commit()';
     end if;
     status := 'new';
@@ -109,7 +110,7 @@ begin
         end if;
     end if;
     if cardinality(charges) > 0 then
-        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null);
+        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null, false);
         denied := t.denied;
     end if;
 end
@@ -127,9 +128,9 @@ language plpgsql volatile
 as $$
 declare
     c       record;
-    charge  metered.new_charge;
     scopes  text[];
     amounts bigint[];
+    command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
     unused  text;
 begin
     if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576
@@ -138,32 +139,33 @@ begin
     end if;
     if cardinality(charges) > 0 then
         if command.leased then
-            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise');
+            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
         else
-            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null);
+            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
         end if;
         seqs := c.seqs;
         ats := c.ats;
         used := c.used;
         held := c.held;
-        foreach charge in array charges loop
-            scopes := scopes || charge.scope::text;
-            amounts := amounts || charge.amount::bigint;
-        end loop;
+        scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
+        amounts := array[charges[1].amount];
+        if cardinality(charges) > 1 then
+            scopes := array(select x.scope from unnest(charges) x);
+            amounts := array(select x.amount from unnest(charges) x);
+        end if;
     end if;
-    at := metered.clock();
     insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal)
-    values (command.namespace, command.id, of_fingerprint, command.issued_at, complete_command.at, of_result,
+    values (command.namespace, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
         scopes, amounts, complete_command.seqs, complete_command.ats,
         string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal)
-    on conflict do nothing;
+    on conflict do nothing
+    returning operations.at into at;
     if not found then
         raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
     end if;
     if finishing then
-        unused := set_config('metered_tx.command', '', true);
-        unused := set_config('metered_tx.holds', '', true);
-        execute 'close metered_command';
+        unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
+        close command_cursor;
     end if;
 end
 $$;

@@ -28,6 +28,8 @@ create table metered.ledger (
     namespace text,                   -- of the operation
     operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
+    anchor_at timestamptz,            -- some time in the past, of which anchor_spent is known; null for none
+    anchor_spent bigint,              -- what had been spent by then: a bound of what was spent since
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
