@@ -2,7 +2,10 @@
 // type for each composite type of internal/schema/sql/types.sql, and its text.
 package ledger
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Limit is metered.charge_limit.
 type Limit struct {
@@ -37,6 +40,33 @@ func Charges(of []Charge) string {
 			exist = boolean(true)
 		}
 		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), text(limits(c.Limits)), textOrNull(c.Note), exist)
+	}
+	return array(rows)
+}
+
+// Event is metered.new_event.
+type Event struct {
+	Namespace, ID        string
+	Key                  int64 // of the lock of the id
+	Fingerprint          []byte
+	IssuedAt, OccurredAt *time.Time
+}
+
+// String is the event as text.
+func (e *Event) String() string {
+	return composite(text(e.Namespace), text(e.ID), number(e.Key), bytes(e.Fingerprint), moment(e.IssuedAt), moment(e.OccurredAt))
+}
+
+// Events is an array of metered.new_event, with a null for each nil; null if all are nil.
+func Events(of []*Event) any {
+	if !slices.ContainsFunc(of, func(e *Event) bool { return e != nil }) {
+		return nil
+	}
+	rows := make([]string, len(of))
+	for i, e := range of {
+		if rows[i] = composite("", "", "", "", "", ""); e != nil {
+			rows[i] = e.String()
+		}
 	}
 	return array(rows)
 }
