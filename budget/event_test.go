@@ -313,3 +313,29 @@ func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 		})
 	}
 }
+
+// The lock of an id only makes writers queue. What keeps an id from two events is the key of its record.
+func TestIngest_TheRecordIsTheGuard(t *testing.T) {
+	t.Parallel()
+	for _, more := range [][]budget.Event{nil, {event("other", "b", 1)}} { // alone, and in a batch
+		t.Run(fmt.Sprint(len(more)), func(t *testing.T) {
+			t.Parallel()
+			pool, l, _ := open(t)
+			withoutLocks(t, pool)
+			first, second := begin(t, pool, ""), begin(t, pool, "")
+			_, err := l.Ingest(t.Context(), first, event("e", "a", 1))
+			require.NoError(t, err)
+			done := pgtest.Going(func() error {
+				_, err := l.Ingest(t.Context(), second, append(more, event("e", "b", 1))...)
+				return err
+			})
+			pgtest.WaitFor(t, "the second waits for the first's record", func() bool {
+				return count(t, pool, "pg_locks where locktype = 'transactionid' and not granted and pid in (select pid from pg_stat_activity where datname = current_database())") == 1
+			})
+			require.NoError(t, first.Commit(t.Context()))
+			require.Equal(t, sqlstate.SerializationFailure, code(<-done))
+			require.NoError(t, second.Rollback(t.Context()))
+			require.Equal(t, 1, count(t, pool, "metered.ledger"))
+		})
+	}
+}

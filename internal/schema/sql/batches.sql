@@ -36,8 +36,9 @@ begin
             case when e.id_key = any (busy) then 'busy' when o.id is null then null
                 when o.fingerprint = e.fingerprint then 'replay' else 'conflict' end as status
           from unnest(events) with ordinality e
+          -- limit, or the planner may join by a hash of the whole table, made while it was empty.
           left join lateral (select x.id, x.fingerprint, x.seqs, x.ats from metered.operations x
-              where x.namespace = e.namespace and x.id = e.id) o on true) r;
+              where x.namespace = e.namespace and x.id = e.id limit 1) o on true) r;
     if metered.one_snapshot() then
         -- As in begin_command: the snapshot may be older than a record, or than a purge.
         begin
