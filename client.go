@@ -36,7 +36,8 @@ type Config struct {
 	ClockTolerance time.Duration // as in budget.Config; defaults to 1m
 	MustExist      bool          // as in budget.Config: only scopes that were created are charged, credited or held
 	RequireActor   bool          // as in budget.Config and holds.Config: each write has a Note with an Actor
-	MaxFuture      time.Duration // how far an id's time may be ahead of the database's clock, up to 24h; defaults to 5m
+	MaxFuture      time.Duration // how far the time of an id or an event may be ahead of the database's clock, up to 24h; defaults to 5m
+	MaxLateness    time.Duration // as in budget.Config: how long ago an event may have occurred; defaults to 35 days
 	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h; defaults to 30s
 	Holds          holds.Config  // of Client.Holds; subscribers cost a round trip while the locks are held
@@ -129,7 +130,7 @@ func (c *Client) made() error { return fault.Made(errArgument, "client", c != ni
 func (c *Client) setUpPieces() (err error) {
 	c.Budget, err = budget.New(budget.Config{
 		Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, ClockTolerance: c.cfg.ClockTolerance,
-		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor,
+		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor, MaxFuture: c.cfg.MaxFuture, MaxLateness: c.cfg.MaxLateness,
 	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)

@@ -187,8 +187,8 @@ func (h *hostile) check(purged bool) {
 		"resources out of bounds":           `select count(*) from metered.resources where octet_length(scope) not between 1 and 255 or retired_at < created_at or created_at > metered.clock()`,
 		"tokens used too often":             `select count(*) from metered.tokens where used > uses or expires_at > minted_at + interval '400 days'`,
 		"horizons in the future":            `select count(*) from (select at from metered.holds_horizon union all select at from metered.operations_horizon) z where at > metered.clock()`,
-		"events that were counted twice":   `select count(*) from (select 1 from metered.ledger l join metered.operations o on o.namespace = l.namespace and o.id = l.operation where o.result = 'null' group by o.namespace, o.id having count(*) > 1) e`,
-		"ids of events beyond the bounds":  `select count(*) from metered.operations where octet_length(id) > 255 or octet_length(namespace) > 255 or octet_length(fingerprint) <> 33`,
+		"events that were counted twice":    `select count(*) from (select 1 from metered.ledger l join metered.operations o on o.namespace = l.namespace and o.id = l.operation where o.result = 'null' group by o.namespace, o.id having count(*) > 1) e`,
+		"ids of events beyond the bounds":   `select count(*) from metered.operations where octet_length(id) > 255 or octet_length(namespace) > 255 or octet_length(fingerprint) <> 33`,
 		"notes and names beyond the bounds": `select count(*) from metered.ledger where octet_length(scope) > 255 or octet_length(note::text) > 16384`,
 	} {
 		require.Zero(h, count(h.T, h.owner, "("+sql+") x(n) where n > 0"), what)

@@ -327,7 +327,8 @@ create table metered.job_keys (
 create index job_keys_age on metered.job_keys (created_at);
 
 -- What committed, by the caller's id: written with the command's own writes, so
--- that a record exists exactly where they do. And what was refused, where the caller asked
+-- that a record exists exactly where they do. An event of charge_each has one, too, with the result
+-- null and one scope; its issued_at is the time of the id, or else when it occurred. And what was refused, where the caller asked
 -- for the refusal to be remembered.
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
@@ -4034,7 +4035,7 @@ comment on column metered.job_keys.key is 'chosen by the caller, once in the que
 comment on column metered.job_keys.kind is 'of the job';
 comment on column metered.job_keys.tenant is 'of the job';
 comment on column metered.job_keys.digest is 'of kind and args, its first byte the version: see jobs/digest.go';
-comment on table metered.operations is 'What committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. And what was refused, where the caller asked for the refusal to be remembered.';
+comment on table metered.operations is 'What committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. An event of charge_each has one, too, with the result null and one scope; its issued_at is the time of the id, or else when it occurred. And what was refused, where the caller asked for the refusal to be remembered.';
 comment on column metered.operations.at is 'when the command was completed';
 comment on column metered.operations.issued_at is 'the time that the id carries, if it does';
 comment on column metered.operations.namespace is 'keeps the ids of tenants apart';

@@ -443,3 +443,19 @@ func TestChargeNow_IsOneRoundTripThatCommits(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.NotErrorIs(t, err, budget.ErrCommitUnknown)
 }
+
+func TestChargeEach_AWindowThatBeginsBeforeAClockRepair(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	mustCharge(t, pool, l, "a", 5)
+	clock.Advance(2 * time.Hour)
+	mustCharge(t, pool, l, "a", 3)
+	clock.Advance(-time.Hour)
+	r, err := repairClock(t.Context(), pool, l, "a")
+	require.NoError(t, err)
+	require.True(t, r.Repaired)
+	clock.Advance(30 * time.Minute)
+	results, err := each(t.Context(), pool, l, take("a", 1, budget.PerWindow(100, time.Hour)), take("b", 1))
+	require.NoError(t, err)
+	require.EqualValues(t, 4, results[0].Posted.Standings[0].Used)
+}
