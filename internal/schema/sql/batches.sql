@@ -84,13 +84,12 @@ begin
         from asked a
         left join lateral (
             select y.* from metered.ledger y where y.scope = a.scope order by y.seq desc limit 1 for key share) y on true
-        -- A scope without entries begins here. One whose entries a purge takes away just now does not.
+        -- A scope without entries begins here. Where a purge takes them away just now, the keys collide.
         cross join lateral (
             select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at, coalesce(y.spent, 0) as spent,
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
                 coalesce(y.epoch, 0::smallint) as epoch, y.next_due,
-                case when y.seq is null then (select z.seq from metered.ledger z where z.scope = a.scope order by z.seq limit 1) is null
-                    else y.at <= clk and (y.next_due <= clk) is not true end as fresh) t
+                y.seq is null or y.at <= clk and (y.next_due <= clk) is not true as fresh) t
         -- What counts against each limit: as in write_charges, where it is sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
