@@ -149,8 +149,8 @@ func TestBatcher_AChargeThatTheServerRefusesFailsAlone(t *testing.T) {
 // A scope that somebody locks keeps only its own charges waiting.
 func TestBatcher_ALockedScopeKeepsNoOtherWaiting(t *testing.T) {
 	t.Parallel()
-	pool, l, _ := open(t)
-	l = newLedger(t, budget.Config{LockTimeout: 300 * time.Millisecond})
+	pool, _, _ := open(t)
+	l := newLedger(t, budget.Config{LockTimeout: 300 * time.Millisecond})
 	b := newBatcher(t, pool, l, budget.BatcherConfig{Lanes: 1})
 	holder := begin(t, pool, "")
 	require.NoError(t, l.Lock(t.Context(), holder, "hot"))
@@ -172,9 +172,7 @@ func TestBatcher_ALockedScopeKeepsNoOtherWaiting(t *testing.T) {
 	waits := make(chan error, 1)
 	patient := newBatcher(t, pool, newLedger(t, budget.Config{LockTimeout: time.Minute}), budget.BatcherConfig{})
 	go func() { _, err := patient.Charge(t.Context(), take("hot", 1)); waits <- err }()
-	pgtest.WaitFor(t, "the charge waits for the lock", func() bool {
-		return count(t, pool, "pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database())") == 1
-	})
+	pgtest.WaitQueued(t, pool, 1)
 	require.NoError(t, holder.Rollback(t.Context()))
 	require.NoError(t, <-waits)
 	require.EqualValues(t, 1, usage(t, pool, l, "hot", 0).Used)
@@ -355,7 +353,7 @@ func TestBatcher_WhatItSaysIsSo(t *testing.T) {
 				var err error
 				if client%2 == 0 {
 					id := fmt.Sprint("e", client/4, " ", i) // two clients deliver it
-					c.Scope, scope = fmt.Sprint("s", i%scopes), i%scopes
+					c.Scope = fmt.Sprint("s", i%scopes)
 					posted, err = b.Ingest(ctx, budget.Event{ID: id, Charge: c})
 					if err == nil {
 						if seq, seen := told.LoadOrStore(id, posted.Seq); seen && seq != posted.Seq {

@@ -329,9 +329,7 @@ func TestIngest_TheRecordIsTheGuard(t *testing.T) {
 				_, err := l.Ingest(t.Context(), second, append(more, event("e", "b", 1))...)
 				return err
 			})
-			pgtest.WaitFor(t, "the second waits for the first's record", func() bool {
-				return count(t, pool, "pg_locks where locktype = 'transactionid' and not granted and pid in (select pid from pg_stat_activity where datname = current_database())") == 1
-			})
+			pgtest.WaitQueued(t, pool, 1)
 			require.NoError(t, first.Commit(t.Context()))
 			require.Equal(t, sqlstate.SerializationFailure, code(<-done))
 			require.NoError(t, second.Rollback(t.Context()))

@@ -53,8 +53,8 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	requireVerified(t, app, l)
 
 	for _, sql := range []string{
-		`select metered.write_plain(array[('s', 1, 1, 0, '{}', null, null)]::metered.new_charge[], null, null, now() - interval '1 day')`,
-		`select metered.write_exact(('s', 1, 1, 0, '{}', null, null), null, 1, '1 minute', 1000, now() - interval '1 day')`,
+		`select metered.write_plain(null, null, null, now() - interval '1 day')`,
+		`select metered.write_exact(null, null, 1, '1 minute', 1000, now() - interval '1 day')`,
 		`select metered.recorded_events(null, null, 1)`,
 		`insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
 			values (23, 1, now(), 21, 1, 3, 0, 0, 'c', 'a')`,
