@@ -3770,8 +3770,8 @@ begin
 end
 $$;
 
--- Charges up to 1,000 scopes, or the same ones several times, each on its own, and answers each, in any order. Those
--- of one scope are judged in the order given, and what is let in counts for the next. All locks are taken
+-- Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are
+-- judged in the order given, and what is let in counts for the next. All locks are taken
 -- first, those of ids before those of scopes: two of the server's lock table for a charge with an id.
 --
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
@@ -4089,7 +4089,7 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back; the result is empty, which a build that knows no refusals cannot take for an answer.';
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
-comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Charges up to 1,000 scopes, or the same ones several times, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and what is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
+comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and what is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.ledger_words is 'The ledger, with words for the kinds of entries.';
 comment on column metered.ledger_words.scope is 'what is charged';
 comment on column metered.ledger_words.seq is '1, 2, 3 and so on in the scope';

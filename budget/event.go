@@ -39,7 +39,7 @@ const maxIDBytes = 255
 // Records are kept until metered.Client.PurgeOperations deletes them. From then on an event that carries a time (in a
 // UUIDv7, or else OccurredAt) is ErrRetired if it is not newer than what was deleted; one without looks new again.
 //
-// It locks the ids, in the order of their keys, before the scopes. A call twice as large needs as many locks.
+// It locks the ids, in the order of their keys, before the scopes: two locks for an event (see ChargeEach).
 func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err

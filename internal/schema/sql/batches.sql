@@ -175,8 +175,8 @@ begin
 end
 $$;
 
--- Charges up to 1,000 scopes, or the same ones several times, each on its own, and answers each, in any order. Those
--- of one scope are judged in the order given, and what is let in counts for the next. All locks are taken
+-- Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are
+-- judged in the order given, and what is let in counts for the next. All locks are taken
 -- first, those of ids before those of scopes: two of the server's lock table for a charge with an id.
 --
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
