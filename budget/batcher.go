@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pause"
 )
 
@@ -115,10 +116,7 @@ func (b *Batcher) Close(ctx context.Context) error {
 }
 
 func (b *Batcher) made() error {
-	if b == nil || b.ledger == nil {
-		return invalid("batcher", "was not made by NewBatcher")
-	}
-	return nil
+	return fault.Made(errArgument, "batcher", b != nil && b.ledger != nil)
 }
 
 // call is a charge that somebody waits for.
