@@ -39,7 +39,8 @@ type Config struct {
 	RequireActor   bool          // as in budget.Config and holds.Config: each write has a Note with an Actor
 	NoStandings    bool          // as in budget.Config: receipts do not say what limits stand at, which is faster
 	EarlyLook      bool          // sets Command.EarlyLook for every command
-	MaxFuture      time.Duration // how far an id's time may be ahead of the database's clock, up to 24h; defaults to 5m
+	MaxFuture      time.Duration // how far the time of an id or an event may be ahead of the database's clock, up to 24h; defaults to 5m
+	MaxLateness    time.Duration // as in budget.Config: how long ago an event may have occurred; defaults to 35 days
 	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h; defaults to 30s
 	Holds          holds.Config  // of Client.Holds; subscribers cost a round trip while the locks are held
@@ -141,6 +142,7 @@ func (c *Client) setUpPieces() (err error) {
 	c.Budget, err = budget.New(budget.Config{
 		Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, ClockTolerance: c.cfg.ClockTolerance,
 		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor, NoStandings: c.cfg.NoStandings,
+		MaxFuture: c.cfg.MaxFuture, MaxLateness: c.cfg.MaxLateness,
 	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)

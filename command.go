@@ -177,7 +177,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	if op.Fingerprint, err = fingerprint(cmd, op.Token, op.Holds); err != nil {
 		return nil, err
 	}
-	op.Key = lockkey.Of("metered/operation/"+c.schema.String(), lengthPrefixed(cmd.Namespace, cmd.ID))
+	op.Key = lockkey.OfOperation(c.schema.String(), cmd.Namespace, cmd.ID)
 	return op, nil
 }
 
@@ -381,15 +381,6 @@ func encodeInput(input any) ([]byte, error) {
 		return nil, invalid("Command.Input", "is %d bytes, want at most %d", len(b), maxInputBytes)
 	}
 	return b, nil
-}
-
-func lengthPrefixed(parts ...string) string {
-	var b []byte
-	for _, p := range parts {
-		b = binary.BigEndian.AppendUint64(b, uint64(len(p)))
-		b = append(b, p...)
-	}
-	return string(b)
 }
 
 func checkID(namespace, id string) error {

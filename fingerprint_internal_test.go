@@ -110,7 +110,7 @@ func TestFingerprint_AnOldTimeIsNotNone(t *testing.T) {
 
 func TestOperationKey_Golden(t *testing.T) {
 	t.Parallel()
-	key := func(ns, id string) int64 { return lockkey.Of("metered/operation/metered", lengthPrefixed(ns, id)) }
+	key := func(ns, id string) int64 { return lockkey.OfOperation("metered", ns, id) }
 	require.Equal(t, int64(-9165199387468059424), key("ns", "op"))
 	require.NotEqual(t, key("a", "b"), key("", "ab"))
 	require.NotEqual(t, key("a", "b"), key("ab", ""))

@@ -187,6 +187,8 @@ func (h *hostile) check(purged bool) {
 		"resources out of bounds":           `select count(*) from metered.resources where octet_length(scope) not between 1 and 255 or retired_at < created_at or created_at > metered.clock()`,
 		"tokens used too often":             `select count(*) from metered.tokens where used > uses or expires_at > minted_at + interval '400 days'`,
 		"horizons in the future":            `select count(*) from (select at from metered.holds_horizon union all select at from metered.operations_horizon) z where at > metered.clock()`,
+		"events that were counted twice":    `select count(*) from (select 1 from metered.ledger l join metered.operations o on o.namespace = l.namespace and o.id = l.operation where o.result = 'null' group by o.namespace, o.id having count(*) > 1) e`,
+		"ids of events beyond the bounds":   `select count(*) from metered.operations where octet_length(id) > 255 or octet_length(namespace) > 255 or octet_length(fingerprint) <> 33`,
 		"notes and names beyond the bounds": `select count(*) from metered.ledger where octet_length(scope) > 255 or octet_length(note::text) > 16384`,
 	} {
 		require.Zero(h, count(h.T, h.owner, "("+sql+") x(n) where n > 0"), what)
@@ -301,6 +303,9 @@ var tameValues = map[string][]string{
 	"digest": {"sha256(gen_random_uuid()::text::bytea)"}, "token_digest": {"sha256('x')"}, "purpose": {"'p'"}, "subject": {"'s'"}, "payload": {"null"}, "uses": {"1", "3"},
 	"must_exist": {"null", "false", "true"}, "scopes": {"'{seats}'", "'{a,full}'", "'{new}'", "'{gone}'"}, "retiring": {"true", "false", "false"},
 	"claiming": {"true"}, "opening": {"true"}, "finishing": {"true"},
+	"late": {"'35 days'"}, "future": {"'5 min'"}, "skip_busy": {"false", "true"}, "id_key": {"null"}, "occurred_at": {"null", "metered.clock()"},
+	"events": {"null", "array[row('', 'e', null, decode(repeat('01', 33), 'hex'), null, null)]", "array[row('', gen_random_uuid()::text, null, decode(repeat('01', 33), 'hex'), null, null)]",
+		"array[row('', gen_random_uuid()::text, null, decode(repeat('01', 33), 'hex'), null, null), row('', null, null, null, null, null)]"},
 }
 
 // hostileValues are values by type, some of which make sense.

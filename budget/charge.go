@@ -18,6 +18,7 @@ const (
 	MaxScopes     = 64                     // distinct scopes in one call
 	MaxLimits     = 16                     // of one scope in one call
 	MaxQueries    = 1024                   // in one call of Usage
+	MaxBatch      = 1000                   // charges in one call of ChargeEach, events in one of Ingest
 )
 
 // Charge is an amount to take from a scope, if all of its Limits admit it.
@@ -46,6 +47,7 @@ type Posted struct {
 	Amount    int64      `json:"amount"`
 	At        time.Time  `json:"at"`                  // by the database's clock
 	Standings []Standing `json:"standings,omitempty"` // the scope's limits after the charge; none if not asked for
+	Replayed  bool       `json:"replayed,omitempty"`  // of an event: it was counted before, by this entry; without Standings
 }
 
 // Standing is what a limit stands at.

@@ -9,6 +9,9 @@
 //		return err
 //	})
 //
+// Many charges that do not depend on each other go in one call of Ledger.ChargeEach. Usage events that may be delivered twice
+// are counted once by Ledger.Ingest. A Batcher commits the charges of many goroutines together.
+//
 // A scope is a name of yours. It needs no creation, so a mistyped name is another scope: Scopes and MustExist guard
 // against that. A scope's ledger is a chain of entries that never change. Limits come with each call and are stored
 // nowhere. A charge is admitted if, for each limit,
@@ -18,8 +21,8 @@
 //	  - A charge counts while it is younger than the window, by the database's clock; a refund, at its charge's time.
 //	  - A credit counts for lifetime limits only. Held units count everywhere until they are captured or freed.
 //
-// Rolling the transaction back takes its writes back. There is no idempotency: a second call writes again (a command,
-// metered.Do, remembers). A write holds an advisory lock on each of its scopes until the transaction ends, so charge
+// Rolling the transaction back takes its writes back. Calls but Ingest are not idempotent: a second one writes again (a
+// command, metered.Do, remembers). A write holds an advisory lock on each of its scopes until the transaction ends, so charge
 // last. One call takes its locks in the order of their keys. Two calls in one transaction can deadlock (SQLSTATE 40P01)
 // with two in another: use one call, Ledger.Lock, or a command. All isolation levels are correct; READ COMMITTED is the
 // fastest (docs/operations.md).

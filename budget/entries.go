@@ -48,6 +48,8 @@ type Entry struct {
 	Namespace string    `json:"namespace,omitempty"` // with Operation: the command that made it; "" for sticky charges
 	Operation string    `json:"operation,omitempty"`
 	Note      Note      `json:"note,omitzero"`
+	// OccurredAt is when the event happened that the entry counts; zero if it had no time of its own.
+	OccurredAt time.Time `json:"occurred_at,omitzero"`
 }
 
 // EntriesOptions selects entries. The zero value selects all, oldest first.
@@ -64,7 +66,8 @@ const entriesPage = 500
 const entrySQL = `
 select scope, seq, kind::text, amount, (extract(epoch from at) * 1000000)::bigint, epoch, spent, refunded, credited, held,
     (extract(epoch from next_due) * 1000000)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''),
-    coalesce(note ->> 'actor', ''), coalesce(note ->> 'tenant', ''), coalesce(note ->> 'correlation', ''), coalesce(note ->> 'reason', '')
+    coalesce(note ->> 'actor', ''), coalesce(note ->> 'tenant', ''), coalesce(note ->> 'correlation', ''), coalesce(note ->> 'reason', ''),
+    coalesce(note ->> 'occurred_at', '')
 from metered.ledger
 where scope = $1 and seq > $2 and seq < $3 `
 
@@ -134,13 +137,15 @@ func scanEntry(row pgx.CollectableRow) (Entry, error) {
 	var kind string
 	var at int64
 	var due *int64
+	var occurred string
 	err := row.Scan(&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
 		&due, &e.Ref, &e.Hold, &e.Namespace, &e.Operation,
-		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason)
+		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &occurred)
 	if err != nil {
 		return Entry{}, err
 	}
 	e.Kind, e.At = kinds[kind], time.UnixMicro(at).UTC()
+	e.OccurredAt, _ = time.Parse(time.RFC3339Nano, occurred) // zero for what Ingest did not write
 	if due != nil {
 		e.HoldDue = time.UnixMicro(*due).UTC()
 	}

@@ -31,6 +31,20 @@ var (
 	ErrLimitQuery error = fault.New("limit_query", "budget: the query of a limit")
 )
 
+// Answers to an event of Ingest. They leave the transaction usable, and nothing written of the event.
+var (
+	ErrConflict error = fault.New("operation_conflict", "budget: the id belongs to another event, or to a command")
+	ErrRetired  error = fault.New("operation_retired", "budget: the event's time is not after what was purged: perhaps it was counted before")
+	ErrFuture   error = fault.New("operation_future", "budget: the event's time is further ahead of the clock than Config.MaxFuture")
+	ErrLate     error = fault.New("event_late", "budget: the event occurred longer ago than Config.MaxLateness")
+)
+
+// Errors of calls that own their transaction: Ledger.ChargeNow and Batcher.
+var (
+	ErrCommitUnknown error = fault.New("commit_unknown", "budget: whether the charge was committed is not known")
+	ErrClosed        error = fault.New("batcher_closed", "budget: the batcher is closed")
+)
+
 // Answers to a refund. They leave the transaction usable, and nothing written.
 var (
 	ErrUnknownEntry  error = fault.New("budget_unknown_entry", "budget: no such entry")

@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -24,6 +25,9 @@ type Config struct {
 	MustExist      bool // sets it for every charge, credit, hold and claim; defaults to false: a new scope begins at 0
 	NoStandings    bool // sets it for every charge; defaults to false: receipts say what each limit stands at
 	RequireActor   bool // refuses each write whose Note has no Actor; defaults to false
+	// MaxLateness is how long ago an event may have occurred, 1s to 10 years; then it is ErrLate. Defaults to 35 days.
+	MaxLateness time.Duration
+	MaxFuture   time.Duration // how far an event's time may be ahead of the database's clock, 1µs to 24h; defaults to 5m
 }
 
 // Bounds of Config.
@@ -32,6 +36,10 @@ const (
 	defaultClockTolerance = time.Minute
 	maxLockTimeout        = time.Hour
 	maxClockTolerance     = 24 * time.Hour
+	defaultMaxLateness    = 35 * 24 * time.Hour
+	maxMaxLateness        = 3653 * 24 * time.Hour
+	defaultMaxFuture      = 5 * time.Minute
+	maxMaxFuture          = 24 * time.Hour
 )
 
 // Ledger charges, credits and refunds scopes. It is safe for concurrent use.
@@ -42,6 +50,8 @@ type Ledger struct {
 	mustExist bool
 	quiet     bool // receipts have no standings
 	actor     bool // every write names one
+	late      time.Duration
+	future    time.Duration
 	space     string
 	sql       statements
 }
@@ -70,11 +80,19 @@ func New(cfg Config) (*Ledger, error) {
 	if cfg.ClockTolerance < time.Microsecond || cfg.ClockTolerance > maxClockTolerance {
 		return nil, invalid("Config.ClockTolerance", "%v is not from 1µs to %v", cfg.ClockTolerance, maxClockTolerance)
 	}
+	cfg.MaxLateness, cfg.MaxFuture = cmp.Or(cfg.MaxLateness, defaultMaxLateness), cmp.Or(cfg.MaxFuture, defaultMaxFuture)
+	if cfg.MaxLateness < time.Second || cfg.MaxLateness > maxMaxLateness {
+		return nil, invalid("Config.MaxLateness", "%v is not from 1s to %v", cfg.MaxLateness, maxMaxLateness)
+	}
+	if cfg.MaxFuture < time.Microsecond || cfg.MaxFuture > maxMaxFuture {
+		return nil, invalid("Config.MaxFuture", "%v is not from 1µs to %v", cfg.MaxFuture, maxMaxFuture)
+	}
 	return &Ledger{
 		schema:    name,
 		wait:      cfg.LockTimeout,
 		tolerance: cfg.ClockTolerance,
 		mustExist: cfg.MustExist, quiet: cfg.NoStandings, actor: cfg.RequireActor,
+		late: cfg.MaxLateness, future: cfg.MaxFuture,
 		space: "metered/scope/" + name.String(),
 		sql:   render(name),
 	}, nil
@@ -90,16 +108,16 @@ func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	lock, lockAll, charge, check, usage, credit, refund string
-	entries, newest                                     string
-	scopes, purge, repair                               string
-	chain, anchors, refundSums, refunded, held, leases  string
-	create, retire, resources                           string
+	lock, lockAll, charge, each, check, usage, credit, refund string
+	entries, newest                                           string
+	scopes, purge, repair                                     string
+	chain, anchors, refundSums, refunded, held, leases        string
+	create, retire, resources                                 string
 }
 
 func render(n schema.Name) statements {
 	return statements{
-		lock: n.SQL(lockSQL), lockAll: n.SQL(ledger.LockAllSQL), charge: n.SQL(chargeSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
+		lock: n.SQL(lockSQL), lockAll: n.SQL(ledger.LockAllSQL), charge: n.SQL(chargeSQL), each: n.SQL(eachSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),

@@ -1,6 +1,9 @@
 package budget
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"time"
+)
 
 // Note says who or what caused an entry. All fields are optional, opaque to the ledger and at most 255 bytes of UTF-8.
 type Note struct {
@@ -14,6 +17,9 @@ const maxNoteBytes = 255
 
 // checkNote refuses a note that cannot be stored, or that lacks an actor.
 func (l *Ledger) checkNote(field string, n Note) error {
+	if n == (Note{}) && !l.actor {
+		return nil
+	}
 	if l.actor && n.Actor == "" {
 		return invalid(field+".Actor", "is empty, and Config.RequireActor is set")
 	}
@@ -34,5 +40,14 @@ func (n Note) json() string {
 	}
 	// Strings that are valid UTF-8 cannot fail to marshal.
 	b, _ := json.Marshal(n)
+	return string(b)
+}
+
+// occurred is the note of an event as it is stored.
+func (n Note) occurred(at time.Time) string {
+	b, _ := json.Marshal(struct {
+		Note
+		OccurredAt time.Time `json:"occurred_at"`
+	}{n, at})
 	return string(b)
 }

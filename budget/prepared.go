@@ -45,7 +45,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	}
 	m := &merged{at: make(map[string]int, len(charges))}
 	for i, c := range charges {
-		if err := cmp.Or(c.check(i), l.checkNote(index("charges", i, ".Note"), c.Note)); err != nil {
+		if err := located("charges", i, l.checkCharge(c)); err != nil {
 			return nil, err
 		}
 		if err := m.add(i, c); err != nil {
@@ -135,22 +135,23 @@ func (m *merged) add(i int, c Charge) error {
 	return nil
 }
 
-func (c Charge) check(i int) error {
-	if err := checkScope(index("charges", i, ".Scope"), c.Scope); err != nil {
+// checkCharge names fields by ".Scope" and so on.
+func (l *Ledger) checkCharge(c Charge) error {
+	if err := checkScope(".Scope", c.Scope); err != nil {
 		return err
 	}
-	if err := checkAmount(index("charges", i, ".Amount"), c.Amount); err != nil {
+	if err := checkAmount(".Amount", c.Amount); err != nil {
 		return err
 	}
 	if len(c.Limits) > MaxLimits {
-		return invalid(index("charges", i, ".Limits"), "are %d, want at most %d", len(c.Limits), MaxLimits)
+		return invalid(".Limits", "are %d, want at most %d", len(c.Limits), MaxLimits)
 	}
 	for j, limit := range c.Limits {
-		if err := limit.check(index("charges", i, index(".Limits", j, ""))); err != nil {
+		if err := located(".Limits", j, limit.check("")); err != nil {
 			return err
 		}
 	}
-	return nil
+	return l.checkNote(".Note", c.Note)
 }
 
 func checkAmount(field string, amount int64) error {

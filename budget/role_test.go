@@ -41,9 +41,21 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 		n++
 	}
 	require.Equal(t, 22, n)
+	results, err := ingest(ctx, app, l, event("e", "b", 1), event("f", "b", 1, budget.Lifetime(0)), event("g", "c", 1))
+	require.NoError(t, err)
+	require.NoError(t, results[0].Err)
+	require.ErrorIs(t, results[1].Err, budget.ErrExceeded)
+	results, err = each(ctx, app, l, take("b", 1), take("c", 1))
+	require.NoError(t, err)
+	require.Equal(t, int64(2), results[0].Posted.Seq)
+	_, err = l.ChargeNow(ctx, app, take("b", 1))
+	require.NoError(t, err)
 	requireVerified(t, app, l)
 
 	for _, sql := range []string{
+		`select metered.write_plain(null, null, null, now() - interval '1 day')`,
+		`select metered.write_exact(null, null, 1, '1 minute', 1000, now() - interval '1 day')`,
+		`select metered.recorded_events(null, null, 1)`,
 		`insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
 			values (23, 1, now(), 21, 1, 3, 0, 0, 'c', 'a')`,
 		`update metered.ledger set amount = 0`,
@@ -171,7 +183,12 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Entries": {tx, "s", budget.EntriesOptions{}}, "Usage": {tx, budget.Query{Scope: "s"}}, "RepairClock": {tx, "s", budget.Note{}},
 		"Purge": {pool, budget.PurgeOptions{OlderThan: time.Hour}}, "Verify": {pool, budget.VerifyOptions{}},
 		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
+		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.Event{ID: "e", Charge: charge}},
 	})
+	niltest.Func(t, "NewBatcher", budget.NewBatcher, pool, niltest.Given{Arg: ledger}, budget.BatcherConfig{})
+	batcher, err := budget.NewBatcher(pool, ledger, budget.BatcherConfig{})
+	require.NoError(t, err)
+	niltest.Methods(t, batcher, map[string][]any{"Charge": {charge}, "Ingest": {budget.Event{ID: "e", Charge: charge}}, "Close": {}})
 }
 
 // Totals near the end of 64 bits cannot be reached by charging: the owner writes them.

@@ -57,6 +57,22 @@ func checkText(field, text string, maxBytes int) error {
 	return fault.Text(errArgument, field, text, maxBytes)
 }
 
+// located puts the name of the list's element before the field of a refused argument. Names are made where one is
+// refused: to make them for each charge would take longer than to check it.
+func located(list string, i int, err error) error {
+	if err != nil {
+		return within(index(list, i, ""), err)
+	}
+	return nil
+}
+
+func within(where string, err error) error {
+	if a, ok := err.(*ArgumentError); ok { // just made: nothing wraps it
+		return invalid(where+a.Field, "%s", a.Reason)
+	}
+	return err
+}
+
 // index names an element of an argument, "charges[2].Scope".
 func index(list string, i int, field string) string {
 	return fmt.Sprintf("%s[%d]%s", list, i, field)

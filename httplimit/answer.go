@@ -13,6 +13,8 @@ import (
 var statuses = map[string]int{
 	"invalid_argument": http.StatusBadRequest,
 	"operation_future": http.StatusBadRequest,
+	"event_late":       http.StatusBadRequest,
+	"batcher_closed":   http.StatusServiceUnavailable,
 	"ttl_too_short":    http.StatusBadRequest,
 	"ttl_too_long":     http.StatusBadRequest,
 

@@ -61,6 +61,9 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"limit_query":    {budget.ErrLimitQuery, answered{500, ""}},
 		"indefinite":     {metered.ErrIndefinite, answered{503, "1"}},
 
+		"event_late":     {budget.ErrLate, answered{400, ""}},
+		"batcher_closed": {budget.ErrClosed, answered{503, ""}},
+
 		"invalid_argument": {jobs.ErrArgument, answered{400, ""}},
 
 		"not_migrated":   {metered.ErrNotMigrated, answered{500, ""}},

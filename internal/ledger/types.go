@@ -4,6 +4,7 @@ package ledger
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -75,6 +76,33 @@ func Charges(of []Charge) string {
 			continue
 		}
 		rows[i] = composite(text(c.Scope), number(c.Key), number(c.Amount), number(c.Held), text(limits(c.Limits)), textOrNull(c.Note), exist, "", "")
+	}
+	return array(rows)
+}
+
+// Event is metered.new_event.
+type Event struct {
+	Namespace, ID        string
+	Key                  int64 // of the lock of the id
+	Fingerprint          []byte
+	IssuedAt, OccurredAt *time.Time
+}
+
+// String is the event as text.
+func (e *Event) String() string {
+	return composite(text(e.Namespace), text(e.ID), number(e.Key), bytes(e.Fingerprint), moment(e.IssuedAt), moment(e.OccurredAt))
+}
+
+// Events is an array of metered.new_event, with a null for each nil; null if all are nil.
+func Events(of []*Event) any {
+	if !slices.ContainsFunc(of, func(e *Event) bool { return e != nil }) {
+		return nil
+	}
+	rows := make([]string, len(of))
+	for i, e := range of {
+		if rows[i] = composite("", "", "", "", "", ""); e != nil {
+			rows[i] = e.String()
+		}
 	}
 	return array(rows)
 }

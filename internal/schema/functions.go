@@ -46,6 +46,7 @@ var Functions = []Function{
 
 	{"lock_scopes", Application, owned},
 	{"charge", Application, write},
+	{"charge_each", Application, write + "\nset enable_bitmapscan = off"},
 	{"check_charge", Application, write},
 	{"usage", Application, write},
 	{"credit", Application, write},

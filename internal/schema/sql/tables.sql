@@ -232,7 +232,8 @@ create table metered.job_keys (
 create index job_keys_age on metered.job_keys (created_at);
 
 -- What committed, by the caller's id: written with the command's own writes, so
--- that a record exists exactly where they do. And what was refused, where the caller asked
+-- that a record exists exactly where they do. An event of charge_each has one, too, with the result
+-- null and one scope; its issued_at is the time of the id, or else when it occurred. And what was refused, where the caller asked
 -- for the refusal to be remembered.
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed

@@ -73,6 +73,15 @@ create type metered.new_token as (digest bytea, purpose text, subject text, payl
 -- limit, and what is held of each scope; or else why it is denied.
 create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
 
+-- A usage event, whose charge stands at the same place of another array. id is null for a charge without
+-- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
+create type metered.new_event as (
+    namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
+
+-- What charge_each answers to one charge: its number in the call, its entry, what counts against each limit
+-- before it, what is held; or else why there is none.
+create type metered.each_answer as (nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text);
+
 -- For functions of ours. What a limit that is being looked at was counted from: the number of
 -- the limit, and the entry at the beginning of its window.
 create type metered.counted as (nth int, base_seq bigint, base_spent bigint);

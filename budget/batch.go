@@ -1,0 +1,181 @@
+package budget
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+)
+
+// Result is the answer to one charge of a batch.
+type Result struct {
+	Posted Posted // the entry, if Err is nil
+	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow or ErrWindowPurged; of an
+	// event also ErrConflict, ErrRetired, ErrFuture or ErrLate.
+	Err error
+}
+
+// ChargeEach makes up to MaxBatch charges, each on its own, in one round trip: one that is refused does not keep
+// another from being made. Results are in the order of the charges. Charges of one scope are judged in the order given,
+// and have an entry each; what is let in counts for the next.
+//
+// It locks all scopes, in the order of their keys, until tx ends. Each lock takes a place in the server's lock table,
+// which by default has room for some 6,400 of all sessions (max_locks_per_transaction times max_connections): raise
+// max_locks_per_transaction if several such calls run at once.
+//
+// An error of ChargeEach itself, unlike one in a Result, aborts the transaction, but for an *ArgumentError: then there
+// was no SQL. Limit.MaxFrom is refused. Most callers without a transaction of their own want a Batcher.
+func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
+	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
+		return nil, err
+	}
+	asks := make([]*asked, len(charges))
+	for i, c := range charges {
+		var err error
+		if asks[i], err = l.ask(c); err != nil {
+			return nil, located("charges", i, err)
+		}
+	}
+	return l.each(ctx, tx, asks, false)
+}
+
+func checkBatch(field string, n int) error {
+	if n < 1 || n > MaxBatch {
+		return invalid(field, "are %d, want 1 to %d", n, MaxBatch)
+	}
+	return nil
+}
+
+// asked is a validated charge of a batch.
+type asked struct {
+	charge ledger.Charge
+	limits []Limit
+	event  *ledger.Event // nil for none
+}
+
+func (l *Ledger) ask(c Charge) (*asked, error) {
+	if err := l.checkCharge(c); err != nil {
+		return nil, err
+	}
+	a := &asked{limits: c.Limits, charge: ledger.Charge{
+		Scope: c.Scope, Key: l.LockKey(c.Scope), Amount: c.Amount, Note: c.Note.json(), MustExist: c.MustExist || l.mustExist,
+		Limits: make([]ledger.Limit, len(c.Limits)),
+	}}
+	for i, limit := range c.Limits {
+		if limit.query != nil {
+			return nil, located(".Limits", i, invalid(".MaxFrom", "is not for a batch: its scopes are locked and charged in one statement"))
+		}
+		a.charge.Limits[i] = ledger.Limit{Max: limit.Max, Window: max(limit.Window, 0)}
+	}
+	return a, nil
+}
+
+const eachSQL = `
+select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), denied, coalesce(status, '')
+from metered.charge_each($1::metered.new_charge[], $2::metered.new_event[], $3::interval, $4::interval, $5::interval, $6::int, $7::bool)`
+
+// each makes charges. With skipBusy those whose lock is not free get ErrBusy, and nobody waits.
+func (l *Ledger) each(ctx context.Context, db Querier, asks []*asked, skipBusy bool) ([]Result, error) {
+	charges, events := make([]ledger.Charge, len(asks)), make([]*ledger.Event, len(asks))
+	for i, a := range asks {
+		charges[i], events[i] = a.charge, a.event
+	}
+	rows, err := db.Query(ctx, l.sql.each, ledger.Charges(charges), ledger.Events(events),
+		interval(l.tolerance), interval(l.late), interval(l.future), l.waitMS(), skipBusy)
+	if err != nil {
+		return nil, failed("charge each", err)
+	}
+	var row eachRow
+	results := make([]Result, len(asks))
+	left := len(asks)
+	_, err = pgx.ForEachRow(rows, row.dest(), func() error {
+		if row.nth < 1 || row.nth > len(asks) {
+			return fmt.Errorf("budget: the schema answers charge %d of %d", row.nth, len(asks))
+		}
+		left--
+		results[row.nth-1] = asks[row.nth-1].result(&row)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return nil, failed("charge each", err)
+	case left != 0:
+		return nil, fmt.Errorf("budget: the schema answers %d charges of %d", len(asks)-left, len(asks))
+	}
+	return results, nil
+}
+
+// eachRow is metered.each_answer.
+type eachRow struct {
+	nth    int
+	seq    int64
+	at     time.Time
+	used   []int64
+	held   int64
+	denied []byte
+	status string
+}
+
+func (r *eachRow) dest() []any {
+	return []any{&r.nth, &r.seq, &r.at, &r.used, &r.held, &r.denied, &r.status}
+}
+
+var statusErrors = map[string]error{
+	"conflict": ErrConflict, "retired": ErrRetired, "future": ErrFuture, "late": ErrLate, "busy": ErrBusy,
+}
+
+func (a *asked) result(row *eachRow) Result {
+	posted := Posted{Scope: a.charge.Scope, Amount: a.charge.Amount, Seq: row.seq, At: row.at, Replayed: row.status == "replay"}
+	switch kind := statusErrors[row.status]; {
+	case kind != nil && a.event != nil:
+		return Result{Err: fmt.Errorf("%w: event %q in namespace %q", kind, a.event.ID, a.event.Namespace)}
+	case kind != nil:
+		return Result{Err: fmt.Errorf("%w: scope %q", kind, a.charge.Scope)}
+	case posted.Replayed:
+		return Result{Posted: posted}
+	case row.status != "":
+		var detail string
+		_ = json.Unmarshal(row.denied, &detail) // null without one
+		return Result{Err: failed("charge", &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: row.status, Message: "refused in a batch", Detail: detail})}
+	case len(row.denied) > 0:
+		m := &merged{charges: []ledger.Charge{a.charge}, limits: [][]Limit{a.limits}}
+		return Result{Err: m.exceeded(row.denied)}
+	}
+	if len(a.limits) > 0 {
+		posted.Standings = make([]Standing, len(a.limits))
+	}
+	for i, limit := range a.limits {
+		used := row.used[i] + posted.Amount
+		posted.Standings[i] = Standing{Limit: limit, Used: used, Held: row.held, Available: available(limit.Max, used, row.held)}
+	}
+	return Result{Posted: posted}
+}
+
+// replays is the answer to another delivery of the same event in the same batch.
+func (r Result) replays() Result {
+	if r.Err == nil {
+		r.Posted.Replayed, r.Posted.Standings = true, nil
+	}
+	return r
+}
+
+// outcome is err, of a statement that had its own transaction, as ErrCommitUnknown unless it is certain that it was not
+// committed: the answer was a denial, or the server said so by an ERROR and went on.
+func outcome(conn *pgx.Conn, err error) error {
+	var answer *pgconn.PgError
+	switch {
+	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !conn.IsClosed():
+		return err
+	case errors.As(err, &answer), !fault.Refused(err):
+		return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+	}
+	return err
+}

@@ -1,0 +1,168 @@
+package budget
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pause"
+)
+
+// BatcherConfig configures a Batcher. The zero value is ready for use.
+type BatcherConfig struct {
+	MaxBatch int // how many charges one transaction makes at most, 1 to MaxBatch; defaults to 512
+	// Lanes is how many batches may be in flight, each on a connection, 1 to 64. A scope is always in the same lane, so
+	// lanes do not wait for each other. Defaults to 2.
+	Lanes int
+	// Timeout bounds a batch with all its attempts, 100ms to 1h: a caller without a deadline waits no longer than a few of
+	// these. Defaults to 30s.
+	Timeout time.Duration
+}
+
+// Batcher commits the charges of many goroutines together. The next batch is whatever arrived while the last one was
+// being committed: there is no timer, so a lone charge waits for nobody, and the more arrive the cheaper each one is.
+// It has no goroutine while it is idle. It is safe for concurrent use.
+//
+// Charges are judged each on its own, as by Ledger.ChargeEach, and those of one scope in the order in which they came.
+// One whose scope is locked by somebody else keeps no other waiting: it goes into a batch with others of that kind.
+type Batcher struct {
+	ledger *Ledger
+	pool   *pgxpool.Pool
+	cfg    BatcherConfig
+
+	mu      sync.Mutex
+	lanes   []*lane // the last one is for what others lock
+	closed  bool
+	running sync.WaitGroup // of lanes
+}
+
+// NewBatcher returns a Batcher that commits on pool, or an *ArgumentError. It does not touch the database. It uses up to
+// BatcherConfig.Lanes connections, and one more while somebody else locks a scope.
+func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, error) {
+	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
+		return nil, err
+	}
+	cfg = BatcherConfig{cmp.Or(cfg.MaxBatch, 512), cmp.Or(cfg.Lanes, 2), cmp.Or(cfg.Timeout, 30*time.Second)}
+	switch {
+	case cfg.MaxBatch < 1 || cfg.MaxBatch > MaxBatch:
+		return nil, invalid("BatcherConfig.MaxBatch", "%d is not from 1 to %d", cfg.MaxBatch, MaxBatch)
+	case cfg.Lanes < 1 || cfg.Lanes > 64:
+		return nil, invalid("BatcherConfig.Lanes", "%d is not from 1 to 64", cfg.Lanes)
+	case cfg.Timeout < 100*time.Millisecond || cfg.Timeout > time.Hour:
+		return nil, invalid("BatcherConfig.Timeout", "%v is not from 100ms to 1h", cfg.Timeout)
+	}
+	b := &Batcher{ledger: l, pool: pool, cfg: cfg}
+	for range cfg.Lanes + 1 {
+		b.lanes = append(b.lanes, &lane{batcher: b})
+	}
+	b.lanes[cfg.Lanes].waits = true
+	return b, nil
+}
+
+// Charge makes a charge, and returns when it is committed, or refused as by Ledger.Charge. Other errors: ErrBusy,
+// ErrClosed, ErrSerialization and those of the connection, after which it was not made, and ErrCommitUnknown.
+//
+// It returns early if ctx ends. If the charge was waiting for its batch it is not made, and the error is ctx's. If its
+// batch was under way it may still commit, and the error is ErrCommitUnknown, too.
+func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
+	if err := b.made(); err != nil {
+		return Posted{}, err
+	}
+	a, err := b.ledger.ask(charge)
+	if err != nil {
+		return Posted{}, within("charge", err)
+	}
+	return b.submit(ctx, a)
+}
+
+// Ingest counts an event once, as Ledger.Ingest does, and otherwise is as Charge. A commit whose answer was lost is
+// looked up by the event's id. After ErrCommitUnknown, ask again with the same event.
+func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
+	if err := b.made(); err != nil {
+		return Posted{}, err
+	}
+	a, err := b.ledger.askEvent(&event)
+	if err != nil {
+		return Posted{}, within("event", err)
+	}
+	return b.submit(ctx, a)
+}
+
+// Close refuses new charges (ErrClosed) and waits until those that were accepted are answered, or until ctx ends. They
+// are committed in any case. It can be called again.
+func (b *Batcher) Close(ctx context.Context) error {
+	if err := b.made(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	idle := make(chan struct{})
+	go func() {
+		b.running.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("budget: close: %w", pause.Ended(ctx))
+	}
+}
+
+func (b *Batcher) made() error {
+	return fault.Made(errArgument, "batcher", b != nil && b.ledger != nil)
+}
+
+// call is a charge that somebody waits for.
+type call struct {
+	*asked
+	result Result
+	done   chan struct{} // closed when there is a result
+	lost   error         // of a commit whose outcome is open; set while taken
+	taken  bool          // by a batch; guarded by Batcher.mu
+	gone   bool          // its caller has left before; guarded by Batcher.mu
+}
+
+func (b *Batcher) submit(ctx context.Context, a *asked) (Posted, error) {
+	if ctx.Err() != nil {
+		return Posted{}, fmt.Errorf("budget: %w", pause.Ended(ctx))
+	}
+	c := &call{asked: a, done: make(chan struct{})}
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return Posted{}, ErrClosed
+	}
+	b.lanes[uint64(a.charge.Key)%uint64(b.cfg.Lanes)].add(c)
+	b.mu.Unlock()
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		if err := b.leave(ctx, c); err != nil {
+			return Posted{}, err
+		}
+	}
+	return c.result.Posted, c.result.Err
+}
+
+// leave is the error of a caller that leaves, or nil if there is a result.
+func (b *Batcher) leave(ctx context.Context, c *call) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-c.done:
+		return nil
+	default:
+	}
+	if !c.taken && c.lost == nil {
+		c.gone = true
+		return fmt.Errorf("budget: the charge was not made: %w", pause.Ended(ctx))
+	}
+	return fmt.Errorf("%w: its batch is under way: %w", ErrCommitUnknown, pause.Ended(ctx))
+}

@@ -1,0 +1,134 @@
+package budget
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/uuidv7"
+)
+
+// Event is a charge for something that happened: a usage event of a queue, a webhook or a log. However often it is
+// delivered, it is counted once.
+type Event struct {
+	Charge
+	// ID is the event's id, 1 to 255 bytes of UTF-8, chosen where it happened: each delivery has the same. Events and
+	// commands share the ids of a Namespace. A UUIDv7 carries its time.
+	ID        string
+	Namespace string // keeps the ids of tenants or sources apart, up to 255 bytes; defaults to ""
+	// OccurredAt is when it happened, the same in each delivery, in microseconds. Older than Config.MaxLateness it is
+	// ErrLate, and ErrFuture if it is ahead by more than Config.MaxFuture. It is stored with the entry
+	// (Entry.OccurredAt). Windows count the event when it was recorded, by the database's clock. Defaults to none.
+	OccurredAt time.Time
+}
+
+const maxIDBytes = 255
+
+// Ingest makes the charges of up to MaxBatch events, as ChargeEach does, and records them by their ids, with tx. An
+// event that is on record is not counted again: its answer is the entry of before, with Posted.Replayed. If its scope,
+// amount or OccurredAt differ it is ErrConflict. A refused event is not recorded: it can be delivered again. An id twice in
+// one call is judged once, as it comes first.
+//
+// Records are kept until metered.Client.PurgeOperations deletes them. From then on an event that carries a time (in a
+// UUIDv7, or else OccurredAt) is ErrRetired if it is not newer than what was deleted; one without looks new again.
+//
+// It locks the ids, in the order of their keys, before the scopes: two locks for an event (see ChargeEach).
+func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
+	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
+		return nil, err
+	}
+	asks := make([]*asked, len(events))
+	for i := range events {
+		var err error
+		if asks[i], err = l.askEvent(&events[i]); err != nil {
+			return nil, located("events", i, err)
+		}
+	}
+	return l.eachOnce(ctx, tx, asks, false)
+}
+
+// eachOnce is each for charges among which an event may be several times.
+func (l *Ledger) eachOnce(ctx context.Context, db Querier, asks []*asked, skipBusy bool) ([]Result, error) {
+	type id struct{ namespace, id string }
+	first := make(map[id]int) // in distinct
+	place := make([]int, len(asks))
+	distinct := make([]*asked, 0, len(asks))
+	for i, a := range asks {
+		place[i] = len(distinct)
+		if a.event != nil {
+			if j, seen := first[id{a.event.Namespace, a.event.ID}]; seen {
+				place[i] = j
+				continue
+			}
+			first[id{a.event.Namespace, a.event.ID}] = len(distinct)
+		}
+		distinct = append(distinct, a)
+	}
+	answers, err := l.each(ctx, db, distinct, skipBusy)
+	if err != nil || len(distinct) == len(asks) {
+		return answers, err
+	}
+	results := make([]Result, len(asks))
+	for i, a := range asks {
+		switch same := distinct[place[i]]; {
+		case same == a:
+			results[i] = answers[place[i]]
+		case slices.Equal(same.event.Fingerprint, a.event.Fingerprint):
+			results[i] = answers[place[i]].replays()
+		default:
+			results[i] = a.result(&eachRow{status: "conflict"})
+		}
+	}
+	return results, nil
+}
+
+func (l *Ledger) askEvent(e *Event) (*asked, error) {
+	if e.ID == "" {
+		return nil, invalid(".ID", "is empty")
+	}
+	if err := cmp.Or(checkText(".ID", e.ID, maxIDBytes), checkText(".Namespace", e.Namespace, maxIDBytes)); err != nil {
+		return nil, err
+	}
+	if at := e.OccurredAt; !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
+		return nil, invalid(".OccurredAt", "the year %d is not from 1 to 9999", at.Year())
+	}
+	a, err := l.ask(e.Charge)
+	if err != nil {
+		return nil, err
+	}
+	a.event = &ledger.Event{
+		Namespace: e.Namespace, ID: e.ID, Key: lockkey.OfOperation(l.schema.String(), e.Namespace, e.ID),
+		Fingerprint: e.fingerprint(), IssuedAt: uuidv7.Time(e.ID),
+	}
+	if !e.OccurredAt.IsZero() {
+		at := e.OccurredAt.UTC().Truncate(time.Microsecond)
+		a.event.OccurredAt = &at
+		if a.event.IssuedAt == nil {
+			a.event.IssuedAt = &at
+		}
+		a.charge.Note = e.Note.occurred(at)
+	}
+	return a, nil
+}
+
+// fingerprint is a version byte and the SHA-256 of what an event is: its scope, amount and time. A command's begins with a
+// length, which is never negative, so that no event has that of a command.
+func (e *Event) fingerprint() []byte {
+	const version = 1
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, 64+len(e.Scope)), 1<<63)
+	b = binary.BigEndian.AppendUint64(b, uint64(len(e.Scope)))
+	b = append(b, e.Scope...)
+	b = binary.BigEndian.AppendUint64(b, uint64(e.Amount))
+	if !e.OccurredAt.IsZero() {
+		b = binary.BigEndian.AppendUint64(b, uint64(e.OccurredAt.Truncate(time.Microsecond).UnixMicro()))
+	}
+	sum := sha256.Sum256(b)
+	return append([]byte{version}, sum[:]...)
+}

@@ -1,0 +1,172 @@
+package budget
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// lane commits batches one after the other. Its fields are guarded by Batcher.mu.
+type lane struct {
+	batcher *Batcher
+	waits   bool // for locks of others: what the other lanes found busy comes here
+	queue   []*call
+	running bool
+}
+
+// add queues a call, and begins to run if the lane is idle. Batcher.mu is held.
+func (l *lane) add(c *call) {
+	l.queue = append(l.queue, c)
+	if !l.running {
+		l.running = true
+		l.batcher.running.Add(1)
+		go l.run()
+	}
+}
+
+func (l *lane) run() {
+	defer l.batcher.running.Done()
+	for {
+		batch := l.take()
+		if batch == nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), l.batcher.cfg.Timeout)
+		l.commit(ctx, batch, l.waits)
+		cancel()
+	}
+}
+
+// take is the next batch; nil ends the run.
+func (l *lane) take() []*call {
+	b := l.batcher
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var batch []*call
+	n := 0
+	for ; n < len(l.queue) && len(batch) < b.cfg.MaxBatch; n++ {
+		if c := l.queue[n]; !c.gone {
+			c.taken = true
+			batch = append(batch, c)
+		}
+	}
+	if l.queue = l.queue[n:]; len(l.queue) == 0 {
+		l.queue = nil // or what it grew to would stay
+	}
+	l.running = batch != nil
+	return batch
+}
+
+// commit makes the charges of a batch, and answers each. Without wait, those whose scope is locked go to the lane that
+// waits.
+func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
+	lost := false
+	for n := 1; ; n++ {
+		results, err := l.send(ctx, batch, !wait)
+		if err == nil {
+			l.answer(batch, results)
+			return
+		}
+		if errors.Is(err, ErrCommitUnknown) {
+			// Events can be asked for again: their ids wait for the lost transaction to end.
+			if batch = loseAll(batch, err); len(batch) == 0 {
+				return
+			}
+			lost = true
+		}
+		busy := errors.Is(err, ErrBusy)
+		switch {
+		case busy && !l.waits:
+			l.pass(batch)
+			return
+		case busy && wait:
+			wait = false // what is free by now is charged; the rest is busy
+		case splits(err) && len(batch) > 1:
+			l.commit(ctx, batch[:len(batch)/2], wait)
+			l.commit(ctx, batch[len(batch)/2:], wait)
+			return
+		case !lost && (!sqlstate.Collided(err) || n >= maxAttempts):
+			failAll(batch, err)
+			return
+		}
+		if pause.Before(ctx, n) != nil {
+			failAll(batch, err)
+			return
+		}
+	}
+}
+
+// splits reports whether halves of a batch may get through that as a whole does not: a charge that the server cannot
+// store, or too many locks.
+func splits(err error) bool {
+	state := sqlstate.Of(err)
+	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory
+}
+
+func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results []Result, err error) {
+	asks := make([]*asked, len(batch))
+	for i, c := range batch {
+		asks[i] = c.asked
+	}
+	b := l.batcher
+	err = b.ledger.alone(ctx, b.pool, func(conn *pgx.Conn) error {
+		results, err = b.ledger.eachOnce(ctx, conn, asks, skipBusy)
+		return err
+	})
+	return results, err
+}
+
+// answer gives each call of a batch its result.
+func (l *lane) answer(batch []*call, results []Result) {
+	var busy []*call
+	for i, c := range batch {
+		if !l.waits && errors.Is(results[i].Err, ErrBusy) {
+			busy = append(busy, c)
+			continue
+		}
+		c.finish(results[i])
+	}
+	l.pass(busy)
+}
+
+// pass hands calls on to the lane that waits for locks. Their callers can leave again.
+func (l *lane) pass(busy []*call) {
+	b := l.batcher
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range busy {
+		c.taken = false
+		b.lanes[len(b.lanes)-1].add(c)
+	}
+}
+
+// loseAll takes note that the outcome of a batch is open. It answers the charges without an id, and returns the events.
+func loseAll(batch []*call, err error) (events []*call) {
+	for _, c := range batch {
+		if c.lost = err; c.event == nil {
+			c.finish(Result{Err: err})
+		} else {
+			events = append(events, c)
+		}
+	}
+	return events
+}
+
+func failAll(batch []*call, err error) {
+	for _, c := range batch {
+		c.finish(Result{Err: cmp.Or(c.lost, err)})
+	}
+}
+
+func (c *call) finish(r Result) {
+	if c.lost != nil && errors.Is(r.Err, ErrBusy) {
+		r.Err = c.lost // the lost transaction may be who locks
+	}
+	c.result = r
+	close(c.done)
+}
