@@ -89,6 +89,7 @@ declare
 begin
     perform metered.require(cardinality(charges) <= 64 and mode in ('answer', 'raise') and metered.fits_origin(origin), 'charges');
     foreach c in array charges loop
+        n := n + 1;
         if c.lease is null then
             chain := chain || c;
             continue;
@@ -100,8 +101,12 @@ begin
         if pg_try_advisory_xact_lock_shared(c.key) then
             clk := metered.clock();
             if metered.one_snapshot() then
-                -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001.
+                -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001:
+                -- who settles has locked the row FOR UPDATE. Or it is older than the beginning.
                 perform from metered.leases l where l.no = c.lease for key share;
+                if not found then
+                    perform metered.collided();
+                end if;
             end if;
             insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
             select l.no, c.lease_offset, c.amount, clk, origin.namespace, origin.operation, c.note
@@ -116,6 +121,7 @@ begin
         end if;
         if not spent then
             answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
+            n := n - 1;
             exit;
         end if;
         answer.at := clk;
@@ -128,10 +134,11 @@ begin
         if mode = 'raise' then
             raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
         end if;
-        delete from metered.lease_spends s using unnest(charges) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
-        where s.lease = x.lease and s.at_offset = x.lease_offset and metered.written_here(s.xmin);
+        delete from metered.lease_spends s using unnest(charges) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, nth)
+        where x.nth <= n and s.lease = x.lease and s.at_offset = x.lease_offset;
         return answer;
     end if;
+    n := 0;
     for i in 1..cardinality(charges) loop
         if charges[i].lease is null then
             n := n + 1;
@@ -157,7 +164,8 @@ create function metered.settle_lease(of_no bigint, of_owner text, told bigint, w
 language plpgsql volatile
 as $$
 declare
-    l metered.leases;
+    l    metered.leases;
+    last timestamptz;
 begin
     perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
     l := metered.lease_to_settle(of_no, wait_ms);
@@ -170,10 +178,12 @@ begin
         spent := l.spent;
         return;
     end if;
-    spent := case when l.mode = 's' then coalesce((select sum(s.amount) from metered.lease_spends s where s.lease = of_no), 0)
-        when l.owner = of_owner and told <= l.granted then told
-        else l.granted end;
-    perform metered.close_lease(l, spent, of_owner, wait_ms);
+    if l.mode = 's' then
+        select coalesce(sum(s.amount), 0), max(s.at) into spent, last from metered.lease_spends s where s.lease = of_no;
+    else
+        spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
+    end if;
+    perform metered.close_lease(l, spent, of_owner, wait_ms, last);
     status := 'settled';
 end
 $$;
@@ -199,8 +209,9 @@ end
 $$;
 
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
--- granted is never spent; were it, it would be charged.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int) returns void
+-- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
+-- clock may have been set back since.
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null) returns void
 language plpgsql volatile
 as $$
 declare
@@ -209,6 +220,7 @@ declare
     clk    timestamptz := metered.clock();
     amount bigint;
 begin
+    tip.at := greatest(tip.at, last);
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
         amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;
