@@ -46,10 +46,11 @@ type Pool struct {
 
 	mu      sync.Mutex
 	closed  bool
-	keeping bool     // the maintenance runs
-	ended   []ending // slices to be settled
+	keeping bool      // the maintenance runs
+	kept    time.Time // when it was last asked for
+	ended   []ending  // slices to be settled
 
-	recalls atomic.Int64 // nanoseconds, when the last recall was asked for
+	recalls sync.Map // by scope: *atomic.Int64, nanoseconds, when the last recall was asked for
 }
 
 // scope are the slots of a scope, one for each set of limits.
@@ -154,16 +155,15 @@ const maxTries = 3
 
 // lease takes units for those of the charges that are leased, and reports whether there were any.
 func (p *Pool) lease(c *ledger.Charging, charges []budget.Charge) (any bool) {
-	if len(c.Queries) > 0 {
-		return false
-	}
 	now := time.Now()
 	for i := range c.Charges {
 		to := &c.Charges[i]
 		to.Lease = nil // of an attempt before
 		at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
-		if p.rule(to.Scope) == nil || len(to.Limits) != len(charges[at].Limits) {
-			continue // merged from several, with other limits
+		if len(c.Queries) > 0 || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
+			return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist || !slices.Equal(x.Limits, charges[at].Limits))
+		}) {
+			continue // among others of those that are merged from several, which differ
 		}
 		s, err := p.find(&p.rows, &charges[at], false)
 		if err != nil || s == nil || to.MustExist != s.charge.MustExist {
@@ -189,10 +189,8 @@ func (p *Pool) lease(c *ledger.Charging, charges []budget.Charge) (any bool) {
 
 func init() {
 	lend.Lease = func(p *Pool, c *ledger.Charging, charges []budget.Charge) {
-		if p.usable() == nil {
-			c.Closed = p.drop
-			p.lease(c, charges)
-		}
+		c.Closed = p.drop
+		p.lease(c, charges)
 	}
 	lend.LeaseSchema = func(p *Pool) schema.Name { return p.schema }
 	lend.LeaseRefused = (*Pool).learn
@@ -223,25 +221,31 @@ func (p *Pool) learn(err error) {
 	}
 }
 
-// Recalled asks all processes, this one included, to give back their slices of a scope.
-func (p *Pool) recall(scope string) {
-	now := time.Now().UnixNano()
-	last := p.recalls.Load()
-	if now-last < int64(recallEvery) || !p.recalls.CompareAndSwap(last, now) {
+// recall asks all processes, this one included, to give back their slices of a scope, and settles what has ended: the
+// processes may be gone.
+func (p *Pool) recall(of string) {
+	at, _ := p.recalls.LoadOrStore(of, new(atomic.Int64))
+	now, last := time.Now().UnixNano(), at.(*atomic.Int64)
+	if before := last.Load(); now-before < int64(recallEvery) || !last.CompareAndSwap(before, now) {
 		return
 	}
-	p.recalled(scope)
-	if p.cfg.NoRecall {
+	p.recalled(of)
+	p.keep()
+	if p.isClosed() {
 		return
 	}
 	p.work.Go(func() {
-		if _, err := p.db.Exec(p.live, `select pg_catalog.pg_notify($1, $2)`, p.channel(), scope); err != nil {
+		p.report(p.settleDue(p.live, new(SettleReport)))
+		if p.cfg.NoRecall {
+			return
+		}
+		if _, err := p.db.Exec(p.live, `select pg_catalog.pg_notify($1, $2)`, p.channel(), of); err != nil {
 			p.report(failed("recall", err))
 		}
 	})
 }
 
-// recallEvery bounds how often a process asks for recalls.
+// recallEvery bounds how often a process asks for recalls of a scope.
 const recallEvery = 20 * time.Millisecond
 
 // recalled gives back what there is of a scope.

@@ -104,6 +104,7 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 func (p *Pool) keep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.kept = time.Now()
 	if p.keeping || p.isClosed() {
 		return
 	}
@@ -144,7 +145,7 @@ func (p *Pool) maintain() {
 		p.mu.Lock()
 		if left+len(p.ended) > 0 {
 			busy = now
-		} else if now.Sub(busy) > restAfter {
+		} else if now.Sub(busy) > restAfter && now.Sub(p.kept) > restAfter {
 			p.keeping = false
 			p.mu.Unlock()
 			return
