@@ -144,6 +144,9 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 			return nil, fmt.Errorf("metered: Command.Charges: %w", err)
 		}
 		op.Charges = &op.charges.Charging
+		if pool := c.cfg.Leases; pool != nil {
+			op.Looking = func() { leaseLook(pool, op.Charges, cmd.Charges) }
+		}
 	}
 	if err := op.place(); err != nil {
 		return nil, err

@@ -159,14 +159,8 @@ func (p *Pool) lease(c *ledger.Charging, charges []budget.Charge) (any bool) {
 	for i := range c.Charges {
 		to := &c.Charges[i]
 		to.Lease = nil // of an attempt before
-		at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
-		if len(c.Queries) > 0 || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
-			return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist || !slices.Equal(x.Limits, charges[at].Limits))
-		}) {
-			continue // among others of those that are merged from several, which differ
-		}
-		s, err := p.find(&p.rows, &charges[at], false)
-		if err != nil || s == nil || to.MustExist != s.charge.MustExist {
+		s := p.slotOf(c, to, charges)
+		if s == nil {
 			continue
 		}
 		from, offset, ok := s.take(p, to.Amount)
@@ -187,7 +181,38 @@ func (p *Pool) lease(c *ledger.Charging, charges []budget.Charge) (any bool) {
 	return any
 }
 
+// slotOf is the slot that a charge of a call is spent from; nil for the ledger.
+func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Charge) *slot {
+	at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
+	if len(c.Queries) > 0 || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
+		return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist || !slices.Equal(x.Limits, charges[at].Limits))
+	}) {
+		return nil // among others it is merged from several that differ
+	}
+	s, err := p.find(&p.rows, &charges[at], false)
+	if err != nil || s == nil || to.MustExist != s.charge.MustExist {
+		return nil
+	}
+	return s
+}
+
+// look leaves out of a command's first look what there are units leased for: what others see of the scope is no
+// reason to refuse it.
+func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
+	now := time.Now()
+	for i := range c.Charges {
+		to := &c.Charges[i]
+		to.Lease = nil
+		if s := p.slotOf(c, to, charges); s != nil {
+			if cur := s.now.Load(); cur != nil && cur.used.Load()+to.Amount <= cur.granted && !cur.over(now) {
+				to.Lease = &ledger.Slice{}
+			}
+		}
+	}
+}
+
 func init() {
+	lend.LeaseLook = (*Pool).look
 	lend.Lease = func(p *Pool, c *ledger.Charging, charges []budget.Charge) {
 		c.Closed = p.drop
 		p.lease(c, charges)
