@@ -27,14 +27,6 @@ var childRule = leases.Rule{TTL: 2 * time.Second, Idle: 2 * time.Second, Share: 
 
 const childMax = 100_000
 
-func TestMain(m *testing.M) {
-	if conn := os.Getenv(childOf); conn != "" {
-		serve(conn)
-		return
-	}
-	os.Exit(m.Run())
-}
-
 // serve does what it is told by lines, and answers each with one.
 func serve(conn string) {
 	ctx := context.Background()
