@@ -328,8 +328,9 @@ select no, fence, granted
 from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
 	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
 	dueSQL    = `
-select no from metered.leases
-where settled_at is null and mode <> 'c' and ends_at <= metered.clock() and no > $1 order by no limit $2`
+select no, ends_at from metered.leases
+where settled_at is null and mode <> 'c' and ends_at <= (select metered.clock()) and ends_at >= $1 and (ends_at, no) > ($1, $2)
+order by ends_at, no limit $3`
 )
 
 func render(n schema.Name) statements {

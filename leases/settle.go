@@ -75,12 +75,14 @@ func (p *Pool) Settle(ctx context.Context) (SettleReport, error) {
 func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 	const page = 100
 	var all error
-	for after, n := int64(0), page; n == page; {
-		rows, err := p.db.Query(ctx, p.sql.due, after, page)
+	for after, last, n := (time.Time{}), int64(0), page; n == page; {
+		// Planned for each page: a plan kept from when there was little reads all that was ever settled.
+		rows, err := p.db.Query(ctx, p.sql.due, pgx.QueryExecModeExec, after, last, page)
 		if err != nil {
 			return failed("list leases", err)
 		}
-		due, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		var due []int64
+		_, err = pgx.ForEachRow(rows, []any{&last, &after}, func() error { due = append(due, last); return nil })
 		if err != nil {
 			return failed("list leases", err)
 		}
@@ -93,7 +95,6 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 			case settled:
 				report.Settled++
 			}
-			after = no
 		}
 		n = len(due)
 	}
