@@ -212,7 +212,7 @@ create table metered.leases (
 );
 
 -- What is open of a scope, when it ends, and the history of a scope and by age.
-create index leases_open on metered.leases (scope) where settled_at is null;
+create index leases_open on metered.leases (scope, ends_at) where settled_at is null;
 create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
 create index leases_settled on metered.leases (settled_at) where settled_at is not null;
@@ -1833,7 +1833,8 @@ language plpgsql stable
 as $$
 begin
     select coalesce(sum(l.granted), 0), coalesce(sum(s.units), 0), max(l.ends_at) into unspent, spent, ends_at
-    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null) l,
+    -- In order, or the planner may take the index of the history, and read all that was ever settled.
+    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null order by y.ends_at) l,
          lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no and l.mode = 's') s;
     unspent := unspent - spent;
 end

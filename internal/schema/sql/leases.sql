@@ -243,7 +243,8 @@ language plpgsql stable
 as $$
 begin
     select coalesce(sum(l.granted), 0), coalesce(sum(s.units), 0), max(l.ends_at) into unspent, spent, ends_at
-    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null) l,
+    -- In order, or the planner may take the index of the history, and read all that was ever settled.
+    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null order by y.ends_at) l,
          lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no and l.mode = 's') s;
     unspent := unspent - spent;
 end
