@@ -163,7 +163,8 @@ func TestLeases_OneThatClosesMeanwhileIsLeftForAnother(t *testing.T) {
 			return runs
 		}
 		runs := end(1)
-		require.True(t, runs == 2 || runs == 3, "%d: it may have two slices", runs)
+		require.GreaterOrEqual(t, runs, int64(2))
+		require.LessOrEqual(t, runs, int64(8), "it may have two slices, and collide")
 		require.LessOrEqual(t, end(100), int64(30))
 		require.Equal(t, []int64{spent + 10}, l.spent("hot"))
 	}

@@ -68,6 +68,20 @@ func TestAllow_WithoutPostgresGoesOnAsLongAsItsSlicesLast(t *testing.T) {
 	require.ErrorIs(t, p.Allow(t.Context(), c), leases.ErrClosed)
 }
 
+// Nothing is let in by default, by a process that has never reached Postgres.
+func TestAllow_WithoutPostgresFromTheBeginningLetsNothingIn(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p, w := f.tapped(leases.Rule{}, true)
+	w.Refuse(true)
+	for range 20 {
+		require.ErrorIs(t, p.Allow(t.Context(), charge(1)), leases.ErrUnavailable)
+		require.ErrorIs(t, p.Allow(t.Context(), charge(1), budget.Charge{Scope: "other", Amount: 1}), leases.ErrUnavailable)
+		time.Sleep(10 * time.Millisecond)
+	}
+	require.Zero(t, f.usage("hot").Spent)
+}
+
 func TestAllow_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
