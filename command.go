@@ -150,6 +150,9 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		}
 		if cmd.EarlyLook || c.cfg.EarlyLook || c.refusals.seen(time.Now(), cmd.Charges) {
 			op.Charges = &op.charges.Charging
+			if pool := c.cfg.Leases; pool != nil {
+				op.Looking = func() { leaseLook(pool, op.Charges, cmd.Charges) }
+			}
 		}
 	}
 	if err := op.place(); err != nil {

@@ -92,6 +92,7 @@ type hostile struct {
 
 	entries map[string]string // the ledger as it was, by scope and seq
 	recent  []string          // ids of holds that were placed last, without a tenant
+	leased  [][2]int64        // leases that were opened last, with their locks
 	types   map[uint32]hostileType
 }
 
@@ -140,6 +141,10 @@ func newHostile(t *testing.T) *hostile {
 // refill places holds for calls to end, since those that there were have ended.
 func (h *hostile) refill(n int) {
 	h.recent = nil
+	var lease [2]int64
+	require.NoError(h, h.owner.QueryRow(h.Context(), `select no, fence from metered.open_lease(
+		row('a', null, 40, 0, '{}', null, null, null, null)::metered.new_charge, row('rows', 'me', 1, 1, '10 min', null)::metered.lease_terms, '1 min', 1000)`).Scan(&lease[0], &lease[1]))
+	h.leased = append(h.leased, lease)
 	for i := range 4 {
 		id := fmt.Sprintf("n%d %d", n, i)
 		_, err := pgtest.InTx(h.Context(), h.owner, func(tx pgx.Tx) (holds.Hold, error) {
@@ -175,7 +180,16 @@ func (h *hostile) check(purged bool) {
 			require.Equal(h, entry, now[key], "an entry was changed")
 		}
 	}
+	if !purged {
+		require.NotZero(h, count(h.T, h.owner, "metered.lease_spends"))
+		require.NotZero(h, count(h.T, h.owner, "metered.leases where spent > 0"))
+		require.Zero(h, count(h.T, h.owner, `(select from metered.leases l where mode = 's' and settled_at is not null
+			and spent <> coalesce((select sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)) l`), "what leases captured")
+	}
 	for what, sql := range map[string]string{
+		"leases of more than they held":     `select count(*) from metered.leases l where spent > granted or spent < 0 or granted < 1 or (select sum(s.amount) from metered.lease_spends s where s.lease = l.no) > granted`,
+		"spends of a range twice":           `select count(*) from metered.lease_spends a join metered.lease_spends b on b.lease = a.lease and b.at_offset > a.at_offset and b.at_offset < a.at_offset + a.amount`,
+		"spends out of their lease":         `select count(*) from metered.lease_spends s left join metered.leases l on l.no = s.lease where l.no is null or s.at_offset < 0 or s.amount < 1 or s.at_offset + s.amount > l.granted or s.at >= l.ends_at`,
 		"sums that are negative":            `select count(*) from metered.ledger where least(spent, refunded, credited, held) < 0`,
 		"lines at odds with themselves":     `select count(*) from metered.hold_lines where open < 0 or captured < 0 or refunded < 0 or open > amount or refunded > captured`,
 		"open lines of holds that ended":    `select count(*) from metered.hold_lines l join metered.holds h on h.no = l.hold where l.open <> 0 and (h.state in ('c', 'r') or not h.pending)`,
@@ -205,7 +219,7 @@ func (h *hostile) check(purged bool) {
 		require.NoError(h, err)
 	}
 	require.Zero(h, count(h.T, h.owner, "metered.resources where scope = 'credit'"), "no retirement creates, and no such scope was")
-	// Whatever is held falls due, and then everybody gets through.
+	// Whatever is held falls due, and leases end, and then everybody gets through.
 	h.clock.Advance(20 * 365 * 24 * time.Hour)
 	for sweeps := 0; ; sweeps++ {
 		swept, err := h.c.Holds.Sweep(ctx, h.owner, holds.SweepOptions{})
@@ -215,6 +229,8 @@ func (h *hostile) check(purged bool) {
 		}
 		require.Less(h, sweeps, 50)
 	}
+	_, err = h.owner.Exec(ctx, `select metered.settle_lease(no, 'anybody', null, 1000) from metered.leases where settled_at is null order by no`)
+	require.NoError(h, err)
 	require.Zero(h, count(h.T, h.owner, "metered.hold_lines where open <> 0"))
 	require.Zero(h, count(h.T, h.owner, "(select distinct on (scope) held from metered.ledger order by scope, seq desc) l where held <> 0"))
 	for _, scope := range []string{"full", "seats", "a", "credit"} {
@@ -253,6 +269,18 @@ func (h *hostile) call(f hostileFunction) string {
 	if scope, key := slices.Index(f.names, "of_scope"), slices.Index(f.names, "key"); scope >= 0 && key >= 0 && h.rand.IntN(4) > 0 {
 		name := []string{"a", "seats", "full", "credit"}[h.rand.IntN(4)]
 		args[scope], args[key] = "'"+name+"'", strconv.FormatInt(h.c.Budget.LockKey(name), 10)
+	}
+	// So does a spend want its lease's.
+	if charges := slices.Index(f.names, "charges"); f.name == "metered.charge_leased" && len(h.leased) > 0 && h.rand.IntN(4) > 0 {
+		rows := make([]string, 1+h.rand.IntN(3))
+		for i := range rows {
+			of := h.leased[max(0, len(h.leased)-1-h.rand.IntN(3))]
+			rows[i] = fmt.Sprintf("row('a', %d, %s, 0, '{}', null, null, %d, %d)", of[1], h.value(20, "amount"), of[0], h.rand.IntN(45)-2)
+		}
+		args[charges] = "array[" + strings.Join(rows, ", ") + "]::metered.new_charge[]"
+	}
+	if no := slices.Index(f.names, "of_no"); no >= 0 && len(h.leased) > 0 && h.rand.IntN(4) > 0 {
+		args[no] = strconv.FormatInt(h.leased[max(0, len(h.leased)-1-h.rand.IntN(3))][0], 10)
 	}
 	return "select " + f.name + "(" + strings.Join(args, ", ") + ")"
 }
@@ -306,6 +334,8 @@ var tameValues = map[string][]string{
 	"late": {"'35 days'"}, "future": {"'5 min'"}, "skip_busy": {"false", "true"}, "id_key": {"null"}, "occurred_at": {"null", "metered.clock()"},
 	"events": {"null", "array[row('', 'e', null, decode(repeat('01', 33), 'hex'), null, null)]", "array[row('', gen_random_uuid()::text, null, decode(repeat('01', 33), 'hex'), null, null)]",
 		"array[row('', gen_random_uuid()::text, null, decode(repeat('01', 33), 'hex'), null, null), row('', null, null, null, null, null)]"},
+	"mode": {"'answer'", "'raise'", "'rows'", "'rows'", "'memory'"}, "owner": {"'me'"}, "of_owner": {"'me'", "'other'"}, "least": {"1"}, "share": {"1", "4"}, "child": {"null"},
+	"lease": {"null", "null", "1", "2"}, "lease_offset": {"0", "3", "6"}, "of_no": {"1", "2", "3", "4", "5"}, "told": {"null", "1"},
 }
 
 // hostileValues are values by type, some of which make sense.

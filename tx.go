@@ -251,6 +251,7 @@ var (
 	decodeHold   = lend.DecodeHold.(func([]byte) (holds.Hold, error))
 
 	lease        = lend.Lease.(func(context.Context, *leases.Pool, *ledger.Charging, []budget.Charge))
+	leaseLook    = lend.LeaseLook.(func(*leases.Pool, *ledger.Charging, []budget.Charge))
 	leaseSchema  = lend.LeaseSchema.(func(*leases.Pool) schema.Name)
 	leaseRefused = lend.LeaseRefused.(func(*leases.Pool, error))
 

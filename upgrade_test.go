@@ -502,6 +502,11 @@ func TestRestore_GivesAWorkingLedger(t *testing.T) {
 	_, err := metered.Do(ctx, c, cmd, wholeFunc("op", nil))
 	require.NoError(t, err)
 	fill(t, pool, c, "s", 5)
+	const openLease = `select no from metered.open_lease(row('leased', null, 10, 0, '{}', null, null, null, null)::metered.new_charge,
+		row('rows', 'me', 1, 1, '1 h', null)::metered.lease_terms, '1 min', 1000)`
+	lease := queryRow[int64](t, pool, openLease)
+	_, err = pool.Exec(ctx, `select metered.charge_leased(array[row('leased', metered.lease_key($1), 3, 0, '{}', null, null, $1, 0)::metered.new_charge], '1 min', 1000, null, 'raise')`, lease)
+	require.NoError(t, err)
 
 	other := restored(t, pool)
 	require.NoError(t, validate(t, other).Err())
@@ -514,6 +519,11 @@ func TestRestore_GivesAWorkingLedger(t *testing.T) {
 	u, err := again.Budget.Usage(ctx, other, budget.Query{Scope: "s"})
 	require.NoError(t, err)
 	require.Equal(t, int64(10), u[0].Used)
+	next := queryRow[int64](t, other, openLease)
+	require.Greater(t, next, lease)
+	for no, spent := range map[int64]int64{lease: 3, next: 0} {
+		require.Equal(t, spent, queryRow[int64](t, other, `select spent from metered.settle_lease($1, 'me', null, 1000)`, no))
+	}
 	report, err := again.Budget.Verify(ctx, other, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.True(t, report.OK(), report.Differences)

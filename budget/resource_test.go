@@ -235,7 +235,7 @@ func TestMustExist_UnderAWrongKeyNothingIsDecided(t *testing.T) {
 	pool, l, _ := open(t)
 	mustDeclare(t, pool, l, create, "a")
 	for _, sql := range []string{
-		`select metered.charge(array[('a', 1, 1, 0, '{}', null, true)]::metered.new_charge[], '1 min', 1000, true)`,
+		`select metered.charge(array[('a', 1, 1, 0, '{}', null, true, null, null)]::metered.new_charge[], '1 min', 1000, true)`,
 		`select metered.credit('a', 1, 1, true, 1000, null, false)`,
 	} {
 		_, err := pool.Exec(t.Context(), sql)

@@ -81,12 +81,12 @@ select coalesce(sum(l.open), 0)::bigint + (select coalesce(sum(y.granted), 0) fr
 from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)`
 
 // leasesSQL finds leases that captured something else than what was spent of them, or more than they held. A purge
-// takes spends before their lease, oldest lease first, so the oldest one is passed over.
+// takes spends before their lease, oldest lease first, so the oldest one may have lost some.
 const leasesSQL = `
 select l.no, l.opened_seq, l.spent, coalesce(s.units, 0)::bigint
 from metered.leases l, lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no) s
 where l.scope = $1 and l.mode = 's' and (l.settled_at is not null and l.spent <> coalesce(s.units, 0)
-        and l.settled_at > (select min(y.settled_at) from metered.leases y where y.settled_at is not null)
+        and (l.spent < s.units or l.settled_at > (select min(y.settled_at) from metered.leases y where y.settled_at is not null))
     or l.settled_at is null and s.units > l.granted or l.spent > l.granted)
 order by l.no`
 

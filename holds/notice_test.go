@@ -198,7 +198,7 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToWhatFits(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.pool.Exec(t.Context(), `select metered.place(
 		('', 'by hand', true, null, '', null, decode(repeat('00', 33), 'hex'), null, '1 min', '0', '1 hour', null)::metered.new_hold,
-		array(select ('scope ' || n, null, 1, 1, '{}', null, false)::metered.new_charge from generate_series(1, 1000) n),
+		array(select ('scope ' || n, null, 1, 1, '{}', null, false, null, null)::metered.new_charge from generate_series(1, 1000) n),
 		'1 min', 1000, (null, null, '[7, {"actor": "x"}]')::metered.origin, $1, false)`, f.book.Channel()+"+")
 	require.NoError(t, err)
 	payloads := sent()

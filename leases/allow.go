@@ -1,6 +1,7 @@
 package leases
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,22 +34,51 @@ func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 	if len(charges) == 0 {
 		return invalid("charges", "are none")
 	}
+	var slots, direct []*slot
 	var taken []*slice
-	for i := range charges {
-		l, err := p.limiter(&charges[i])
-		var from *slice
-		if err == nil {
-			from, err = l.allow(ctx, charges[i].Amount)
-		}
-		if err != nil {
-			for j, from := range taken {
-				if from != nil { // what was charged directly stays
-					from.give(charges[j].Amount)
-				}
+	var amounts []int64
+	err := func() error {
+		for i := range charges {
+			l, err := p.limiter(&charges[i])
+			if err == nil {
+				err = checkAmount(charges[i].Amount)
 			}
-			return err
+			if err != nil {
+				return err
+			}
+			slots = append(slots, l.slot)
 		}
-		taken = append(taken, from)
+		for i, s := range slots {
+			from, _, ok := s.take(p, charges[i].Amount)
+			taken = append(taken, from)
+			if ok {
+				continue
+			}
+			taken[i] = nil
+			if err := cmp.Or(s.refusal(charges[i].Amount), s.away()); err != nil {
+				return err
+			}
+			s.miss(p, time.Now())
+			direct, amounts = append(direct, s), append(amounts, charges[i].Amount)
+		}
+		if len(direct) == 0 {
+			return nil
+		}
+		return p.direct(ctx, direct, amounts)
+	}()
+	if err != nil {
+		for i, from := range taken {
+			if from != nil {
+				from.give(charges[i].Amount)
+			}
+		}
+	}
+	return err
+}
+
+func checkAmount(n int64) error {
+	if n < 1 || n > budget.MaxAmount {
+		return invalid("Charge.Amount", "%d is not from 1 to %d", n, int64(budget.MaxAmount))
 	}
 	return nil
 }
@@ -119,61 +149,48 @@ func (l Limiter) Receipt() budget.Receipt {
 
 // AllowN is Pool.Allow of n units.
 func (l Limiter) AllowN(ctx context.Context, n int64) error {
-	_, err := l.allow(ctx, n)
-	return err
-}
-
-// allow returns the slice that was taken from, nil if the ledger was charged directly.
-func (l Limiter) allow(ctx context.Context, n int64) (*slice, error) {
-	if n < 1 || n > budget.MaxAmount {
-		return nil, invalid("Charge.Amount", "%d is not from 1 to %d", n, int64(budget.MaxAmount))
+	if err := checkAmount(n); err != nil {
+		return err
 	}
-	if from, _, ok := l.slot.take(l.pool, n); ok {
-		return from, nil
+	if _, _, ok := l.slot.take(l.pool, n); ok {
+		return nil
 	}
 	return l.slow(ctx, n)
 }
 
 // slow is the way of a charge that finds no slice.
-func (l Limiter) slow(ctx context.Context, n int64) (*slice, error) {
+func (l Limiter) slow(ctx context.Context, n int64) error {
 	p, s := l.pool, l.slot
 	for range maxTries {
-		if err := s.refusal(n); err != nil {
-			return nil, err
-		}
-		if err := p.usable(); err != nil {
-			return nil, err
+		if err := cmp.Or(s.refusal(n), p.usable()); err != nil {
+			return err
 		}
 		opening := s.miss(p, time.Now())
-		s.mu.Lock()
-		failed := s.failed
-		if failed != nil && time.Since(s.failure) >= failurePause {
-			failed = nil
+		if err := s.away(); err != nil {
+			return err
 		}
-		s.mu.Unlock()
-		switch {
-		case failed != nil:
-			return nil, fmt.Errorf("%w: %w", ErrUnavailable, failed)
-		case opening == nil:
-			return nil, l.direct(ctx, n)
+		if opening == nil {
+			break
 		}
 		select {
 		case <-opening:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
-		if from, _, ok := s.take(p, n); ok {
-			return from, nil
+		if _, _, ok := s.take(p, n); ok {
+			return nil
 		}
 	}
-	return nil, l.direct(ctx, n)
+	return p.direct(ctx, []*slot{s}, []int64{n})
 }
 
 // direct charges the ledger in a transaction of its own.
-func (l Limiter) direct(ctx context.Context, n int64) error {
-	p, s := l.pool, l.slot
-	charge := budget.Charge{Scope: s.scope, Amount: n, Limits: s.limits, MustExist: s.exist}
-	call, err := prepare(p.ledger, charge)
+func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error {
+	charges := make([]budget.Charge, len(slots))
+	for i, s := range slots {
+		charges[i] = budget.Charge{Scope: s.scope, Amount: amounts[i], Limits: s.limits, MustExist: s.exist}
+	}
+	call, err := prepare(p.ledger, charges...)
 	if err != nil {
 		return err
 	}
@@ -185,18 +202,41 @@ func (l Limiter) direct(ctx context.Context, n int64) error {
 	var denied *budget.ExceededError
 	switch {
 	case err == nil:
-		s.stands.Store(&standing{of: receipt.Entries[0].Standings})
+		for _, s := range slots {
+			at := slices.IndexFunc(receipt.Entries, func(e budget.Posted) bool { return e.Scope == s.scope })
+			s.stands.Store(&standing{of: receipt.Entries[at].Standings})
+		}
 		return nil
 	case errors.As(err, &denied):
 		p.learn(err)
-		s.refuse(n, denied)
+		for i, s := range slots {
+			own := slices.DeleteFunc(slices.Clone(denied.Refusals), func(r budget.Refusal) bool {
+				return r.Scope != s.scope || r.Requested != amounts[i] || !slices.Contains(s.limits, r.Limit)
+			})
+			if len(own) > 0 {
+				s.refuse(amounts[i], &budget.ExceededError{Refusals: own})
+			}
+		}
 		return err
 	case fault.Refused(err):
 		return err
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, s.unavailable(err))
+	for _, s := range slots {
+		err = s.unavailable(err)
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+}
+
+// away is the error of a database that could not be asked a moment ago, or nil.
+func (s *slot) away() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed == nil || time.Since(s.failure) >= failurePause {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, s.failed)
 }
 
 // unavailable takes note that the database could not be asked.

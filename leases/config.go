@@ -20,7 +20,8 @@ import (
 // Errors of this package, beside those of package budget.
 var (
 	ErrArgument error = errArgument // every refused argument; the error is a *budget.ArgumentError
-	// ErrUnavailable: Allow has no slice, and the database cannot be asked. Nothing was spent.
+	// ErrUnavailable: Allow has no slice, and the database cannot be asked. Nothing is let in; where the answer was lost,
+	// units may have been spent.
 	ErrUnavailable error = errUnavailable
 	ErrClosed      error = errClosed // the Pool was closed
 )
@@ -56,7 +57,7 @@ type Rule struct {
 	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies; defaults to 10s
 	Share  int           // a slice is at most one part in Share of what the limits still admit, 1 to 1,000,000; defaults to 32
 	// Refuse is how long a refusal is remembered where a credit or a release could end it earlier. One by a window that
-	// nothing is held of is remembered until its retry time. 0 to 1m; defaults to 100ms.
+	// nothing is held of is remembered until its retry time, also if a charge is refunded meanwhile. 0 to 1m; defaults to 100ms.
 	Refuse time.Duration
 }
 

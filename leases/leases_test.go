@@ -3,7 +3,6 @@ package leases_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -284,5 +283,5 @@ func TestAllow_ADeadProcessHasSpentAllOfItsSlice(t *testing.T) {
 	require.Positive(t, report.Settled)
 	u = f.usage("hot")
 	require.Zero(t, u.Leased)
-	require.Equal(t, spent+leased, u.Spent, fmt.Sprint("all of the slice counts as spent"))
+	require.Equal(t, spent+leased, u.Spent, "all of the slice counts as spent")
 }

@@ -48,13 +48,13 @@ type Pool struct {
 	work sync.WaitGroup // what goes on in the background
 
 	mu      sync.Mutex
-	closed  bool
 	keeping bool               // the maintenance runs
+	kept    time.Time          // when it was last asked for
 	ended   []ending           // slices to be settled
 	active  map[*slot]struct{} // those that have slices
 
-	settling sync.Mutex   // one settles at a time
-	recalls  atomic.Int64 // nanoseconds, when the last recall was asked for
+	settling sync.Mutex // one settles at a time
+	recalls  sync.Map   // by scope: *atomic.Int64, nanoseconds, when the last recall was asked for
 }
 
 // scope are the slots of a scope, one for each set of limits.
@@ -212,18 +212,11 @@ const maxTries = 3
 
 // lease takes units for those of the charges that are leased, and reports whether there were any.
 func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.Charge) (any bool) {
-	if len(c.Queries) > 0 {
-		return false
-	}
 	for i := range c.Charges {
 		to := &c.Charges[i]
 		to.Lease = nil // of an attempt before
-		at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
-		if p.rule(to.Scope) == nil || len(to.Limits) != len(charges[at].Limits) {
-			continue // merged from several, with other limits
-		}
-		s, err := p.find(&p.rows, &charges[at], false)
-		if err != nil || s == nil || charges[at].MustExist != s.exist {
+		s := p.slotOf(c, to, charges)
+		if s == nil {
 			continue
 		}
 		from, offset, ok := s.takeOrWait(ctx, p, to.Amount)
@@ -243,12 +236,41 @@ func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.C
 	return any
 }
 
-func init() {
-	lend.Lease = func(ctx context.Context, p *Pool, c *ledger.Charging, charges []budget.Charge) {
-		if p.usable() == nil {
-			c.Closed = p.drop
-			p.lease(ctx, c, charges)
+// slotOf is the slot that a charge of a call is spent from; nil for the ledger.
+func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Charge) *slot {
+	at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
+	if len(c.Queries) > 0 || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
+		return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist || !slices.Equal(x.Limits, charges[at].Limits))
+	}) {
+		return nil // among others it is merged from several that differ
+	}
+	s, err := p.find(&p.rows, &charges[at], false)
+	if err != nil || s == nil || charges[at].MustExist != s.exist {
+		return nil
+	}
+	return s
+}
+
+// look leaves out of a command's first look what there are units leased for: what others see of the scope is no
+// reason to refuse it.
+func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
+	now := time.Now()
+	for i := range c.Charges {
+		to := &c.Charges[i]
+		to.Lease = nil
+		if s := p.slotOf(c, to, charges); s != nil {
+			if cur := s.now.Load(); cur != nil && cur.used.Load()+to.Amount <= cur.granted && !cur.over(now) {
+				to.Lease = &ledger.Slice{}
+			}
 		}
+	}
+}
+
+func init() {
+	lend.LeaseLook = (*Pool).look
+	lend.Lease = func(ctx context.Context, p *Pool, c *ledger.Charging, charges []budget.Charge) {
+		c.Closed = p.drop
+		p.lease(ctx, c, charges)
 	}
 	lend.LeaseSchema = func(p *Pool) schema.Name { return p.schema }
 	lend.LeaseRefused = (*Pool).learn
@@ -279,25 +301,31 @@ func (p *Pool) learn(err error) {
 	}
 }
 
-// Recalled asks all processes, this one included, to give back their slices of a scope.
-func (p *Pool) recall(scope string) {
-	now := time.Now().UnixNano()
-	last := p.recalls.Load()
-	if now-last < int64(recallEvery) || !p.recalls.CompareAndSwap(last, now) {
+// recall asks all processes, this one included, to give back their slices of a scope, and settles what has ended: the
+// processes may be gone.
+func (p *Pool) recall(of string) {
+	at, _ := p.recalls.LoadOrStore(of, new(atomic.Int64))
+	now, last := time.Now().UnixNano(), at.(*atomic.Int64)
+	if before := last.Load(); now-before < int64(recallEvery) || !last.CompareAndSwap(before, now) {
 		return
 	}
-	p.recalled(scope)
-	if p.cfg.NoRecall {
+	p.recalled(of)
+	p.keep()
+	if p.isClosed() {
 		return
 	}
 	p.work.Go(func() {
-		if _, err := p.own.Exec(p.live, `select pg_catalog.pg_notify($1, $2)`, p.channel(), scope); err != nil {
+		p.report(p.settleDue(p.live, new(SettleReport)))
+		if p.cfg.NoRecall {
+			return
+		}
+		if _, err := p.own.Exec(p.live, `select pg_catalog.pg_notify($1, $2)`, p.channel(), of); err != nil {
 			p.report(failed("recall", err))
 		}
 	})
 }
 
-// recallEvery bounds how often a process asks for recalls.
+// recallEvery bounds how often a process asks for recalls of a scope.
 const recallEvery = 20 * time.Millisecond
 
 // recalled gives back what there is of a scope.
@@ -366,8 +394,9 @@ select no, fence, granted, used, coalesce(held, 0)
 from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
 	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
 	dueSQL    = `
-select no from metered.leases
-where settled_at is null and mode <> 'c' and ends_at <= metered.clock() and no > $1 order by no limit $2`
+select no, ends_at from metered.leases
+where settled_at is null and mode <> 'c' and ends_at <= (select metered.clock()) and ends_at >= $1 and (ends_at, no) > ($1, $2)
+order by ends_at, no limit $3`
 )
 
 func render(n schema.Name) statements {

@@ -88,12 +88,14 @@ func (p *Pool) Settle(ctx context.Context) (SettleReport, error) {
 func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 	const page = 100
 	var all error
-	for after, n := int64(0), page; n == page; {
-		rows, err := p.db.Query(ctx, p.sql.due, after, page)
+	for after, last, n := (time.Time{}), int64(0), page; n == page; {
+		// Planned for each page: a plan kept from when there was little reads all that was ever settled.
+		rows, err := p.db.Query(ctx, p.sql.due, pgx.QueryExecModeExec, after, last, page)
 		if err != nil {
 			return failed("list leases", err)
 		}
-		due, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		var due []int64
+		_, err = pgx.ForEachRow(rows, []any{&last, &after}, func() error { due = append(due, last); return nil })
 		if err != nil {
 			return failed("list leases", err)
 		}
@@ -106,7 +108,6 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 			case settled:
 				report.Settled++
 			}
-			after = no
 		}
 		n = len(due)
 	}
@@ -117,6 +118,7 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 func (p *Pool) keep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.kept = time.Now()
 	if p.keeping || p.isClosed() {
 		return
 	}
@@ -164,7 +166,7 @@ func (p *Pool) maintain() {
 		p.mu.Lock()
 		if left+slots+len(p.ended) > 0 {
 			busy = now
-		} else if now.Sub(busy) > restAfter {
+		} else if now.Sub(busy) > restAfter && now.Sub(p.kept) > restAfter {
 			p.keeping = false
 			p.mu.Unlock()
 			return

@@ -19,10 +19,9 @@ type slice struct {
 	used  atomic.Int64 // units taken so far, from 0 up; sealed when nothing may be taken any more
 	asked atomic.Bool  // the next one was asked for
 
-	seen     int64     // used, when the maintenance last looked
-	seenAt   time.Time // and since when it has been that
-	total    int64     // of a sealed one: what was used
-	attempts int       // to settle it
+	seen   int64     // used, when the maintenance last looked
+	seenAt time.Time // and since when it has been that
+	total  int64     // of a sealed one: what was used
 }
 
 const sealed = math.MaxInt64 / 2

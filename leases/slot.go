@@ -29,10 +29,8 @@ type slot struct {
 	direct  time.Time     // until then charges go to the ledger directly
 	warmth  int           // charges that found no slice, within a short time
 	warmed  time.Time
-	used    int64     // of slices that are used up, for the rate
-	since   time.Time // the beginning of used
-	rate    float64   // units a second, of late
-	failed  error     // why no slice could be asked for, at failedAt
+	rate    float64 // units a second, of late
+	failed  error   // why no slice could be asked for, at failedAt
 	failure time.Time
 }
 

@@ -63,6 +63,7 @@ type Operation struct {
 	Token   ledger.PresentedToken           // without a digest there is none
 	Granted func(row ledger.TokenRow) error // judges what became of the token
 	Charges *ledger.Charging                // for a first look; nil for none
+	Looking func()                          // is called before that; nil for none
 	Holds   []*ledger.Placing               // for a first look
 
 	// First is called once, when the id is claimed and is no replay, before the token and the
@@ -80,6 +81,9 @@ type Operation struct {
 
 // forget leaves the limits that are asked for out of the first look.
 func (op *Operation) forget() {
+	if op.Looking != nil {
+		op.Looking()
+	}
 	if op.Charges != nil {
 		for _, q := range op.Charges.Queries {
 			q.Forget()

@@ -38,7 +38,7 @@ func TestCharges_ComeToTheServerAsTheyAre(t *testing.T) {
 				(array_agg(c.note ->> 'actor' order by c.n))[1],
 				(select array_agg(l.max) from unnest(($1::metered.new_charge[])[1].limits) l),
 				(select array_agg(l.win) from unnest(($1::metered.new_charge[])[1].limits) l)
-			from unnest($1::metered.new_charge[]) with ordinality c(scope, key, amount, held, limits, note, must_exist, n)`, ledger.Charges(charges)).
+			from unnest($1::metered.new_charge[]) with ordinality c(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n)`, ledger.Charges(charges)).
 			Scan(&scopes, &keys, &amounts, &held, &note, &maxima, &windows)
 		require.NoError(t, err, "%q", text)
 		require.Equal(t, []string{text, other}, scopes)

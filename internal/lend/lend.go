@@ -32,6 +32,7 @@ var (
 // Package leases.
 var (
 	Lease        any // func(context.Context, *leases.Pool, *ledger.Charging, []budget.Charge): spends charges from leases, as far as there are any
+	LeaseLook    any // func(*leases.Pool, *ledger.Charging, []budget.Charge): leaves out of the first look what is leased
 	LeaseSchema  any // func(*leases.Pool) schema.Name
 	LeaseRefused any // func(*leases.Pool, error): is told of a refusal
 )

@@ -33,7 +33,7 @@ create table metered.leases (
 );
 
 -- What is open of a scope, when it ends, and the history of a scope and by age.
-create index leases_open on metered.leases (scope) where settled_at is null;
+create index leases_open on metered.leases (scope, ends_at) where settled_at is null;
 create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
 create index leases_settled on metered.leases (settled_at) where settled_at is not null;

@@ -89,8 +89,12 @@ begin
     if pg_try_advisory_xact_lock_shared(of_fence) then
         clk := metered.clock();
         if metered.one_snapshot() then
-            -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001.
+            -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001:
+            -- who settles has locked the row FOR UPDATE. Or it is older than the beginning.
             perform from metered.leases l where l.no = of_lease for key share;
+            if not found then
+                perform metered.collided();
+            end if;
         end if;
         insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
         select l.no, from_offset, units, clk, origin.namespace, origin.operation, origin.note
@@ -138,6 +142,7 @@ begin
         perform metered.require(false, 'charges');
     end if;
     foreach c in array charges loop
+        n := n + 1;
         if c.lease is null then
             chain := chain || c;
         elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
@@ -163,7 +168,7 @@ begin
         where s.lease = x.lease and s.at_offset = x.lease_offset;
         return answer;
     end if;
-    if cardinality(charges) = 1 then
+    if cardinality(charges) = 1 and chain = '{}' then
         return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at);
     end if;
     n := 0;
@@ -192,7 +197,8 @@ create function metered.settle_lease(of_no bigint, of_owner text, told bigint, w
 language plpgsql volatile
 as $$
 declare
-    l metered.leases;
+    l    metered.leases;
+    last timestamptz;
 begin
     perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
     l := metered.lease_to_settle(of_no, wait_ms);
@@ -205,10 +211,12 @@ begin
         spent := l.spent;
         return;
     end if;
-    spent := case when l.mode = 's' then coalesce((select sum(s.amount) from metered.lease_spends s where s.lease = of_no), 0)
-        when l.owner = of_owner and told <= l.granted then told
-        else l.granted end;
-    perform metered.close_lease(l, spent, of_owner, wait_ms);
+    if l.mode = 's' then
+        select coalesce(sum(s.amount), 0), max(s.at) into spent, last from metered.lease_spends s where s.lease = of_no;
+    else
+        spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
+    end if;
+    perform metered.close_lease(l, spent, of_owner, wait_ms, last);
     status := 'settled';
 end
 $$;
@@ -234,8 +242,9 @@ end
 $$;
 
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
--- granted is never spent; were it, it would be charged.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int) returns void
+-- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
+-- clock may have been set back since.
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null) returns void
 language plpgsql volatile
 as $$
 declare
@@ -244,6 +253,7 @@ declare
     clk    timestamptz := metered.clock();
     amount bigint;
 begin
+    tip.at := greatest(tip.at, last);
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
         amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;
@@ -266,7 +276,8 @@ language plpgsql stable
 as $$
 begin
     select coalesce(sum(l.granted), 0), coalesce(sum(s.units), 0), max(l.ends_at) into unspent, spent, ends_at
-    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null) l,
+    -- In order, or the planner may take the index of the history, and read all that was ever settled.
+    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null order by y.ends_at) l,
          lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no and l.mode = 's') s;
     unspent := unspent - spent;
 end

@@ -1,0 +1,274 @@
+package leases_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/leases"
+)
+
+// tapped is a Pool over a wire.
+func (f *fixture) tapped(rule leases.Rule, noRecall bool) (*leases.Pool, *pgtest.Wire) {
+	f.Helper()
+	db, w := pgtest.Tap(f, f.db, nil)
+	p, err := leases.New(db, leases.Config{Rules: []leases.Rule{rule}, NoRecall: noRecall})
+	require.NoError(f, err)
+	f.Cleanup(func() { _ = p.Close(context.Background()) })
+	return p, w
+}
+
+// warmAllow calls Allow until a slice is there, and returns how many units were let in.
+func (f *fixture) warmAllow(p *leases.Pool, c budget.Charge) (allowed int64) {
+	f.Helper()
+	for allowed < 1000 {
+		require.NoError(f, p.Allow(f.Context(), c))
+		if allowed += c.Amount; f.usage(c.Scope).Leased > 0 {
+			return allowed
+		}
+	}
+	f.Fatal("no slice")
+	return 0
+}
+
+// Without Postgres Allow goes on as long as its slices last, then refuses with ErrUnavailable, and goes on when Postgres
+// is back. What it let in is told at the end.
+func TestAllow_WithoutPostgresGoesOnAsLongAsItsSlicesLast(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p, w := f.tapped(leases.Rule{Least: 50, Most: 50, Idle: 10 * time.Second}, true)
+	c := charge(1, budget.Lifetime(100_000))
+	allowed := f.warmAllow(p, c)
+	w.Refuse(true)
+	w.Each(func(x *pgtest.Flush) { x.Lose() })
+	more := int64(0)
+	for ; ; more++ {
+		err := p.Allow(t.Context(), c)
+		if err != nil {
+			require.ErrorIs(t, err, leases.ErrUnavailable)
+			break
+		}
+		require.Less(t, more, int64(100), "no more than two slices")
+	}
+	require.GreaterOrEqual(t, more, int64(20))
+	for range 200 {
+		require.ErrorIs(t, p.Allow(t.Context(), c), leases.ErrUnavailable)
+	}
+	w.Refuse(false)
+	w.Each(nil)
+	allowed += more
+	pgtest.WaitFor(t, "Postgres to be asked again", func() bool { return p.Allow(t.Context(), c) == nil })
+	require.Equal(t, allowed+1, f.settled("hot", p))
+	require.ErrorIs(t, p.Allow(t.Context(), c), leases.ErrClosed)
+}
+
+// Nothing is let in by default, by a process that has never reached Postgres.
+func TestAllow_WithoutPostgresFromTheBeginningLetsNothingIn(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p, w := f.tapped(leases.Rule{}, true)
+	w.Refuse(true)
+	for range 20 {
+		require.ErrorIs(t, p.Allow(t.Context(), charge(1)), leases.ErrUnavailable)
+		require.ErrorIs(t, p.Allow(t.Context(), charge(1), budget.Charge{Scope: "other", Amount: 1}), leases.ErrUnavailable)
+		time.Sleep(10 * time.Millisecond)
+	}
+	require.Zero(t, f.usage("hot").Spent)
+}
+
+func TestAllow_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p := f.pool(leases.Rule{})
+	tx := f.begin(pgx.ReadCommitted)
+	require.NoError(t, f.ledger.Lock(t.Context(), tx, "hot"))
+	for range 5 { // directly, and waiting for a slice
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		require.ErrorIs(t, p.Allow(ctx, charge(1)), context.DeadlineExceeded)
+		cancel()
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
+	pgtest.WaitSettled(t, f.db)
+	require.Zero(t, f.usage("hot").Spent)
+}
+
+// Of several charges all are spent or none, wherever each comes from.
+func TestAllow_SeveralAreAllOrNone(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p := f.pool(leases.Rule{})
+	at := func(scope string, amount, most int64) budget.Charge {
+		return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(most)}}
+	}
+	leased := f.warmAllow(p, at("leased", 1, 100_000))
+	for _, full := range []string{"full", "full too"} {
+		require.NoError(t, p.Allow(t.Context(), at(full, 5, 5)))
+		for range 2 { // by the ledger, and from memory
+			err := p.Allow(t.Context(), at("leased", 1, 100_000), at("cold", 1, 100), at(full, 1, 5))
+			var denied *budget.ExceededError
+			require.ErrorAs(t, err, &denied)
+			require.Len(t, denied.Refusals, 1)
+			require.Equal(t, full, denied.Refusals[0].Scope)
+		}
+	}
+	require.Zero(t, f.usage("cold").Used)
+	require.NoError(t, p.Allow(t.Context(), at("leased", 2, 100_000), at("cold", 3, 100), at("other", 4, 100)))
+	require.ErrorIs(t, p.Allow(t.Context(), at("leased", 2, 100_000), at("cold", 0, 100)), leases.ErrArgument)
+	require.NoError(t, p.Close(t.Context()))
+	require.Equal(t, int64(3), f.usage("cold").Used)
+	require.Equal(t, int64(4), f.usage("other").Used)
+	require.Equal(t, leased+2, f.usage("leased").Used)
+}
+
+// A refusal by a window is repeated from memory, with its exact retry time and without a call, and ends at that time.
+func TestAllow_RefusesFromMemoryUntilTheRetryTime(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p, w := f.tapped(leases.Rule{}, true)
+	c := charge(1, budget.PerWindow(10, 1500*time.Millisecond))
+	first := time.Now()
+	for range 10 {
+		require.NoError(t, p.Allow(t.Context(), c))
+	}
+	var denied *budget.ExceededError
+	require.ErrorAs(t, p.Allow(t.Context(), c), &denied)
+	retry := time.Now().Add(denied.RetryAfter())
+	require.WithinDuration(t, first.Add(1500*time.Millisecond), retry, 300*time.Millisecond)
+	pgtest.WaitSettled(t, f.db)
+	w.Each(func(*pgtest.Flush) {})
+	for n := 0; time.Until(retry) > 50*time.Millisecond; n++ {
+		require.ErrorAs(t, p.Allow(t.Context(), c), &denied)
+		require.WithinDuration(t, retry, time.Now().Add(denied.RetryAfter()), 300*time.Millisecond)
+	}
+	for _, x := range w.Sent() {
+		require.False(t, x.Has("charge") || x.Has("open_lease"), "%v", x.SQL)
+	}
+	time.Sleep(time.Until(retry) + 5*time.Millisecond)
+	require.NoError(t, p.Allow(t.Context(), c))
+}
+
+// A credit, and a release, end a refusal that is remembered within Rule.Refuse.
+func TestAllow_ARememberedRefusalEndsWithACredit(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p, w := f.tapped(leases.Rule{Refuse: 200 * time.Millisecond}, true)
+	c := charge(1, budget.Lifetime(10))
+	for range 10 {
+		require.NoError(t, p.Allow(t.Context(), c))
+	}
+	require.ErrorIs(t, p.Allow(t.Context(), c), budget.ErrExceeded)
+	refused := time.Now()
+	w.Each(func(*pgtest.Flush) {})
+	require.ErrorIs(t, p.Allow(t.Context(), c), budget.ErrExceeded)
+	for _, x := range w.Sent() {
+		require.False(t, x.Has("metered.charge("))
+	}
+	require.NoError(t, pgx.BeginFunc(t.Context(), f.db, func(tx pgx.Tx) error {
+		_, err := f.ledger.Credit(t.Context(), tx, budget.Credit{Scope: "hot", Amount: 5})
+		return err
+	}))
+	for {
+		err := p.Allow(t.Context(), c)
+		if err == nil {
+			break
+		}
+		require.ErrorIs(t, err, budget.ErrExceeded)
+		require.Less(t, time.Since(refused), 5*time.Second)
+		time.Sleep(time.Millisecond)
+	}
+	require.GreaterOrEqual(t, time.Since(refused), 150*time.Millisecond, "from memory until then")
+}
+
+// What is refused for want of units that another process leases gets them soon, of each scope; what it is told
+// meanwhile is that they are leased, and when the last lease ends.
+func TestRecall_UnitsOfOtherProcessesComeSoon(t *testing.T) {
+	t.Parallel()
+	for _, use := range []string{"charge", "allow"} {
+		t.Run(use, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t)
+			rule := leases.Rule{Share: 1, Least: 1000, TTL: time.Minute, Idle: time.Minute}
+			has, wants := f.pool(rule), f.pool(leases.Rule{})
+			limit := budget.Lifetime(1000)
+			scopes := []string{"one", "two", "three"}
+			ask := func(p *leases.Pool, scope string, amount int64) error {
+				c := budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{limit}}
+				if use == "allow" {
+					return p.Allow(t.Context(), c)
+				}
+				_, err := f.spend(p, pgx.ReadCommitted, c)
+				return err
+			}
+			spent := map[string]int64{}
+			for _, scope := range scopes {
+				// A lease of all that is left: 1000 are there only before the first charge.
+				_, err := f.db.Exec(t.Context(), `select metered.credit($1, null, 10, false, 1000, null, false)`, scope)
+				require.NoError(t, err)
+				pgtest.WaitFor(t, "a lease", func() bool {
+					require.NoError(t, ask(has, scope, 1))
+					spent[scope]++
+					return f.usage(scope).Leased > 0
+				})
+			}
+			time.Sleep(100 * time.Millisecond) // until it listens
+			for _, scope := range scopes {
+				err := ask(wants, scope, 500)
+				var denied *budget.ExceededError
+				require.ErrorAs(t, err, &denied)
+				r := denied.Refusals[0]
+				require.Positive(t, r.Leased)
+				require.Zero(t, r.Held)
+				require.Greater(t, r.RetryAfter, 30*time.Second)
+				require.LessOrEqual(t, r.RetryAfter, time.Minute)
+			}
+			for _, scope := range scopes {
+				began := time.Now()
+				pgtest.WaitFor(t, "the units", func() bool {
+					u := f.usage(scope)
+					return u.Leased == 0
+				})
+				require.Less(t, time.Since(began), 5*time.Second)
+				pgtest.WaitFor(t, "them to be charged", func() bool { return ask(wants, scope, 500) == nil })
+			}
+			require.NoError(t, errors.Join(has.Close(t.Context()), wants.Close(t.Context())))
+			for _, scope := range scopes {
+				require.Equal(t, spent[scope]+500, f.settled(scope))
+			}
+		})
+	}
+}
+
+// The units of a process that is gone are there when its lease has ended, for a charge that is refused for want of them:
+// also without recalls, and in a process that never had a lease.
+func TestRecall_UnitsOfADeadProcessAreThereAtTheEnd(t *testing.T) {
+	t.Parallel()
+	for _, use := range []string{"charge", "allow"} {
+		t.Run(use, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t)
+			clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
+			dead := f.open("rows", 100, 10*time.Second)
+			require.NoError(t, dead.spend(t.Context(), f.db, 0, 1))
+			p, _ := f.tapped(leases.Rule{Refuse: 20 * time.Millisecond}, true)
+			ask := func() error {
+				if use == "allow" {
+					return p.Allow(t.Context(), charge(1, budget.Lifetime(100)))
+				}
+				_, err := f.spend(p, pgx.ReadCommitted, charge(1, budget.Lifetime(100)))
+				return err
+			}
+			var denied *budget.ExceededError
+			require.ErrorAs(t, ask(), &denied)
+			require.Equal(t, 10*time.Second, denied.RetryAfter())
+			clock.Advance(10 * time.Second)
+			pgtest.WaitFor(t, "the end of the lease", func() bool { return ask() == nil })
+			require.Equal(t, int64(2), f.settled("hot", p))
+		})
+	}
+}
