@@ -91,7 +91,7 @@ type statements struct {
 	lock, lockAll, charge, check, usage, credit, refund string
 	entries, newest                                     string
 	scopes, purge, repair                               string
-	chain, refundSums, refunded, held, leases           string
+	chain, refundSums, refunded, held, leases, carved   string
 	create, retire, resources                           string
 }
 
@@ -101,7 +101,7 @@ func render(n schema.Name) statements {
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
-		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL), held: n.SQL(heldSQL), leases: n.SQL(leasesSQL),
+		chain: n.SQL(chainSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL), held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 	}
 }

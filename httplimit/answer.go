@@ -22,6 +22,7 @@ var statuses = map[string]int{
 
 	"scope_unknown":        http.StatusNotFound,
 	"scope_retired":        http.StatusGone,
+	"scope_closed":         http.StatusGone,
 	"hold_unknown":         http.StatusNotFound,
 	"operation_unknown":    http.StatusNotFound,
 	"budget_unknown_entry": http.StatusNotFound,

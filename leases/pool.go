@@ -33,6 +33,7 @@ const (
 type Pool struct {
 	db     *pgxpool.Pool
 	ledger *budget.Ledger
+	carver *Carver
 	cfg    Config
 	schema schema.Name
 	wait   time.Duration
@@ -300,7 +301,7 @@ from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, 
 	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
 	dueSQL    = `
 select no from metered.leases
-where settled_at is null and mode <> 'c' and ends_at <= metered.clock() and no > $1 order by no limit $2`
+where settled_at is null and mode in ('s', 'm') and ends_at <= metered.clock() and no > $1 order by no limit $2`
 )
 
 func render(n schema.Name) statements {
@@ -348,10 +349,12 @@ func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 	return got, nil
 }
 
+func (p *Pool) retried(ctx context.Context, f func(pgx.Tx) error) error { return retried(ctx, p.db, f) }
+
 // retried runs f in a transaction at READ COMMITTED, again where it met others.
-func (p *Pool) retried(ctx context.Context, f func(pgx.Tx) error) error {
+func retried(ctx context.Context, db *pgxpool.Pool, f func(pgx.Tx) error) error {
 	for n := 1; ; n++ {
-		err := pgx.BeginTxFunc(ctx, p.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+		err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
 		if !sqlstate.Collided(err) || n == maxTries {
 			return err
 		}
