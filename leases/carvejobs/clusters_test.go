@@ -167,7 +167,7 @@ func TestClusters_KilledAtEveryStep(t *testing.T) {
 	steps := []struct {
 		name, call string
 		home       bool // where it runs
-	}{{"carve", "metered.carve(", true}, {"credit", "metered.receive_child(", false}, {"close", "metered.close_child(", false}, {"settle", "metered.settle_away(", true}}
+	}{{"carve", ".carve(", true}, {"credit", ".receive_child(", false}, {"close", ".close_child(", false}, {"settle", ".settle_away(", true}}
 	n := 0
 	for i, step := range steps {
 		statements := []string{"begin_command", step.call, "river_job", "complete_command"}
@@ -194,28 +194,35 @@ func TestClusters_KilledAtEveryStep(t *testing.T) {
 						}
 					})
 				}
-				if step.name == "carve" || step.name == "credit" {
+				if i < 2 {
 					arm()
 				}
 				w.carve(child, 100, time.Hour)
 				w.credited(child)
+				recovered := func() {
+					select {
+					case <-struck:
+					case <-time.After(time.Minute):
+						t.Fatal(name, "was not struck")
+					}
+					w.eventually(name, func(ctx context.Context) error { return w.home.local.Ping(ctx) })
+					w.eventually(name, func(ctx context.Context) error { return w.away.local.Ping(ctx) })
+					w.addsUp()
+				}
+				if i < 2 {
+					recovered()
+				}
 				w.charge(child, 1, 20)
 				w.charge(child, 2, int64(n))
-				if step.name == "close" || step.name == "settle" {
+				w.addsUp()
+				if i >= 2 {
 					arm()
 				}
 				w.close(child)
 				l := w.settled(child)
-				select {
-				case <-struck:
-				case <-time.After(time.Minute):
-					t.Fatal(name, "was not struck")
-				}
+				recovered()
 				on.wire.Each(func(*pgtest.Flush) {})
 				require.Equal(t, 20+int64(n), l.Spent, name)
-				w.eventually(name, func(ctx context.Context) error { return w.home.local.Ping(ctx) })
-				w.eventually(name, func(ctx context.Context) error { return w.away.local.Ping(ctx) })
-				w.addsUp()
 			}
 		}
 	}
