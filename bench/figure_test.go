@@ -18,7 +18,7 @@ func TestFigures_HoldEveryGoal(t *testing.T) {
 		"command_vs_floor": ">= 0.9", "command_hot_rtt1_vs_locked_floor": ">= 0.9", "command_hot_rtt1_vs_seed": ">= 20",
 		"command_hot_commit2ms_early_vs_plain": ">= 8", "command_round_trips": "<= 3", "multi_scope_8_vs_1": "<= 3",
 		"token_consume_vs_update": ">= 0.9", "enqueue_keyed_vs_river": ">= 0.85", "bytes_per_charge": "<= 220",
-		"purge_rows_per_s_vs_delete": ">= 0.8", "denial_flood_connections": "<= 8",
+		"purge_rows_per_s_vs_delete": ">= 0.8", "denial_flood_connections": "<= 8", "carve_two_clusters": ">= 1.8",
 	}
 	seen := map[string]bool{}
 	for _, f := range figures {

@@ -4,6 +4,6 @@ import "slices"
 
 // figures are measured in this order.
 var figures = slices.Concat(
-	chargeFigures, windowFigures, commandFigures, pieceFigures, holdFigures, seatFigures, // with goals
+	chargeFigures, windowFigures, commandFigures, pieceFigures, holdFigures, seatFigures, carveFigures, // with goals
 	costFigures, trendFigures, peerFigures(),
 )
