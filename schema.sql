@@ -1991,8 +1991,8 @@ end
 $$;
 
 -- Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is
--- closed, and something is held); closed (it had been settled); early (with only_due, before it ends); unknown.
-create function metered.close_child(of_child text, only_due boolean, by_whom text, wait_ms int,
+-- closed, and something is held); closed (it had been settled); unknown.
+create function metered.close_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile
 security definer
@@ -2004,7 +2004,7 @@ declare
     tip  metered.ledger;
     clk  timestamptz;
 begin
-    perform metered.require(octet_length(by_whom) between 1 and 255 and only_due is not null, 'close_child');
+    perform metered.require(octet_length(by_whom) between 1 and 255, 'close_child');
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if not found then
         status := 'unknown';
@@ -2013,8 +2013,7 @@ begin
     perform metered.lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
     select * into lease from metered.leases y where y.no = lease.no for update;
     clk := metered.clock();
-    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed'
-        when only_due and lease.ends_at > clk then 'early' end;
+    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' end;
     if status is not null then
         return;
     end if;
@@ -4429,7 +4428,7 @@ comment on function metered.charge_leased(metered.new_charge[], interval, int, m
 comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
 comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the child has entries); denied. A child of a child ends no later than that one.';
-comment on function metered.close_child(text, boolean, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is closed, and something is held); closed (it had been settled); early (with only_due, before it ends); unknown.';
+comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is closed, and something is held); closed (it had been settled); unknown.';
 comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after that, it is closed at once, and gets nothing. status: received; late; exists (it was received, or closed before); used (the child has entries).';
 comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster, of which so many were used there; null is all of them. status: settled; closed (it had been: spent is what was captured then); unknown.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';

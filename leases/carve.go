@@ -78,9 +78,11 @@ type Carving struct {
 }
 
 // Carve gives the child its units, all of them or none, in tx. Called again with the same child, parent and amount it does
-// nothing and returns the lease as it is by now, so the child's name is what makes it happen once.
+// nothing and returns the lease as it is by now, so the child's name is what makes it happen once. In a command pass its
+// *metered.Tx.
 //
-// Locks: the scopes of parent and child. Errors: *budget.ExceededError and *budget.ScopeError of the parent, ErrCarved,
+// Locks: the scopes of parent and child, until tx ends; charges of other scopes after it, those of a command among them,
+// can deadlock (40P01, which metered.Do retries). Errors: *budget.ExceededError and *budget.ScopeError of the parent, ErrCarved,
 // ErrChildUsed; else as budget.Ledger.Charge.
 func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("Carving.Child", g.Child)); err != nil {
@@ -126,15 +128,15 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 // captured. The Lease then comes back with no SettledAt, and all of it counts at the parent until Close or Sweep
 // finds nothing held. Close again does nothing more. Locks: the scopes of parent and child.
 func (c *Carver) Close(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
-	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("child", child), c.checkNote(note)); err != nil {
+	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
 	}
-	l, _, err := c.close(ctx, tx, child, false, c.by(note))
+	l, _, err := c.close(ctx, tx, child, c.by(note))
 	return l, err
 }
 
-func (c *Carver) close(ctx context.Context, tx pgx.Tx, child string, onlyDue bool, by string) (l Lease, status string, err error) {
-	l, status, err = c.scan(tx.QueryRow(ctx, c.sql.close, child, onlyDue, by, c.wait))
+func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Lease, status string, err error) {
+	l, status, err = c.scan(tx.QueryRow(ctx, c.sql.close, child, by, c.wait))
 	if err == nil && status == "unknown" {
 		return l, status, ErrUnknownChild
 	}
@@ -154,7 +156,7 @@ type Received struct {
 // and returns its lease. Close ends it, and Lease.Spent then is what SettleAway has to be told. Package carvejobs does all
 // that. Errors: ErrChildUsed.
 func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, error) {
-	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("Received.Child", r.Child), c.checkNote(r.Note)); err != nil {
+	if err := cmp.Or(c.checkNote(r.Note), notNil("tx", tx), checkChild("Received.Child", r.Child)); err != nil {
 		return Lease{}, err
 	}
 	if r.Amount < 0 || r.Amount > budget.MaxAmount {
@@ -183,7 +185,7 @@ func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note bud
 }
 
 func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *int64, note budget.Note) (Lease, error) {
-	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("child", child), c.checkNote(note)); err != nil {
+	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
 	}
 	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.settle, child, used, c.by(note), c.wait))
@@ -232,7 +234,7 @@ func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SettleRepo
 		for _, child := range children {
 			var status string
 			err := retried(ctx, db, func(tx pgx.Tx) (err error) {
-				_, status, err = c.close(ctx, tx, child, true, c.owner)
+				_, status, err = c.close(ctx, tx, child, c.owner)
 				return err
 			})
 			switch {
@@ -264,8 +266,11 @@ func checkChild(field, child string) error {
 	return fault.Text(errArgument, field, child, budget.MaxScopeBytes)
 }
 
-// checkNote checks a note as the ledger does.
+// checkNote checks a note as the ledger does, and the Carver.
 func (c *Carver) checkNote(note budget.Note) error {
+	if err := c.made(); err != nil {
+		return err
+	}
 	_, err := prepareCredit(c.ledger, budget.Credit{Scope: "-", Amount: 1, Note: note})
 	return err
 }
@@ -281,7 +286,7 @@ type carveStatements struct{ carve, close, receive, settle, due, get string }
 const (
 	returnedSQL   = `select status, to_jsonb(lease)`
 	carveSQL      = returnedSQL + `, denied from metered.carve(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
-	closeSQL      = returnedSQL + ` from metered.close_child($1::text, $2::bool, $3::text, $4::int)`
+	closeSQL      = returnedSQL + ` from metered.close_child($1::text, $2::text, $3::int)`
 	receiveSQL    = returnedSQL + ` from metered.receive_child($1::text, $2::bigint, $3::timestamptz, $4::text, $5::text, $6::int)`
 	settleAwaySQL = returnedSQL + ` from metered.settle_away($1::text, $2::bigint, $3::text, $4::int)`
 	dueChildSQL   = `

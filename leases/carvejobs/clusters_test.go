@@ -98,6 +98,7 @@ func TestClusters_ACutNetwork(t *testing.T) {
 	w.away.cut(false)
 	require.Zero(t, w.settled("a").Spent)
 	w.addsUp()
+	require.Zero(t, pgtest.Value[int](t, w.away.local, `select count(*) from metered.ledger where scope = 'a' and kind = 'd'`))
 
 	t.Log("the end comes while home cannot be reached: all counts until it can")
 	w.carve("b", 100, time.Hour)

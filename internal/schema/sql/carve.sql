@@ -103,8 +103,8 @@ end
 $$;
 
 -- Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is
--- closed, and something is held); closed (it had been settled); early (with only_due, before it ends); unknown.
-create function metered.close_child(of_child text, only_due boolean, by_whom text, wait_ms int,
+-- closed, and something is held); closed (it had been settled); unknown.
+create function metered.close_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile
 as $$
@@ -112,7 +112,7 @@ declare
     tip  metered.ledger;
     clk  timestamptz;
 begin
-    perform metered.require(octet_length(by_whom) between 1 and 255 and only_due is not null, 'close_child');
+    perform metered.require(octet_length(by_whom) between 1 and 255, 'close_child');
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if not found then
         status := 'unknown';
@@ -121,8 +121,7 @@ begin
     perform metered.lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
     select * into lease from metered.leases y where y.no = lease.no for update;
     clk := metered.clock();
-    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed'
-        when only_due and lease.ends_at > clk then 'early' end;
+    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' end;
     if status is not null then
         return;
     end if;
