@@ -60,7 +60,7 @@ type Config struct {
 // Denial is a command that was refused.
 type Denial struct {
 	Command Command // without its Token, which may still be unspent
-	// Err matches budget.ErrExceeded (a *budget.ExceededError), ErrScopeUnknown, ErrScopeRetired or ErrRefundExceeds,
+	// Err matches budget.ErrExceeded (a *budget.ExceededError), ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed or ErrRefundExceeds,
 	// tokens.ErrInvalid, or holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
 	Err      error
 	Sticky   bool // a sticky charge was refused: Err is ErrTooManyAttempts

@@ -79,8 +79,8 @@ create type metered.new_charge as (
     scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean,
     lease bigint, lease_offset bigint);
 
--- How a lease is opened: as rows (each spend is one), memory (of its owner) or carved (for the child, a
--- scope); of no less than so many units, and no more than one part in share of what there is.
+-- How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a
+-- scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.
 create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
 -- Who makes an entry or a transition: the command, if it is one, and a note.
@@ -154,17 +154,18 @@ insert into metered.schema_version (version) values (2);
 -- instead of a sum over many. Wide columns first: no padding between them.
 create table metered.ledger (
     seq       bigint      not null,     -- 1, 2, 3 and so on in the scope, without a gap
-    amount    metered.units not null, -- 0 for a clock repair only
+    amount    metered.units not null, -- 0 for a clock repair and a close
     at        timestamptz not null,   -- never decreases along seq within an epoch
     spent     bigint      not null,   -- sum of charges so far, never decreases
     refunded  bigint      not null,   -- sum of refunds so far, never decreases
     credited  bigint      not null,   -- sum of credits so far, never decreases
     held      bigint      not null,   -- units in open holds now
     epoch     smallint    not null,   -- clock repairs so far
-    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair;
+    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
+                                      -- z the scope was closed: nothing new is let in;
                                       -- of holds: h held, u captured (used), l released, x expired
     scope     text collate "C" not null, -- what is charged
-    next_due  timestamptz,            -- no open hold falls due before this
+    next_due  timestamptz,            -- no open hold falls due before this; -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     namespace text,                   -- of the operation
@@ -216,12 +217,16 @@ create table metered.leases (
     fence       bigint      not null,   -- the key of its lock
     opened_seq  bigint      not null,   -- the entry that holds its units
     settled_seq bigint,                 -- the last entry of its end
-    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it
+    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it,
+                                        -- r one on another cluster has it; g this is that cluster's side of it
     scope       text collate "C" not null, -- whose units they are
     owner       text collate "C" not null, -- the process that opened it
     settled_by  text collate "C",       -- who settled it: its owner, or another
     child       text collate "C"        -- the scope that its units were carved for
 );
+
+-- A scope is carved for once.
+create unique index leases_child on metered.leases (child, (mode = 'r')) where child is not null;
 
 -- What is open of a scope, when it ends, and the history of a scope and by age.
 create index leases_open on metered.leases (scope, ends_at) where settled_at is null;
@@ -758,7 +763,7 @@ create function metered.append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
-    if e.amount < 1 and e.kind <> 'k' then
+    if e.amount < 1 and e.kind not in ('k', 'z') then
         perform metered.no_amount();
     end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
@@ -782,6 +787,7 @@ as $$
 declare
     e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
+    perform metered.refuse_closed(e);
     if must_exist then
         denied := metered.admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
         if denied is not null then
@@ -820,6 +826,7 @@ begin
     if not metered.key_fits(key, of_scope) then
         perform metered.require(false, 'key');
     end if;
+    perform metered.refuse_closed(e);
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';
@@ -870,7 +877,8 @@ $$;
 -- scanning from the front again would wade through the rows deleted before.
 --
 -- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
--- credit, no open hold and no claim that stands, which do not age. A writer whose
+-- credit (or is a child that was closed and settled), no open hold and no claim that stands,
+-- which do not age. A writer whose
 -- snapshot shows the scope as empty is right again, and one whose snapshot shows an
 -- entry finds it deleted. One without the lock may have read the last entry and be about
 -- to append: the deletion waits for it, and then this function appends and deletes an
@@ -920,7 +928,8 @@ begin
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
     upto := greatest(upto, keep - 1);
-    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and tip.credited = 0 and not exists (
+    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity') and not exists (
+        select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
@@ -1122,7 +1131,7 @@ $$;
 -- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
 -- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
--- hold falls due. There, held is what others hold, and own what this transaction does, or
+-- hold falls due; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
 -- the holds of_nos, which it captures.
 --
 -- A caller that has looked at some limits passes what it knows: used as far as it got, and what
@@ -1150,6 +1159,14 @@ declare
     lease  record;
     leased bigint;
 begin
+    foreach t in array tips loop
+        if t.next_due = '-infinity' then
+            denied := metered.with_absent(denied, t.scope, 'closed');
+        end if;
+    end loop;
+    if denied is not null then
+        return;
+    end if;
     foreach c in array charges loop
         i := i + 1;
         t := tips[i];
@@ -1668,9 +1685,8 @@ declare
     room   bigint;
     i      int := 0;
 begin
-    perform metered.require(terms.mode in ('rows', 'memory', 'carved') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
-        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
-        and (terms.mode = 'carved') = (terms.child is not null), 'lease');
+    perform metered.require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
+        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255, 'lease');
     if charge.key is null then
         charge.key := metered.scope_key(charge.scope);
     end if;
@@ -1707,10 +1723,10 @@ begin
         return;
     end if;
     granted := wanted;
-    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner)
     overriding system value
     values (open_lease.no, posted.at, posted.at + terms.ttl, wanted, open_lease.fence, posted.seqs[1],
-        case terms.mode when 'rows' then 's' when 'memory' then 'm' else 'c' end, charge.scope, terms.owner, terms.child);
+        case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
 end
 $$;
 
@@ -1853,7 +1869,7 @@ begin
     l := metered.lease_to_settle(of_no, wait_ms);
     granted := l.granted;
     status := case
-        when l.no is null or l.mode = 'c' then 'unknown'
+        when l.no is null or l.mode not in ('s', 'm') then 'unknown'
         when l.settled_at is not null then 'closed'
         when l.owner <> of_owner and l.ends_at > metered.clock() then 'early' end;
     if status is not null then
@@ -1926,7 +1942,8 @@ as $$
 begin
     select coalesce(sum(l.granted), 0), coalesce(sum(s.units), 0), max(l.ends_at) into unspent, spent, ends_at
     -- In order, or the planner may take the index of the history, and read all that was ever settled.
-    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null order by y.ends_at) l,
+    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y
+          where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' order by y.ends_at) l,
          lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no and l.mode = 's') s;
     unspent := unspent - spent;
 end
@@ -1968,6 +1985,238 @@ begin
         left_over := left_over - 1;
         exit when left_over <= 0;
     end loop;
+end
+$$;
+
+-- Carving: a lease whose units a child scope spends. The child is credited with them, and is closed in
+-- the end: what it charged is captured at the parent, and the rest is free there again. Until then all
+-- of it counts as held at the parent.
+--
+-- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the path
+-- of a charge that is let in comes to check_limits, which refuses it; credit and refund ask
+-- refuse_closed. What was held before may still end, and be captured: the settlement waits for it.
+--
+-- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
+-- lease that is open, so its own lock, of those who spend rows, is not needed.
+--
+-- On another cluster the child has a row of its own, of mode g; the parent's is of mode r, and is
+-- settled when it is told what was used (settle_away), and not before.
+
+-- Refuses what would be new in a closed scope. e is its last entry, or one that is to follow it.
+create function metered.refuse_closed(e metered.ledger) returns void
+language plpgsql stable
+as $$
+begin
+    if e.next_due = '-infinity' then
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered.with_absent(null, e.scope, 'closed');
+    end if;
+end
+$$;
+
+-- Closes a scope whose lock is held, unless it is.
+create function metered.close_scope(of_scope text, note jsonb) returns void
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger := metered.entry_for_write(of_scope);
+begin
+    if e.next_due = '-infinity' then
+        return;
+    end if;
+    e.seq := e.seq + 1;
+    e.amount := 0;
+    e.at := greatest(metered.clock(), e.at);
+    e.kind := 'z';
+    e.next_due := '-infinity';
+    e.ref := null;
+    e.hold := null;
+    e.namespace := null;
+    e.operation := null;
+    e.note := close_scope.note;
+    perform metered.append(e);
+end
+$$;
+
+-- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms, which has no
+-- entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the
+-- child has entries); denied. A child of a child ends no later than that one.
+create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
+    out status text, out lease metered.leases, out denied jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    away   boolean := terms.mode = 'away';
+    as_mode "char" := case when away then 'r' else 'c' end;
+    tip    metered.ledger;
+    posted metered.posted;
+    own    bigint;
+begin
+    perform metered.require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
+        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
+        and metered.key_fits(charge.key, charge.scope), 'carve');
+    perform metered.lock_all_scopes(array[charge.scope, case when not away then terms.child else charge.scope end], null, wait_ms);
+    select * into lease from metered.leases y where y.child = terms.child and y.mode <> 'g' and (y.mode = 'r') = away;
+    if found then
+        status := case when lease.scope = charge.scope and lease.granted = charge.amount then 'exists' else 'conflict' end;
+        return;
+    end if;
+    if not away then
+        tip := metered.entry_for_write(terms.child);
+        if tip.seq > 0 then
+            status := 'used';
+            return;
+        end if;
+    end if;
+    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    charge.held := charge.amount;
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
+    if posted.denied is not null then
+        status := 'denied';
+        denied := posted.denied;
+        return;
+    end if;
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
+    overriding system value
+    values (own, posted.at, least(posted.at + terms.ttl, (
+            select y.ends_at from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null)),
+        charge.amount, metered.lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
+    on conflict do nothing
+    returning * into lease;
+    if not found then
+        perform metered.collided();     -- of another parent, at the same time
+    end if;
+    if not away then
+        perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
+    end if;
+    status := 'carved';
+end
+$$;
+
+-- Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is
+-- closed, and something is held); closed (it had been settled); unknown.
+create function metered.close_child(of_child text, by_whom text, wait_ms int,
+    out status text, out lease metered.leases, out held bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip  metered.ledger;
+    clk  timestamptz;
+begin
+    perform metered.require(octet_length(by_whom) between 1 and 255, 'close_child');
+    select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
+    if not found then
+        status := 'unknown';
+        return;
+    end if;
+    perform metered.lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
+    select * into lease from metered.leases y where y.no = lease.no for update;
+    clk := metered.clock();
+    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' end;
+    if status is not null then
+        return;
+    end if;
+    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
+    if metered.overdue(of_child, '-infinity', clk) > 0 then
+        perform metered.expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
+    end if;
+    tip := metered.entry_for_write(of_child);
+    held := tip.held;
+    status := 'open';
+    if held = 0 then
+        status := 'settled';
+        if lease.mode = 'c' then
+            perform metered.close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms);
+        else
+            update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
+        end if;
+        select * into lease from metered.leases y where y.no = lease.no;
+    end if;
+end
+$$;
+
+-- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or
+-- after that, it is closed at once, and gets nothing. status: received; late; exists (it was received,
+-- or closed before); used (the child has entries).
+create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text, note text, wait_ms int,
+    out status text, out lease metered.leases)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip  metered.ledger;
+    clk  timestamptz;
+    own  bigint;
+    json jsonb := nullif(note, '')::jsonb;
+begin
+    perform metered.require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
+        and units between 0 and 9007199254740992 and ends is not null, 'receive_child');
+    perform metered.lock_all_scopes(array[of_child], null, wait_ms);
+    select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
+    if found then
+        status := case when lease.mode = 'g' then 'exists' else 'used' end;
+        return;
+    end if;
+    tip := metered.entry_for_write(of_child);
+    if tip.seq > 0 then
+        status := 'used';
+        return;
+    end if;
+    clk := metered.clock();
+    status := case when units = 0 or ends <= clk then 'late' else 'received' end;
+    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    if status = 'late' then
+        perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
+    else
+        perform metered.credit(of_child, null, units, false, wait_ms, row(null, null, json), true);
+    end if;
+    insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, settled_seq, mode, scope, owner, settled_by, child)
+    overriding system value
+    values (own, clk, ends, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
+        case when status = 'late' then 0 end, metered.lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
+        case when status = 'late' then by_whom end, of_child)
+    on conflict do nothing
+    returning * into lease;
+    if not found then
+        perform metered.collided();
+    end if;
+end
+$$;
+
+-- Settles the parent's side of units that were carved for another cluster, of which so many were used there; null is
+-- all of them. status: settled; closed (it had been: spent is what was captured then); unknown.
+create function metered.settle_away(of_child text, units bigint, by_whom text, wait_ms int,
+    out status text, out lease metered.leases)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units >= 0, true), 'settle_away');
+    select * into lease from metered.leases y where y.child = of_child and y.mode = 'r';
+    if not found then
+        status := 'unknown';
+        return;
+    end if;
+    perform metered.lock_all_scopes(array[lease.scope], null, wait_ms);
+    select * into lease from metered.leases y where y.no = lease.no for update;
+    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
+    if status = 'settled' then
+        perform metered.close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms);
+        select * into lease from metered.leases y where y.no = lease.no;
+    end if;
 end
 $$;
 
@@ -2182,15 +2431,15 @@ $$;
 -- What next_due becomes with the entry behind that of seq. held is what is held then; a
 -- line that is new is not looked at. It moves on where it has passed, and about once in 16
 -- entries (twice where the next one is odd: a call may write two), so that whoever asks
--- what falls due first need not wade through what has ended since. Inlined wherever it
--- stands.
+-- what falls due first need not wade through what has ended since. That of a closed scope
+-- (see carve.sql) stays. Inlined wherever it stands.
 create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
 language sql stable
 as $$
     select case when held > 0 then
-        case when next_due <= clk or seq & 15 < 2 then metered.later_due(of_scope, next_due, clk) else next_due end
-    end
+        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered.later_due(of_scope, next_due, clk) else next_due end
+    when next_due = '-infinity' then next_due end
 $$;
 
 -- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
@@ -4328,7 +4577,7 @@ $$;
 create view metered.ledger_words as
 select l.scope,                                 -- what is charged
     l.seq,                                      -- 1, 2, 3 and so on in the scope
-    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair'
+    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
         when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire' end as kind, -- what the entry does
     l.amount,                                   -- of the entry
     l.at,                                       -- by the database's clock
@@ -4385,7 +4634,7 @@ select l.no,                                    -- the number of the lease
     l.scope,                                    -- whose units they are
     l.owner,                                    -- the process that opened it
     l.child,                                    -- the scope that its units were carved for
-    case l.mode when 's' then 'rows' when 'm' then 'memory' else 'carved' end as mode, -- how its spends are told
+    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are told
     l.opened_at,                                -- when it was opened
     l.ends_at,                                  -- nothing is spent of it from here on
     l.settled_at,                               -- when it was settled
@@ -4402,7 +4651,7 @@ comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
 comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0).';
 comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
-comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner) or carved (for the child, a scope); of no less than so many units, and no more than one part in share of what there is.';
+comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
@@ -4421,16 +4670,16 @@ comment on column metered.schema_version.version is 'a version that was installe
 comment on column metered.schema_version.applied_at is 'when';
 comment on table metered.ledger is 'The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed. Each entry carries its scope''s totals after it, so the state of a scope is its last entry, and the spending inside a window is a difference of two entries instead of a sum over many. Wide columns first: no padding between them.';
 comment on column metered.ledger.seq is '1, 2, 3 and so on in the scope, without a gap';
-comment on column metered.ledger.amount is '0 for a clock repair only';
+comment on column metered.ledger.amount is '0 for a clock repair and a close';
 comment on column metered.ledger.at is 'never decreases along seq within an epoch';
 comment on column metered.ledger.spent is 'sum of charges so far, never decreases';
 comment on column metered.ledger.refunded is 'sum of refunds so far, never decreases';
 comment on column metered.ledger.credited is 'sum of credits so far, never decreases';
 comment on column metered.ledger.held is 'units in open holds now';
 comment on column metered.ledger.epoch is 'clock repairs so far';
-comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair; of holds: h held, u captured (used), l released, x expired';
+comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair, z the scope was closed: nothing new is let in; of holds: h held, u captured (used), l released, x expired';
 comment on column metered.ledger.scope is 'what is charged';
-comment on column metered.ledger.next_due is 'no open hold falls due before this';
+comment on column metered.ledger.next_due is 'no open hold falls due before this; -infinity: the scope is closed';
 comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
 comment on column metered.ledger.hold is 'the hold''s id, where the entry is about one alone';
 comment on column metered.ledger.namespace is 'of the operation';
@@ -4457,7 +4706,7 @@ comment on column metered.leases.spent is 'of granted, what was captured when it
 comment on column metered.leases.fence is 'the key of its lock';
 comment on column metered.leases.opened_seq is 'the entry that holds its units';
 comment on column metered.leases.settled_seq is 'the last entry of its end';
-comment on column metered.leases.mode is 's its spends are rows, m they are in its owner''s memory, c a child scope has it';
+comment on column metered.leases.mode is 's its spends are rows, m they are in its owner''s memory, c a child scope has it, r one on another cluster has it; g this is that cluster''s side of it';
 comment on column metered.leases.scope is 'whose units they are';
 comment on column metered.leases.owner is 'the process that opened it';
 comment on column metered.leases.settled_by is 'who settled it: its owner, or another';
@@ -4562,6 +4811,10 @@ comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) i
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
+comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the child has entries); denied. A child of a child ends no later than that one.';
+comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is closed, and something is held); closed (it had been settled); unknown.';
+comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after that, it is closed at once, and gets nothing. status: received; late; exists (it was received, or closed before); used (the child has entries).';
+comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster, of which so many were used there; null is all of them. status: settled; closed (it had been: spent is what was captured then); unknown.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
 comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
 comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
@@ -4656,21 +4909,21 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,
-            capture_holds,charge,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
-            clock,close_lease,collided,complete_command,consume_token,create_scopes,created_json,credit,
-            due_after,due_holds,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
-            find_job_key,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,fresh,held_here,
-            hold_as_json,hold_json,inspect_token,judge,keep_memory,key_fits,last_entry,later_due,lease_key,
-            lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,
-            lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,mint_tokens,missing_hold,
-            missing_token,named_holds,next_entry,no_amount,one_snapshot,open_lease,others_fall_due,overdue,
-            place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
-            purge_tokens,raise_sequence,recorded_events,recorded_meanwhile,refund,refund_hold,refund_holds,
-            refunds_after,refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,
-            repair_clock,replace_token,require,resource_for_write,retire_scopes,revoke_token,revoke_tokens,
-            scope_key,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,tip,tip_for_write,
-            try_each,try_keys,unbound_lock_wait,unfinished,usage,with_absent,with_keys,write_charges,write_exact,
-            write_plain,written_here}')
+            capture_holds,carve,charge,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
+            clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
+            created_json,credit,due_after,due_holds,entry_for_write,expire_and_check,expire_due,expire_hold,
+            expire_rows,extend_holds,find_job_key,finish_command,first_due,first_for_write,fits,fits_origin,
+            free_lines,fresh,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,key_fits,
+            last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,
+            lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,
+            mint_tokens,missing_hold,missing_token,named_holds,next_entry,no_amount,one_snapshot,open_lease,
+            others_fall_due,overdue,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_operations,
+            purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,recorded_meanwhile,refund,
+            refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
+            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
+            retire_scopes,revoke_token,revoke_tokens,scope_key,settle_away,settle_lease,shorter,spend,spend_range,
+            spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,unfinished,usage,
+            with_absent,with_keys,write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

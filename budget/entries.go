@@ -22,12 +22,13 @@ const (
 	KindCapture     Kind = "capture" // what was held is spent
 	KindRelease     Kind = "release" // a hold was given up
 	KindExpire      Kind = "expire"  // a hold's time was over
+	KindClose       Kind = "close"   // the scope was carved from another, and nothing new is let in (package leases)
 )
 
 // kinds are the kinds as the ledger stores them.
 var kinds = map[string]Kind{
 	"c": KindCharge, "d": KindCredit, "r": KindRefund, "k": KindClockRepair,
-	"h": KindHold, "u": KindCapture, "l": KindRelease, "x": KindExpire,
+	"h": KindHold, "u": KindCapture, "l": KindRelease, "x": KindExpire, "z": KindClose,
 }
 
 // Entry is one entry of a scope's chain, with the scope's sums after it.
@@ -35,7 +36,7 @@ type Entry struct {
 	Scope     string    `json:"scope"`
 	Seq       int64     `json:"seq"` // 1, 2, 3, … per scope
 	Kind      Kind      `json:"kind"`
-	Amount    int64     `json:"amount"` // 0 for a clock repair
+	Amount    int64     `json:"amount"` // 0 for a clock repair and a close
 	At        time.Time `json:"at"`     // by the database's clock; never decreases along Seq within an Epoch
 	Epoch     int       `json:"epoch"`  // clock repairs so far
 	Spent     int64     `json:"spent"`
@@ -65,7 +66,7 @@ const entriesPage = 500
 // Times are in microseconds: as text they would be in the session's DateStyle.
 const entrySQL = `
 select scope, seq, kind::text, amount, (extract(epoch from at) * 1000000)::bigint, epoch, spent, refunded, credited, held,
-    (extract(epoch from next_due) * 1000000)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''),
+    (extract(epoch from nullif(next_due, '-infinity')) * 1000000)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''),
     coalesce(note ->> 'actor', ''), coalesce(note ->> 'tenant', ''), coalesce(note ->> 'correlation', ''), coalesce(note ->> 'reason', ''),
     coalesce(note ->> 'occurred_at', '')
 from metered.ledger

@@ -14,12 +14,14 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Errors of calls. They abort the transaction, except the first four.
+// Errors of calls. They abort the transaction, except the first five: a charge leaves it usable. A credit or a refund of
+// a closed scope aborts it.
 var (
 	ErrArgument      error = errArgument            // every refused argument; the error is an *ArgumentError
 	ErrExceeded      error = errExceeded            // a limit refuses; the error is an *ExceededError
 	ErrScopeUnknown  error = errScopeUnknown        // a scope that must exist was never created; the error is a *ScopeError
 	ErrScopeRetired  error = errScopeRetired        // a scope that must exist was retired; the error is a *ScopeError
+	ErrScopeClosed   error = errScopeClosed         // a scope was carved from another and is closed; the error is a *ScopeError
 	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within the lock timeout; try again later
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema's tables or functions are missing
@@ -60,6 +62,7 @@ var (
 
 	errScopeUnknown = fault.New("scope_unknown", "budget: no such scope was created")
 	errScopeRetired = fault.New("scope_retired", "budget: the scope was retired")
+	errScopeClosed  = fault.New("scope_closed", "budget: the scope is closed")
 )
 
 // ArgumentError says why an argument was refused. Field: "Credit.Amount".
@@ -170,6 +173,10 @@ func failed(doing string, err error) error {
 		kind = ErrWindowPurged
 	case sqlstate.ClockBehind:
 		return clockError(err)
+	case sqlstate.Exceeded: // of a closed scope
+		var pgErr *pgconn.PgError
+		errors.As(err, &pgErr)
+		return absentScopes([]byte(pgErr.Detail))
 	case sqlstate.NumericOutOfRange:
 		kind = ErrOverflow
 	default:

@@ -111,7 +111,8 @@ type statements struct {
 	lock, lockAll, charge, each, check, usage, credit, refund string
 	entries, newest                                           string
 	scopes, purge, repair                                     string
-	chain, anchors, refundSums, refunded, held, leases        string
+	chain, anchors, refundSums, refunded, held                string
+	leases, carved                                            string
 	create, retire, resources                                 string
 }
 
@@ -122,7 +123,7 @@ func render(n schema.Name) statements {
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
 		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
-		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL),
+		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 	}
 }

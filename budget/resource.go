@@ -135,37 +135,43 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 	return all, failed(doing, err)
 }
 
-// ScopeError is a denial: these scopes must exist, and do not. It is ErrScopeUnknown, ErrScopeRetired or both. Nothing
-// was written.
+// ScopeError is a denial: these scopes must exist, and do not, or are closed. It is ErrScopeUnknown, ErrScopeRetired,
+// ErrScopeClosed or several of them. Nothing was written.
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"` // never created
 	Retired []string `json:"retired,omitempty"`
+	Closed  []string `json:"closed,omitempty"` // carved from another scope, which has the rest back (package leases)
 }
 
 func (e *ScopeError) Error() string {
-	text := ""
-	if len(e.Unknown) > 0 {
-		text = fmt.Sprintf("%v: %q; ", errScopeUnknown, e.Unknown)
+	var texts []string
+	for _, kind := range e.kinds() {
+		texts = append(texts, fmt.Sprintf("%v: %q", kind.err, kind.scopes))
 	}
-	if len(e.Retired) > 0 {
-		text += fmt.Sprintf("%v: %q; ", errScopeRetired, e.Retired)
-	}
-	return strings.TrimSuffix(text, "; ")
+	return strings.Join(texts, "; ")
+}
+
+type scopesKind struct {
+	err    error
+	scopes []string
+}
+
+// kinds are the errors that it is.
+func (e *ScopeError) kinds() []scopesKind {
+	return slices.DeleteFunc([]scopesKind{{errScopeUnknown, e.Unknown}, {errScopeRetired, e.Retired}, {errScopeClosed, e.Closed}},
+		func(k scopesKind) bool { return len(k.scopes) == 0 })
 }
 
 func (e *ScopeError) Unwrap() (kinds []error) {
-	if len(e.Unknown) > 0 {
-		kinds = append(kinds, errScopeUnknown)
-	}
-	if len(e.Retired) > 0 {
-		kinds = append(kinds, errScopeRetired)
+	for _, kind := range e.kinds() {
+		kinds = append(kinds, kind.err)
 	}
 	return kinds
 }
 
 func (e *ScopeError) Code() string { return fault.Code(e) }
 
-// absentScopes decodes what the function admit in schema.sql wrote.
+// absentScopes decodes what with_absent in schema.sql wrote.
 func absentScopes(denied []byte) error {
 	var rows []struct{ Scope, Absent string }
 	if err := json.Unmarshal(denied, &rows); err != nil {
@@ -173,9 +179,12 @@ func absentScopes(denied []byte) error {
 	}
 	e := &ScopeError{}
 	for _, row := range rows {
-		if row.Absent == "retired" {
+		switch row.Absent {
+		case "retired":
 			e.Retired = append(e.Retired, row.Scope)
-		} else {
+		case "closed":
+			e.Closed = append(e.Closed, row.Scope)
+		default:
 			e.Unknown = append(e.Unknown, row.Scope)
 		}
 	}

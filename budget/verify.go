@@ -42,7 +42,7 @@ func (d Difference) String() string {
 const chainPage = 10_000
 
 const chainSQL = `
-select seq, kind::text, amount, at, epoch, spent, refunded, credited, held, coalesce(ref, 0)
+select seq, kind::text, amount, at, epoch, spent, refunded, credited, held, coalesce(ref, 0), coalesce(hold, '')
 from metered.ledger
 where scope = $1 and seq > $2
 order by seq
@@ -76,7 +76,7 @@ order by c.seq`
 // heldSQL is what the open lines of holds, and open leases, keep of a scope. A line that keeps less than
 // nothing, or of which less than nothing was captured, counts as a difference of its own.
 const heldSQL = `
-select coalesce(sum(l.open), 0)::bigint + (select coalesce(sum(y.granted), 0) from metered.leases y where y.scope = $1 and y.settled_at is null)::bigint,
+select coalesce(sum(l.open), 0)::bigint + (select coalesce(sum(y.granted), 0) from metered.leases y where y.scope = $1 and y.settled_at is null and y.mode <> 'g')::bigint,
     count(*) filter (where l.open < 0 or l.captured < 0 or l.amount < 1)
 from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)`
 
@@ -103,9 +103,17 @@ from metered.ledger l,
 where l.scope = $1 and l.seq >= $2 and l.anchor_at is not null and b.seq >= $2 and b.spent <> l.anchor_spent
 order by l.seq`
 
+// carvedSQL finds leases of a scope whose child was closed, and spent something else than they captured.
+const carvedSQL = `
+select l.no, l.opened_seq, l.spent, t.spent - t.refunded
+from metered.leases l, lateral (select * from metered.ledger y where y.scope = l.child order by y.seq desc limit 1) t
+where l.scope = $1 and l.mode in ('c', 'g') and l.settled_at is not null and t.next_due = '-infinity' and l.spent <> t.spent - t.refunded
+order by l.no`
+
 // Verify recomputes each entry from the entry before it, anchors from the entries behind them, the sums of refunds from
 // the refunds, what is held from the open lines of holds and from open leases, and what leases captured from their spends;
-// it reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
+// it reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last
+// entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
 // without a lock, on a replica too. If ctx ends, it returns what it found with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
@@ -162,6 +170,7 @@ func (v *verification) differs(e Entry, field string, got, want any) {
 func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error {
 	prev := Entry{Scope: scope, At: time.Time{}}
 	first := int64(1) // the first entry of the unbroken chain
+	closed := false
 	for n := chainPage; n == chainPage && !v.full(); {
 		rows, err := tx.Query(ctx, v.ledger.sql.chain, scope, prev.Seq, chainPage)
 		if err != nil {
@@ -170,7 +179,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 		page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Entry, error) {
 			e := Entry{Scope: scope}
 			var kind string
-			err := row.Scan(&e.Seq, &kind, &e.Amount, &e.At, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held, &e.Ref)
+			err := row.Scan(&e.Seq, &kind, &e.Amount, &e.At, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held, &e.Ref, &e.Hold)
 			e.Kind = kinds[kind]
 			return e, err
 		})
@@ -183,6 +192,11 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 			} else {
 				v.entry(prev, e)
 			}
+			// Of a closed scope only what was held before ends, and is captured.
+			if closed && (e.Kind == KindHold || e.Kind == KindCredit || e.Kind == KindRefund || e.Kind == KindClose || e.Kind == KindCharge && e.Hold == "") {
+				v.differs(e, "kind", e.Kind, "one that ends what was held: the scope is closed")
+			}
+			closed = closed || e.Kind == KindClose
 			prev = e
 		}
 		n = len(page)
@@ -197,7 +211,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 	if err := v.refundSums(ctx, tx, scope, first); err != nil {
 		return err
 	}
-	if err := cmp.Or(v.held(ctx, tx, prev), v.leases(ctx, tx, scope)); err != nil {
+	if err := cmp.Or(v.held(ctx, tx, prev), v.leases(ctx, tx, scope, v.ledger.sql.leases), v.leases(ctx, tx, scope, v.ledger.sql.carved)); err != nil {
 		return err
 	}
 	v.report.Scopes++
@@ -226,13 +240,14 @@ func (v *verification) entry(prev, e Entry) {
 		want.Held -= e.Amount
 	case KindRelease, KindExpire:
 		want.Held -= e.Amount
+	case KindClose:
 	case KindClockRepair:
 		want.Epoch++
 	default:
 		v.differs(e, "kind", e.Kind, "a known kind")
 	}
-	if (e.Amount < 1) != (e.Kind == KindClockRepair) {
-		v.differs(e, "amount", e.Amount, "1 or more, 0 for a clock repair")
+	if (e.Amount < 1) != (e.Kind == KindClockRepair || e.Kind == KindClose) {
+		v.differs(e, "amount", e.Amount, "1 or more, 0 for a clock repair and a close")
 	}
 	if before := e.At.Before(prev.At); before != (e.Kind == KindClockRepair) {
 		want := map[bool]string{true: "not before ", false: "before "}[before]
@@ -272,9 +287,9 @@ func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
 	return nil
 }
 
-// leases compares what leases captured with their spends.
-func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope string) error {
-	rows, err := tx.Query(ctx, v.ledger.sql.leases, pgx.QueryExecModeExec, scope)
+// leases compares what leases captured with their spends, or with what their child spent.
+func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope, sql string) error {
+	rows, err := tx.Query(ctx, sql, pgx.QueryExecModeExec, scope)
 	if err != nil {
 		return failed("verify leases", err)
 	}

@@ -67,7 +67,7 @@ func TestVerify_NamesEveryKindOfDifference(t *testing.T) {
 		{update + `amount = 4 where scope = 'a' and seq = 3`, []string{"3 spent"}},
 		{update + `amount = 0 where scope = 'a' and seq = 3`, []string{"3 amount", "3 spent"}},
 		{update + `amount = 2 where scope = 'a' and seq = 23`, []string{"23 amount"}},
-		{update + `kind = 'z' where scope = 'a' and seq = 3`, []string{"3 kind", "3 spent"}},
+		{update + `kind = 'q' where scope = 'a' and seq = 3`, []string{"3 kind", "3 spent"}},
 		{update + `kind = 'x' where scope = 'a' and seq = 3`, []string{"3 spent", "3 held"}},
 		{update + `kind = 'd' where scope = 'a' and seq = 3`, []string{"3 spent", "3 credited"}},
 		{update + `kind = 'd' where scope = 'a' and seq = 17`, []string{"17 spent", "17 credited", "17 refunds"}},

@@ -206,6 +206,9 @@ func failed(doing string, err error) error {
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.HoldRefused {
 		return refused([]byte(pgErr.Detail))
 	}
+	if sqlstate.Of(err) == sqlstate.Exceeded { // of a scope that is closed
+		return ledgerFailed(doing, err)
+	}
 	return fault.Failed("holds", doing, err)
 }
 

@@ -27,10 +27,12 @@ var statuses = map[string]int{
 
 	"scope_unknown":        http.StatusNotFound,
 	"scope_retired":        http.StatusGone,
+	"scope_closed":         http.StatusGone,
 	"hold_unknown":         http.StatusNotFound,
 	"operation_unknown":    http.StatusNotFound,
 	"budget_unknown_entry": http.StatusNotFound,
 	"job_key_not_found":    http.StatusNotFound,
+	"carve_unknown":        http.StatusNotFound,
 
 	"operation_conflict":    http.StatusConflict,
 	"operation_retired":     http.StatusConflict,
@@ -38,6 +40,8 @@ var statuses = map[string]int{
 	"hold_retired":          http.StatusConflict,
 	"job_conflict":          http.StatusConflict,
 	"token_exists":          http.StatusConflict,
+	"carve_conflict":        http.StatusConflict,
+	"carve_child_used":      http.StatusConflict,
 	"claim_taken":           http.StatusConflict,
 	"hold_state":            http.StatusConflict,
 	"hold_held":             http.StatusConflict,
@@ -60,7 +64,7 @@ var statuses = map[string]int{
 //	402  want of prepaid credit: a limit of 0 over the lifetime (budget.Prepaid). Never with
 //	     Retry-After: more has to be credited
 //	403  tokens.ErrInvalid
-//	404  a hold, a scope, an operation, an entry or a key that is not there; 410 for a scope that was retired
+//	404  a hold, a scope, an operation, an entry or a key that is not there; 410 for a scope that was retired or closed
 //	409  another limit over the lifetime (budget.Lifetime), with Retry-After if open holds may make room;
 //	     a claim that is taken, with Retry-After if it may fall free; a hold in another state; conflicts
 //	429  a limit over a window, and metered.ErrTooManyAttempts; with Retry-After, unless waiting does not help

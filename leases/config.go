@@ -136,6 +136,10 @@ func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
 	}
 	p.schema, p.wait, _ = settings(ledger)
 	p.sql = render(p.schema)
+	if p.carver, err = NewCarver(ledger); err != nil {
+		return nil, err
+	}
+	p.carver.owner = cfg.Owner
 	p.live, p.stop = context.WithCancel(context.Background())
 	return p, nil
 }

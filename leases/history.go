@@ -37,10 +37,13 @@ const (
 	ModeRows   Mode = "rows"   // each is a row, in the transaction that spent it
 	ModeMemory Mode = "memory" // they are in the owner's memory
 	ModeCarved Mode = "carved" // a child scope has them
+	// A child scope on another cluster has them; there the child has a lease of its own, received.
+	ModeAway     Mode = "away"
+	ModeReceived Mode = "received"
 )
 
 const historySQL = `
-select l.no, l.scope, case l.mode when 's' then 'rows' when 'm' then 'memory' else 'carved' end, l.owner, coalesce(l.child, ''), l.granted,
+select l.no, l.scope, case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end, l.owner, coalesce(l.child, ''), l.granted,
     coalesce(l.spent, (select sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)::bigint,
     l.opened_at, l.ends_at, l.settled_at, coalesce(l.settled_by, ''), l.opened_seq, coalesce(l.settled_seq, 0)
 from metered.leases l where l.scope = $1 and l.no < $2 order by l.no desc limit $3`

@@ -141,7 +141,7 @@ func (h *history) spendWith(direct *budget.Charge) {
 	}
 	var a ledger.Answer
 	err := h.in(func(tx pgx.Tx) error {
-		err := tx.QueryRow(h.Context(), `select seqs, ats, denied from metered.charge_leased($1::metered.new_charge[], '1 min', 5000, null, 'answer')`,
+		err := tx.QueryRow(h.Context(), `select seqs, ats, denied from metered.charge_leased($1::metered.new_charge[], '1 min', 5000, null, 'answer', true)`,
 			ledger.Charges(sent)).Scan(&a.Seqs, &a.Ats, &a.Denied)
 		if err == nil && undone {
 			return errUndone

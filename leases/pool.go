@@ -36,6 +36,7 @@ type Pool struct {
 	db     *pgxpool.Pool
 	own    *pgxpool.Pool // a few connections, to open and settle while all of db's are busy
 	ledger *budget.Ledger
+	carver *Carver
 	cfg    Config
 	schema schema.Name
 	wait   time.Duration
@@ -395,7 +396,7 @@ from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, 
 	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
 	dueSQL    = `
 select no, ends_at from metered.leases
-where settled_at is null and mode <> 'c' and ends_at <= (select metered.clock()) and ends_at >= $1 and (ends_at, no) > ($1, $2)
+where settled_at is null and mode in ('s', 'm') and ends_at <= (select metered.clock()) and ends_at >= $1 and (ends_at, no) > ($1, $2)
 order by ends_at, no limit $3`
 )
 

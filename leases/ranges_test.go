@@ -36,7 +36,7 @@ func TestRanges_AreSpentOnceAndWithinTheSlice(t *testing.T) {
 	require.ErrorIs(t, k.spend(ctx, tx, 0, 2), errRefused)
 	var denied []byte
 	require.NoError(t, tx.QueryRow(ctx, `select denied from metered.charge_leased(array[
-		row('hot', $1::bigint, 7, 0, '{}', null, null, $2::bigint, 20), row('hot', $1, 5, 0, '{}', null, null, $2, 0)]::metered.new_charge[], '1 min', 5000, null, 'answer')`,
+		row('hot', $1::bigint, 7, 0, '{}', null, null, $2::bigint, 20), row('hot', $1, 5, 0, '{}', null, null, $2, 0)]::metered.new_charge[], '1 min', 5000, null, 'answer', true)`,
 		k.fence, k.no).Scan(&denied))
 	require.NotNil(t, denied)
 	require.NoError(t, tx.Commit(ctx))

@@ -72,6 +72,7 @@ func (p *Pool) settle(ctx context.Context, no int64, told *int64) (settled bool,
 type SettleReport struct {
 	Settled int `json:"settled"` // leases that had ended
 	Busy    int `json:"busy"`    // leases that transactions still spend from: they are left for the next time
+	Held    int `json:"held"`    // children that were closed, and of which something is held still: they too (Carver)
 }
 
 // Settle settles the leases of all processes that have ended, one transaction each, in the name of this Pool's owner. A
@@ -111,7 +112,7 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 		}
 		n = len(due)
 	}
-	return all
+	return errors.Join(all, p.carver.sweep(ctx, p.db, report))
 }
 
 // keep starts the maintenance, unless it runs: it ends when there is nothing to maintain.

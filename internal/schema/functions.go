@@ -58,6 +58,10 @@ var Functions = []Function{
 	{"charge_leased", Application, write},
 	{"settle_lease", Application, write},
 	{"purge_leases", Maintenance, purgeBatch},
+	{"carve", Application, write},
+	{"close_child", Application, write},
+	{"receive_child", Application, write},
+	{"settle_away", Application, write},
 	{"create_scopes", Application, write},
 	{"retire_scopes", Application, write},
 

@@ -30,6 +30,8 @@ type Options struct {
 	MaxConns int32
 	// Durable leaves a throwaway server as durable as it is by default. Defaults to false.
 	Durable bool
+	// Private starts a throwaway server even if DATABASE_URL is set, for a program that crashes it. Defaults to false.
+	Private bool
 	// CloseTimeout is how long Close waits for connections that are in use. Defaults to DefaultCloseTimeout.
 	CloseTimeout time.Duration
 	// Log gets a line on the server. Defaults to the standard error.
@@ -55,7 +57,7 @@ func Open(ctx context.Context, program string, opts Options) (*Database, error) 
 	if opts.Log == nil {
 		opts.Log = os.Stderr
 	}
-	server, err := pgserver.Start(ctx, pgserver.Options{Durable: opts.Durable, Log: opts.Log})
+	server, err := pgserver.Start(ctx, pgserver.Options{Durable: opts.Durable, Private: opts.Private, Log: opts.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +99,12 @@ func (d *Database) fill(ctx context.Context, opts Options) error {
 	_, err = d.Pool.Exec(ctx, opts.SQL)
 	return err
 }
+
+// Crash ends every process of a server that is Private with SIGKILL.
+func (d *Database) Crash() error { return d.server.Kill() }
+
+// Recover starts it again, on what is on its disk.
+func (d *Database) Recover(ctx context.Context) error { return d.server.Restart(ctx) }
 
 // ConnString is for other processes of the program, and other pools.
 func (d *Database) ConnString() string { return pgserver.WithDatabase(d.server.ConnString(), d.name) }

@@ -25,12 +25,16 @@ create table metered.leases (
     fence       bigint      not null,   -- the key of its lock
     opened_seq  bigint      not null,   -- the entry that holds its units
     settled_seq bigint,                 -- the last entry of its end
-    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it
+    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it,
+                                        -- r one on another cluster has it; g this is that cluster's side of it
     scope       text collate "C" not null, -- whose units they are
     owner       text collate "C" not null, -- the process that opened it
     settled_by  text collate "C",       -- who settled it: its owner, or another
     child       text collate "C"        -- the scope that its units were carved for
 );
+
+-- A scope is carved for once.
+create unique index leases_child on metered.leases (child, (mode = 'r')) where child is not null;
 
 -- What is open of a scope, when it ends, and the history of a scope and by age.
 create index leases_open on metered.leases (scope, ends_at) where settled_at is null;

@@ -42,15 +42,15 @@ $$;
 -- What next_due becomes with the entry behind that of seq. held is what is held then; a
 -- line that is new is not looked at. It moves on where it has passed, and about once in 16
 -- entries (twice where the next one is odd: a call may write two), so that whoever asks
--- what falls due first need not wade through what has ended since. Inlined wherever it
--- stands.
+-- what falls due first need not wade through what has ended since. That of a closed scope
+-- (see carve.sql) stays. Inlined wherever it stands.
 create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
 language sql stable
 as $$
     select case when held > 0 then
-        case when next_due <= clk or seq & 15 < 2 then metered.later_due(of_scope, next_due, clk) else next_due end
-    end
+        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered.later_due(of_scope, next_due, clk) else next_due end
+    when next_due = '-infinity' then next_due end
 $$;
 
 -- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one

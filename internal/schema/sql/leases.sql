@@ -31,9 +31,8 @@ declare
     room   bigint;
     i      int := 0;
 begin
-    perform metered.require(terms.mode in ('rows', 'memory', 'carved') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
-        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
-        and (terms.mode = 'carved') = (terms.child is not null), 'lease');
+    perform metered.require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
+        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255, 'lease');
     if charge.key is null then
         charge.key := metered.scope_key(charge.scope);
     end if;
@@ -70,10 +69,10 @@ begin
         return;
     end if;
     granted := wanted;
-    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner)
     overriding system value
     values (open_lease.no, posted.at, posted.at + terms.ttl, wanted, open_lease.fence, posted.seqs[1],
-        case terms.mode when 'rows' then 's' when 'memory' then 'm' else 'c' end, charge.scope, terms.owner, terms.child);
+        case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
 end
 $$;
 
@@ -204,7 +203,7 @@ begin
     l := metered.lease_to_settle(of_no, wait_ms);
     granted := l.granted;
     status := case
-        when l.no is null or l.mode = 'c' then 'unknown'
+        when l.no is null or l.mode not in ('s', 'm') then 'unknown'
         when l.settled_at is not null then 'closed'
         when l.owner <> of_owner and l.ends_at > metered.clock() then 'early' end;
     if status is not null then
@@ -277,7 +276,8 @@ as $$
 begin
     select coalesce(sum(l.granted), 0), coalesce(sum(s.units), 0), max(l.ends_at) into unspent, spent, ends_at
     -- In order, or the planner may take the index of the history, and read all that was ever settled.
-    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y where y.scope = of_scope and y.settled_at is null order by y.ends_at) l,
+    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y
+          where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' order by y.ends_at) l,
          lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no and l.mode = 's') s;
     unspent := unspent - spent;
 end

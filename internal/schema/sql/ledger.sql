@@ -195,7 +195,7 @@ create function metered.append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
-    if e.amount < 1 and e.kind <> 'k' then
+    if e.amount < 1 and e.kind not in ('k', 'z') then
         perform metered.no_amount();
     end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
@@ -215,6 +215,7 @@ as $$
 declare
     e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
+    perform metered.refuse_closed(e);
     if must_exist then
         denied := metered.admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
         if denied is not null then
@@ -249,6 +250,7 @@ begin
     if not metered.key_fits(key, of_scope) then
         perform metered.require(false, 'key');
     end if;
+    perform metered.refuse_closed(e);
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';
@@ -299,7 +301,8 @@ $$;
 -- scanning from the front again would wade through the rows deleted before.
 --
 -- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
--- credit, no open hold and no claim that stands, which do not age. A writer whose
+-- credit (or is a child that was closed and settled), no open hold and no claim that stands,
+-- which do not age. A writer whose
 -- snapshot shows the scope as empty is right again, and one whose snapshot shows an
 -- entry finds it deleted. One without the lock may have read the last entry and be about
 -- to append: the deletion waits for it, and then this function appends and deletes an
@@ -345,7 +348,8 @@ begin
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
     upto := greatest(upto, keep - 1);
-    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and tip.credited = 0 and not exists (
+    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity') and not exists (
+        select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;

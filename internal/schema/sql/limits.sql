@@ -151,7 +151,7 @@ $$;
 -- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
 -- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
--- hold falls due. There, held is what others hold, and own what this transaction does, or
+-- hold falls due; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
 -- the holds of_nos, which it captures.
 --
 -- A caller that has looked at some limits passes what it knows: used as far as it got, and what
@@ -179,6 +179,14 @@ declare
     lease  record;
     leased bigint;
 begin
+    foreach t in array tips loop
+        if t.next_due = '-infinity' then
+            denied := metered.with_absent(denied, t.scope, 'closed');
+        end if;
+    end loop;
+    if denied is not null then
+        return;
+    end if;
     foreach c in array charges loop
         i := i + 1;
         t := tips[i];

@@ -12,17 +12,18 @@ insert into metered.schema_version (version) values (2);
 -- instead of a sum over many. Wide columns first: no padding between them.
 create table metered.ledger (
     seq       bigint      not null,     -- 1, 2, 3 and so on in the scope, without a gap
-    amount    metered.units not null, -- 0 for a clock repair only
+    amount    metered.units not null, -- 0 for a clock repair and a close
     at        timestamptz not null,   -- never decreases along seq within an epoch
     spent     bigint      not null,   -- sum of charges so far, never decreases
     refunded  bigint      not null,   -- sum of refunds so far, never decreases
     credited  bigint      not null,   -- sum of credits so far, never decreases
     held      bigint      not null,   -- units in open holds now
     epoch     smallint    not null,   -- clock repairs so far
-    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair;
+    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
+                                      -- z the scope was closed: nothing new is let in;
                                       -- of holds: h held, u captured (used), l released, x expired
     scope     text collate "C" not null, -- what is charged
-    next_due  timestamptz,            -- no open hold falls due before this
+    next_due  timestamptz,            -- no open hold falls due before this; -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     namespace text,                   -- of the operation
@@ -74,12 +75,16 @@ create table metered.leases (
     fence       bigint      not null,   -- the key of its lock
     opened_seq  bigint      not null,   -- the entry that holds its units
     settled_seq bigint,                 -- the last entry of its end
-    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it
+    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it,
+                                        -- r one on another cluster has it; g this is that cluster's side of it
     scope       text collate "C" not null, -- whose units they are
     owner       text collate "C" not null, -- the process that opened it
     settled_by  text collate "C",       -- who settled it: its owner, or another
     child       text collate "C"        -- the scope that its units were carved for
 );
+
+-- A scope is carved for once.
+create unique index leases_child on metered.leases (child, (mode = 'r')) where child is not null;
 
 -- What is open of a scope, when it ends, and the history of a scope and by age.
 create index leases_open on metered.leases (scope, ends_at) where settled_at is null;

@@ -30,8 +30,8 @@ create type metered.new_charge as (
     scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean,
     lease bigint, lease_offset bigint);
 
--- How a lease is opened: as rows (each spend is one), memory (of its owner) or carved (for the child, a
--- scope); of no less than so many units, and no more than one part in share of what there is.
+-- How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a
+-- scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.
 create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
 -- Who makes an entry or a transition: the command, if it is one, and a note.

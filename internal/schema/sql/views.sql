@@ -5,7 +5,7 @@
 create view metered.ledger_words as
 select l.scope,                                 -- what is charged
     l.seq,                                      -- 1, 2, 3 and so on in the scope
-    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair'
+    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
         when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire' end as kind, -- what the entry does
     l.amount,                                   -- of the entry
     l.at,                                       -- by the database's clock
@@ -62,7 +62,7 @@ select l.no,                                    -- the number of the lease
     l.scope,                                    -- whose units they are
     l.owner,                                    -- the process that opened it
     l.child,                                    -- the scope that its units were carved for
-    case l.mode when 's' then 'rows' when 'm' then 'memory' else 'carved' end as mode, -- how its spends are told
+    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are told
     l.opened_at,                                -- when it was opened
     l.ends_at,                                  -- nothing is spent of it from here on
     l.settled_at,                               -- when it was settled

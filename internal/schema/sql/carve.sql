@@ -1,0 +1,215 @@
+-- Carving: a lease whose units a child scope spends. The child is credited with them, and is closed in
+-- the end: what it charged is captured at the parent, and the rest is free there again. Until then all
+-- of it counts as held at the parent.
+--
+-- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the path
+-- of a charge that is let in comes to check_limits, which refuses it; credit and refund ask
+-- refuse_closed. What was held before may still end, and be captured: the settlement waits for it.
+--
+-- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
+-- lease that is open, so its own lock, of those who spend rows, is not needed.
+--
+-- On another cluster the child has a row of its own, of mode g; the parent's is of mode r, and is
+-- settled when it is told what was used (settle_away), and not before.
+
+-- Refuses what would be new in a closed scope. e is its last entry, or one that is to follow it.
+create function metered.refuse_closed(e metered.ledger) returns void
+language plpgsql stable
+as $$
+begin
+    if e.next_due = '-infinity' then
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered.with_absent(null, e.scope, 'closed');
+    end if;
+end
+$$;
+
+-- Closes a scope whose lock is held, unless it is.
+create function metered.close_scope(of_scope text, note jsonb) returns void
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger := metered.entry_for_write(of_scope);
+begin
+    if e.next_due = '-infinity' then
+        return;
+    end if;
+    e.seq := e.seq + 1;
+    e.amount := 0;
+    e.at := greatest(metered.clock(), e.at);
+    e.kind := 'z';
+    e.next_due := '-infinity';
+    e.ref := null;
+    e.hold := null;
+    e.namespace := null;
+    e.operation := null;
+    e.note := close_scope.note;
+    perform metered.append(e);
+end
+$$;
+
+-- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms, which has no
+-- entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the
+-- child has entries); denied. A child of a child ends no later than that one.
+create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
+    out status text, out lease metered.leases, out denied jsonb)
+language plpgsql volatile
+as $$
+declare
+    away   boolean := terms.mode = 'away';
+    as_mode "char" := case when away then 'r' else 'c' end;
+    tip    metered.ledger;
+    posted metered.posted;
+    own    bigint;
+begin
+    perform metered.require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
+        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
+        and metered.key_fits(charge.key, charge.scope), 'carve');
+    perform metered.lock_all_scopes(array[charge.scope, case when not away then terms.child else charge.scope end], null, wait_ms);
+    select * into lease from metered.leases y where y.child = terms.child and y.mode <> 'g' and (y.mode = 'r') = away;
+    if found then
+        status := case when lease.scope = charge.scope and lease.granted = charge.amount then 'exists' else 'conflict' end;
+        return;
+    end if;
+    if not away then
+        tip := metered.entry_for_write(terms.child);
+        if tip.seq > 0 then
+            status := 'used';
+            return;
+        end if;
+    end if;
+    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    charge.held := charge.amount;
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
+    if posted.denied is not null then
+        status := 'denied';
+        denied := posted.denied;
+        return;
+    end if;
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
+    overriding system value
+    values (own, posted.at, least(posted.at + terms.ttl, (
+            select y.ends_at from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null)),
+        charge.amount, metered.lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
+    on conflict do nothing
+    returning * into lease;
+    if not found then
+        perform metered.collided();     -- of another parent, at the same time
+    end if;
+    if not away then
+        perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
+    end if;
+    status := 'carved';
+end
+$$;
+
+-- Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is
+-- closed, and something is held); closed (it had been settled); unknown.
+create function metered.close_child(of_child text, by_whom text, wait_ms int,
+    out status text, out lease metered.leases, out held bigint)
+language plpgsql volatile
+as $$
+declare
+    tip  metered.ledger;
+    clk  timestamptz;
+begin
+    perform metered.require(octet_length(by_whom) between 1 and 255, 'close_child');
+    select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
+    if not found then
+        status := 'unknown';
+        return;
+    end if;
+    perform metered.lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
+    select * into lease from metered.leases y where y.no = lease.no for update;
+    clk := metered.clock();
+    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' end;
+    if status is not null then
+        return;
+    end if;
+    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
+    if metered.overdue(of_child, '-infinity', clk) > 0 then
+        perform metered.expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
+    end if;
+    tip := metered.entry_for_write(of_child);
+    held := tip.held;
+    status := 'open';
+    if held = 0 then
+        status := 'settled';
+        if lease.mode = 'c' then
+            perform metered.close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms);
+        else
+            update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
+        end if;
+        select * into lease from metered.leases y where y.no = lease.no;
+    end if;
+end
+$$;
+
+-- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or
+-- after that, it is closed at once, and gets nothing. status: received; late; exists (it was received,
+-- or closed before); used (the child has entries).
+create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text, note text, wait_ms int,
+    out status text, out lease metered.leases)
+language plpgsql volatile
+as $$
+declare
+    tip  metered.ledger;
+    clk  timestamptz;
+    own  bigint;
+    json jsonb := nullif(note, '')::jsonb;
+begin
+    perform metered.require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
+        and units between 0 and 9007199254740992 and ends is not null, 'receive_child');
+    perform metered.lock_all_scopes(array[of_child], null, wait_ms);
+    select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
+    if found then
+        status := case when lease.mode = 'g' then 'exists' else 'used' end;
+        return;
+    end if;
+    tip := metered.entry_for_write(of_child);
+    if tip.seq > 0 then
+        status := 'used';
+        return;
+    end if;
+    clk := metered.clock();
+    status := case when units = 0 or ends <= clk then 'late' else 'received' end;
+    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    if status = 'late' then
+        perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
+    else
+        perform metered.credit(of_child, null, units, false, wait_ms, row(null, null, json), true);
+    end if;
+    insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, settled_seq, mode, scope, owner, settled_by, child)
+    overriding system value
+    values (own, clk, ends, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
+        case when status = 'late' then 0 end, metered.lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
+        case when status = 'late' then by_whom end, of_child)
+    on conflict do nothing
+    returning * into lease;
+    if not found then
+        perform metered.collided();
+    end if;
+end
+$$;
+
+-- Settles the parent's side of units that were carved for another cluster, of which so many were used there; null is
+-- all of them. status: settled; closed (it had been: spent is what was captured then); unknown.
+create function metered.settle_away(of_child text, units bigint, by_whom text, wait_ms int,
+    out status text, out lease metered.leases)
+language plpgsql volatile
+as $$
+begin
+    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units >= 0, true), 'settle_away');
+    select * into lease from metered.leases y where y.child = of_child and y.mode = 'r';
+    if not found then
+        status := 'unknown';
+        return;
+    end if;
+    perform metered.lock_all_scopes(array[lease.scope], null, wait_ms);
+    select * into lease from metered.leases y where y.no = lease.no for update;
+    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
+    if status = 'settled' then
+        perform metered.close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms);
+        select * into lease from metered.leases y where y.no = lease.no;
+    end if;
+end
+$$;

@@ -1,0 +1,328 @@
+package leases
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Errors of carving. They leave the transaction usable, and nothing written.
+var (
+	ErrCarved       error = fault.New("carve_conflict", "leases: the child was carved before, from another scope or with another amount")
+	ErrChildUsed    error = fault.New("carve_child_used", "leases: the child has entries already")
+	ErrUnknownChild error = fault.New("carve_unknown", "leases: no such child")
+)
+
+// MaxCarveTTL bounds Carving.TTL.
+const MaxCarveTTL = 3660 * 24 * time.Hour
+
+// Carver gives part of a scope to a child scope for a time: to an agent's run under its user's budget, or to a project
+// under its organisation.
+//
+//	carver, err := leases.NewCarver(ledger)
+//	lease, err := carver.Carve(ctx, tx, leases.Carving{
+//		Child: "run/42", From: budget.Charge{Scope: "user/ann", Amount: 500, Limits: limits}, TTL: time.Hour,
+//	})
+//	…
+//	ledger.Charge(ctx, tx, budget.Charge{Scope: "run/42", Amount: 7, Limits: []budget.Limit{budget.Prepaid()}})
+//	…
+//	lease, err = carver.Close(ctx, tx, "run/42", budget.Note{})
+//
+// While the child is open, all units count as held at the parent. When it is closed, what it charged, less refunds, is
+// captured there, and the rest is free. Charges of the child use budget.Prepaid: with other limits, or with credit
+// from elsewhere, it can charge more than it was given, and all of that is captured.
+//
+// A child can be the parent of others. They end no later than it does, and it is settled after them.
+//
+// Its calls are correct at all isolation levels; at REPEATABLE READ and SERIALIZABLE they can fail with SQLSTATE 40001.
+// Package carvejobs carves for a child on another Postgres cluster.
+type Carver struct {
+	ledger *budget.Ledger
+	wait   int32
+	sql    carveStatements
+	owner  string
+}
+
+// NewCarver returns a Carver.
+func NewCarver(l *budget.Ledger) (*Carver, error) {
+	if err := notNil("ledger", l); err != nil {
+		return nil, err
+	}
+	name, wait, _ := settings(l)
+	if err := fault.Made(errArgument, "ledger", name != schema.Name{}); err != nil {
+		return nil, err
+	}
+	return &Carver{ledger: l, wait: int32(wait / time.Millisecond), sql: renderCarve(name), owner: owner()}, nil
+}
+
+// Carving is part of a scope, for a child.
+type Carving struct {
+	Child string        // the scope that gets the units; it has no entries yet, and is used for this alone
+	From  budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
+	// TTL is for how long, 1ms to MaxCarveTTL, after which Sweep closes the child. A child of a child ends with that one at
+	// the latest. Required.
+	TTL time.Duration
+	// Away means that the child is on another cluster: it gets nothing here, and only SettleAway and WriteOff end it.
+	Away bool
+}
+
+// Carve gives the child its units, all of them or none, in tx. Called again with the same child, parent and amount it does
+// nothing and returns the lease as it is by now, so the child's name is what makes it happen once. In a command pass its
+// *metered.Tx.
+//
+// Locks: the scopes of parent and child, until tx ends; charges of other scopes after it, those of a command among them,
+// can deadlock (40P01, which metered.Do retries). Errors: *budget.ExceededError and *budget.ScopeError of the parent, ErrCarved,
+// ErrChildUsed; else as budget.Ledger.Charge.
+func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error) {
+	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("Carving.Child", g.Child)); err != nil {
+		return Lease{}, err
+	}
+	switch {
+	case g.TTL < time.Millisecond || g.TTL > MaxCarveTTL:
+		return Lease{}, invalid("Carving.TTL", "%v is not from 1ms to %v", g.TTL, MaxCarveTTL)
+	case g.Child == g.From.Scope && !g.Away:
+		return Lease{}, invalid("Carving.Child", "is the parent itself")
+	}
+	call, err := prepare(c.ledger, g.From)
+	if err != nil {
+		return Lease{}, err
+	}
+	if len(call.Queries) > 0 {
+		return Lease{}, invalid("Carving.From.Limits", "cannot have a MaxFrom: read it under budget.Ledger.Lock")
+	}
+	terms := ledger.LeaseTerms{Mode: "carved", Owner: c.by(g.From.Note), Least: 1, Share: 1, TTL: g.TTL, Child: g.Child}
+	if g.Away {
+		terms.Mode = "away"
+	}
+	var denied []byte
+	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.carve, ledger.Charges(call.Charges), terms.String(), call.Tolerance, c.wait), &denied)
+	if err != nil {
+		return Lease{}, call.Failed(err)
+	}
+	switch status {
+	case "denied":
+		return Lease{}, call.Denied(denied)
+	case "conflict":
+		return Lease{}, ErrCarved
+	case "used":
+		return Lease{}, ErrChildUsed
+	}
+	return l, nil
+}
+
+// Close closes a child: from tx's commit on no charge, hold, credit or refund of it is let in, whatever its limits
+// (budget.ErrScopeClosed). Then it captures at the parent what the child has charged, and frees the rest.
+//
+// If units of the child are still held, by holds, by leases of a Pool or by children of its own, these can end and be
+// captured. The Lease then comes back with no SettledAt, and all of it counts at the parent until Close or Sweep
+// finds nothing held. Close again does nothing more. Locks: the scopes of parent and child.
+func (c *Carver) Close(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
+	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
+		return Lease{}, err
+	}
+	l, _, err := c.close(ctx, tx, child, c.by(note))
+	return l, err
+}
+
+func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Lease, status string, err error) {
+	l, status, err = c.scan(tx.QueryRow(ctx, c.sql.close, child, by, c.wait))
+	if err == nil && status == "unknown" {
+		return l, status, ErrUnknownChild
+	}
+	return l, status, failed("close a child", err)
+}
+
+// Received is a child's side of a Carving that is Away.
+type Received struct {
+	Child  string      // the scope
+	Amount int64       // of the Carving; 0 closes the child, which then cannot receive anything any more
+	EndsAt time.Time   // Lease.EndsAt of the parent's side
+	Note   budget.Note // is stored with the credit; defaults to none
+}
+
+// Receive credits a child on this cluster with what was carved for it on another. After EndsAt, by this cluster's clock, it
+// gives nothing and closes the child: the Lease has SettledAt, and nothing Spent. Called again for a child it does nothing
+// and returns its lease. Close ends it, and Lease.Spent then is what SettleAway has to be told. Package carvejobs does all
+// that. Errors: ErrChildUsed.
+func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, error) {
+	if err := cmp.Or(c.checkNote(r.Note), notNil("tx", tx), checkChild("Received.Child", r.Child)); err != nil {
+		return Lease{}, err
+	}
+	if r.Amount < 0 || r.Amount > budget.MaxAmount {
+		return Lease{}, invalid("Received.Amount", "%d is not from 0 to %d", r.Amount, int64(budget.MaxAmount))
+	}
+	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, r.Child, r.Amount, r.EndsAt, c.by(r.Note), noteJSON(r.Note), c.wait))
+	if err == nil && status == "used" {
+		return Lease{}, ErrChildUsed
+	}
+	return l, failed("receive units", err)
+}
+
+// SettleAway settles the parent's side of a Carving that is Away, of which used units were used. A second call does
+// nothing and returns the lease as it was settled.
+func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64, note budget.Note) (Lease, error) {
+	if used < 0 {
+		return Lease{}, invalid("used", "%d is negative", used)
+	}
+	return c.settleAway(ctx, tx, child, &used, note)
+}
+
+// WriteOff settles the parent's side of a Carving that is Away as used in full, for when its cluster is lost for good. It
+// never lets in too much. What that cluster tells later changes nothing.
+func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
+	return c.settleAway(ctx, tx, child, nil, note)
+}
+
+func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *int64, note budget.Note) (Lease, error) {
+	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
+		return Lease{}, err
+	}
+	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.settle, child, used, c.by(note), c.wait))
+	if err == nil && status == "unknown" {
+		return Lease{}, ErrUnknownChild
+	}
+	return l, failed("settle a child", err)
+}
+
+// Get returns the lease of a child; ErrUnknownChild. On the cluster of the parent that is the parent's side, else the child's.
+func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Lease, error) {
+	if err := cmp.Or(c.made(), notNil("db", db), checkChild("child", child)); err != nil {
+		return Lease{}, err
+	}
+	l, _, err := c.scan(db.QueryRow(ctx, c.sql.get, pgx.QueryExecModeExec, child))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Lease{}, ErrUnknownChild
+	}
+	return l, failed("get a child", err)
+}
+
+// Sweep closes the children of this cluster whose time is over, in one transaction each: of a run that was cancelled or
+// crashed. A Pool does so too, in Settle and by itself while it has leases. Any number may run at once.
+func (c *Carver) Sweep(ctx context.Context, db *pgxpool.Pool) (SettleReport, error) {
+	var report SettleReport
+	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
+		return report, err
+	}
+	return report, c.sweep(ctx, db, &report)
+}
+
+// sweep takes the newest first: a child of a child is newer.
+func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SettleReport) error {
+	const page = 100
+	for before, n := int64(1<<63-1), page; n == page; {
+		rows, err := db.Query(ctx, c.sql.due, pgx.QueryExecModeExec, before, page)
+		if err != nil {
+			return failed("list children", err)
+		}
+		var children []string
+		var no int64
+		var child string
+		if _, err = pgx.ForEachRow(rows, []any{&no, &child}, func() error { before, children = no, append(children, child); return nil }); err != nil {
+			return failed("list children", err)
+		}
+		for _, child := range children {
+			var status string
+			err := retried(ctx, db, func(tx pgx.Tx) (err error) {
+				_, status, err = c.close(ctx, tx, child, c.owner)
+				return err
+			})
+			switch {
+			case errors.Is(err, fault.ErrBusy):
+				report.Busy++
+			case errors.Is(err, ErrUnknownChild): // purged since
+			case err != nil:
+				return err
+			case status == "settled":
+				report.Settled++
+			case status == "open":
+				report.Held++
+			}
+		}
+		n = len(children)
+	}
+	return nil
+}
+
+func (c *Carver) made() error { return fault.Made(errArgument, "carver", c != nil && c.ledger != nil) }
+
+// by is who does it, in the history of the lease.
+func (c *Carver) by(note budget.Note) string { return cmp.Or(note.Actor, c.owner) }
+
+func checkChild(field, child string) error {
+	if child == "" {
+		return invalid(field, "is empty")
+	}
+	return fault.Text(errArgument, field, child, budget.MaxScopeBytes)
+}
+
+// checkNote checks a note as the ledger does, and the Carver.
+func (c *Carver) checkNote(note budget.Note) error {
+	if err := c.made(); err != nil {
+		return err
+	}
+	_, err := prepareCredit(c.ledger, budget.Credit{Scope: "-", Amount: 1, Note: note})
+	return err
+}
+
+var (
+	prepareCredit = lend.Credit.(func(*budget.Ledger, budget.Credit) (*ledger.Call[budget.Posted], error))
+	noteJSON      = lend.NoteJSON.(func(budget.Note) string)
+)
+
+// carveStatements are the SQL of a Carver, rendered for one schema.
+type carveStatements struct{ carve, close, receive, settle, due, get string }
+
+const (
+	returnedSQL   = `select status, to_jsonb(lease)`
+	carveSQL      = returnedSQL + `, denied from metered.carve(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
+	closeSQL      = returnedSQL + ` from metered.close_child($1::text, $2::text, $3::int)`
+	receiveSQL    = returnedSQL + ` from metered.receive_child($1::text, $2::bigint, $3::timestamptz, $4::text, $5::text, $6::int)`
+	settleAwaySQL = returnedSQL + ` from metered.settle_away($1::text, $2::bigint, $3::text, $4::int)`
+	dueChildSQL   = `
+select no, child from metered.leases
+where settled_at is null and mode = 'c' and ends_at <= metered.clock() and no < $1 order by no desc limit $2`
+	getChildSQL = `
+select '', to_jsonb(l) from metered.leases l where l.child = $1 order by l.mode = 'r' desc limit 1`
+)
+
+func renderCarve(n schema.Name) carveStatements {
+	return carveStatements{
+		carve: n.SQL(carveSQL), close: n.SQL(closeSQL), receive: n.SQL(receiveSQL), settle: n.SQL(settleAwaySQL),
+		due: n.SQL(dueChildSQL), get: n.SQL(getChildSQL),
+	}
+}
+
+// scan reads what a call returned of a lease, and what follows it.
+func (c *Carver) scan(row pgx.Row, more ...any) (l Lease, status string, err error) {
+	var raw []byte
+	if err = row.Scan(append([]any{&status, &raw}, more...)...); err == nil && raw != nil {
+		err = json.Unmarshal(raw, &l) // its fields have the names of the columns
+	}
+	l.Mode = map[Mode]Mode{"s": ModeRows, "m": ModeMemory, "c": ModeCarved, "r": ModeAway, "g": ModeReceived}[l.Mode]
+	for _, at := range []*time.Time{&l.OpenedAt, &l.EndsAt, &l.SettledAt} {
+		*at = at.UTC()
+	}
+	return l, status, err
+}
+
+// retried runs f in a transaction at READ COMMITTED, again where it met others.
+func retried(ctx context.Context, db *pgxpool.Pool, f func(pgx.Tx) error) error {
+	for n := 1; ; n++ {
+		err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+		if !sqlstate.Collided(err) || n == maxTries {
+			return err
+		}
+	}
+}

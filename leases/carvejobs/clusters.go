@@ -1,0 +1,208 @@
+package carvejobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
+)
+
+// ErrArgument is every refused argument; the error is an *ArgumentError.
+var ErrArgument error = errArgument
+
+var errArgument = fault.New("invalid_argument", "carvejobs: invalid argument")
+
+// ArgumentError says which argument was refused, and why.
+type ArgumentError = fault.Argument
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errArgument, field, format, args...)
+}
+
+// Config configures Clusters. The zero value is ready for use.
+type Config struct {
+	Queue string // of the jobs, on both clusters; defaults to River's default queue
+	// RetryAfter is how long until a job is tried again that could not reach the other cluster, or that waits for the end of
+	// holds. It is snoozed, so it is tried for ever. 10ms to 1h; defaults to 5s.
+	RetryAfter time.Duration
+	// OnError is told why a job could not be done yet. Defaults to none.
+	OnError func(error)
+}
+
+// Clusters are the clusters that a process can reach. It is safe for concurrent use.
+type Clusters struct {
+	cfg Config
+	all map[string]*cluster
+}
+
+type cluster struct {
+	client *metered.Client
+	carver *leases.Carver
+}
+
+// New returns Clusters by name. The names are stored in jobs and must stay. Each client needs metered.Config.River.
+func New(clients map[string]*metered.Client, cfg Config) (*Clusters, error) {
+	cfg.RetryAfter = cmp.Or(cfg.RetryAfter, 5*time.Second)
+	if cfg.RetryAfter < 10*time.Millisecond || cfg.RetryAfter > time.Hour {
+		return nil, invalid("Config.RetryAfter", "%v is not from 10ms to 1h", cfg.RetryAfter)
+	}
+	c := &Clusters{cfg: cfg, all: make(map[string]*cluster, len(clients))}
+	for name, client := range clients {
+		if client == nil || client.Budget == nil || client.Jobs == nil {
+			return nil, invalid("clients", "that of %q was not made by metered.New with Config.River", name)
+		}
+		carver, err := leases.NewCarver(client.Budget)
+		if err != nil {
+			return nil, err
+		}
+		c.all[name] = &cluster{client, carver}
+	}
+	return c, nil
+}
+
+func (c *Clusters) made() error { return fault.Made(errArgument, "clusters", c != nil && c.all != nil) }
+
+// Link names a child, and the clusters that it links.
+type Link struct {
+	Home  string `json:"home"`  // the cluster of the parent
+	Away  string `json:"away"`  // the cluster of the child
+	Child string `json:"child"` // its scope, 1 to 255 bytes. It has no entries, and is used for one Carving.
+}
+
+// find returns the clusters of a link.
+func (c *Clusters) find(l Link) (home, away *cluster, err error) {
+	if err := c.made(); err != nil {
+		return nil, nil, err
+	}
+	home, away = c.all[l.Home], c.all[l.Away]
+	switch {
+	case home == nil:
+		err = invalid("Link.Home", "%q is not among the clusters", l.Home)
+	case away == nil:
+		err = invalid("Link.Away", "%q is not among the clusters", l.Away)
+	case l.Home == l.Away:
+		err = invalid("Link.Away", "is Link.Home: use leases.Carver")
+	case l.Child == "":
+		err = invalid("Link.Child", "is empty")
+	default:
+		err = fault.Text(errArgument, "Link.Child", l.Child, budget.MaxScopeBytes)
+	}
+	return home, away, err
+}
+
+// Carving is part of a scope, for a child on another cluster.
+type Carving struct {
+	Link
+	From budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
+	TTL  time.Duration // after which the child is closed, 1ms to leases.MaxCarveTTL; required
+}
+
+// The namespaces of the steps' operations. The id is the child.
+const (
+	carveStep    = "metered/carve"
+	creditStep   = "metered/carve/credit"
+	closeStep    = "metered/carve/close"
+	endStep      = "metered/carve/end"
+	settleStep   = "metered/carve/settle"
+	writeOffStep = "metered/carve/write_off"
+)
+
+// Carve takes the units at home, in a command, with a job that gives them to the child. Called again for a child it
+// returns what it returned first; with another parent or amount it is metered.ErrConflict. Errors: those of
+// leases.Carver.Carve and of metered.Do.
+func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
+	home, _, err := c.find(g.Link)
+	if err != nil {
+		return leases.Lease{}, err
+	}
+	input := struct {
+		Link
+		Parent string
+		Amount int64
+	}{g.Link, g.From.Scope, g.From.Amount}
+	return do(ctx, home, carveStep, g.Child, input, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+		l, err := home.carver.Carve(ctx, tx, leases.Carving{Child: g.Child, From: g.From, TTL: g.TTL, Away: true})
+		if err != nil {
+			return l, err
+		}
+		return l, c.enqueue(ctx, tx, CreditArgs{g.Link, l.Granted, l.EndsAt, g.From.Note}, time.Time{})
+	})
+}
+
+// Close closes the child before its time, in a command on its cluster, with a job that tells home. The Lease is that of the
+// child: Spent is what was used. While something is held of the child it comes back without SettledAt, and a job goes on
+// when that has ended. A child whose units are still on their way is closed as unused. Errors: those of
+// leases.Carver.Close and of metered.Do.
+func (c *Clusters) Close(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
+	_, away, err := c.find(l)
+	if err != nil {
+		return leases.Lease{}, err
+	}
+	// The first step closes the child, for good. The second one ends it when nothing is held any more.
+	closed, err := do(ctx, away, closeStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+		closed, err := away.carver.Close(ctx, tx, l.Child, note)
+		if errors.Is(err, leases.ErrUnknownChild) {
+			closed, err = away.carver.Receive(ctx, tx, leases.Received{Child: l.Child, EndsAt: time.Now(), Note: note})
+		}
+		if err == nil && closed.SettledAt.IsZero() {
+			return closed, c.enqueue(ctx, tx, CloseArgs{l}, time.Now().Add(c.cfg.RetryAfter))
+		}
+		return c.tell(ctx, tx, l, closed, err)
+	})
+	if err != nil || !closed.SettledAt.IsZero() {
+		return closed, err
+	}
+	ended, err := do(ctx, away, endStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+		ended, err := away.carver.Close(ctx, tx, l.Child, note)
+		if err == nil && ended.SettledAt.IsZero() {
+			err = errHeld
+		}
+		return c.tell(ctx, tx, l, ended, err)
+	})
+	if errors.Is(err, errHeld) {
+		return closed, nil
+	}
+	return ended, err
+}
+
+var errHeld = errors.New("carvejobs: something is still held of the child")
+
+// tell enqueues what was used of a child.
+func (c *Clusters) tell(ctx context.Context, tx *metered.Tx, l Link, closed leases.Lease, err error) (leases.Lease, error) {
+	if err == nil {
+		err = c.enqueue(ctx, tx, TellArgs{l, closed.Spent}, time.Time{})
+	}
+	return closed, err
+}
+
+// WriteOff settles the units at home as used in full, for when the child's cluster is lost for good. It never lets in
+// too much: what was not used there is lost. What that cluster tells later changes nothing. Only a person should decide it.
+func (c *Clusters) WriteOff(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
+	home, _, err := c.find(l)
+	if err != nil {
+		return leases.Lease{}, err
+	}
+	return do(ctx, home, writeOffStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+		return home.carver.WriteOff(ctx, tx, l.Child, note)
+	})
+}
+
+// do runs a step.
+func do(ctx context.Context, on *cluster, step, child string, input any, f metered.Func[leases.Lease]) (leases.Lease, error) {
+	out, err := metered.Do(ctx, on.client, metered.Command{ID: child, Namespace: step, Name: step, Input: input}, f)
+	return out.Result, err
+}
+
+// enqueue enqueues the job of the next step.
+func (c *Clusters) enqueue(ctx context.Context, tx *metered.Tx, args jobArgs, at time.Time) error {
+	opts := &jobs.Options{}
+	opts.InsertOpts.Queue, opts.InsertOpts.ScheduledAt = c.cfg.Queue, at
+	_, err := tx.Enqueue(ctx, args, opts)
+	return err
+}

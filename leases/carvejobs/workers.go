@@ -1,0 +1,124 @@
+package carvejobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/leases"
+)
+
+type jobArgs = river.JobArgs
+
+// CreditArgs are the args of the job at home that gives a child its units.
+type CreditArgs struct {
+	Link
+	Amount int64       `json:"amount"`
+	EndsAt time.Time   `json:"ends_at"`
+	Note   budget.Note `json:"note,omitzero"`
+}
+
+// Kind is the job's kind.
+func (CreditArgs) Kind() string { return "metered_carve_credit" }
+
+// CloseArgs are the args of the job away that closes a child: at its end, or when what was held of it may have ended.
+type CloseArgs struct{ Link }
+
+// Kind is the job's kind.
+func (CloseArgs) Kind() string { return "metered_carve_close" }
+
+// TellArgs are the args of the job away that tells home what was used of a child.
+type TellArgs struct {
+	Link
+	Used int64 `json:"used"`
+}
+
+// Kind is the job's kind.
+func (TellArgs) Kind() string { return "metered_carve_tell" }
+
+// AddWorkers registers the workers of the jobs. Each cluster needs a River client that works them, in a process that
+// reaches both clusters.
+func (c *Clusters) AddWorkers(workers *river.Workers) {
+	river.AddWorker(workers, &worker[CreditArgs]{clusters: c, step: c.credit})
+	river.AddWorker(workers, &worker[CloseArgs]{clusters: c, step: c.closeDue})
+	river.AddWorker(workers, &worker[TellArgs]{clusters: c, step: c.settle})
+}
+
+type worker[T jobArgs] struct {
+	river.WorkerDefaults[T]
+	clusters *Clusters
+	step     func(ctx context.Context, args T, note budget.Note) error
+}
+
+// Work does a step. What can succeed later is tried again, however long the other cluster is away. A job that can never
+// succeed fails, so that somebody sees it.
+func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
+	c := w.clusters
+	if err := c.made(); err != nil {
+		return err
+	}
+	err := w.step(ctx, job.Args, budget.Note{Actor: "job:" + job.Kind, Correlation: fmt.Sprintf("job %d", job.ID)})
+	if err == nil || hopeless(err) {
+		return err
+	}
+	if c.cfg.OnError != nil && !errors.Is(err, errHeld) {
+		c.cfg.OnError(err)
+	}
+	return river.JobSnooze(c.cfg.RetryAfter)
+}
+
+func hopeless(err error) bool {
+	for _, never := range []error{ErrArgument, leases.ErrArgument, leases.ErrUnknownChild, metered.ErrConflict} {
+		if errors.Is(err, never) {
+			return true
+		}
+	}
+	return false
+}
+
+// credit gives a child its units, and sees to its end.
+func (c *Clusters) credit(ctx context.Context, args CreditArgs, _ budget.Note) error {
+	_, away, err := c.find(args.Link)
+	if err != nil {
+		return err
+	}
+	_, err = do(ctx, away, creditStep, args.Child, args, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+		l, err := away.carver.Receive(ctx, tx, leases.Received{Child: args.Child, Amount: args.Amount, EndsAt: args.EndsAt, Note: args.Note})
+		switch {
+		case errors.Is(err, leases.ErrChildUsed): // it is somebody else's: nothing was given, and home has all of it back
+			return c.tell(ctx, tx, args.Link, leases.Lease{}, nil)
+		case err != nil:
+			return l, err
+		case !l.SettledAt.IsZero(): // it came too late
+			return c.tell(ctx, tx, args.Link, l, nil)
+		}
+		return l, c.enqueue(ctx, tx, CloseArgs{args.Link}, l.EndsAt)
+	})
+	return err
+}
+
+// closeDue closes a child.
+func (c *Clusters) closeDue(ctx context.Context, args CloseArgs, note budget.Note) error {
+	l, err := c.Close(ctx, args.Link, note)
+	if err == nil && l.SettledAt.IsZero() {
+		err = errHeld
+	}
+	return err
+}
+
+// settle settles a child at home.
+func (c *Clusters) settle(ctx context.Context, args TellArgs, note budget.Note) error {
+	home, _, err := c.find(args.Link)
+	if err != nil {
+		return err
+	}
+	_, err = do(ctx, home, settleStep, args.Child, args, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
+		return home.carver.SettleAway(ctx, tx, args.Child, args.Used, note)
+	})
+	return err
+}
