@@ -23,6 +23,7 @@ import (
 	"github.com/pgmetered/metered/httplimit"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -89,6 +90,9 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 
 		"scope_unknown": {&budget.ScopeError{Unknown: []string{"secret"}, Retired: []string{"secret"}}, answered{404, ""}},
 		"scope_retired": {&budget.ScopeError{Retired: []string{"secret"}}, answered{410, ""}},
+		"scope_closed":  {&budget.ScopeError{Closed: []string{"secret"}}, answered{410, ""}},
+		"carve_unknown": {leases.ErrUnknownChild, answered{404, ""}}, "carve_conflict": {leases.ErrCarved, answered{409, ""}},
+		"carve_child_used": {leases.ErrChildUsed, answered{409, ""}},
 
 		"token_exists":      {tokens.ErrExists, answered{409, ""}},
 		"job_conflict":      {&jobs.ConflictError{Queue: "secret", Key: "secret"}, answered{409, ""}},

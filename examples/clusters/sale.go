@@ -40,6 +40,17 @@ func (s *sale) sell(ctx context.Context, cluster, id string) error {
 	return err
 }
 
+// again sends a request again while that may help: a connection to a server that was killed is found broken when it is used.
+func again(ctx context.Context, send func() error) error {
+	for {
+		err := send()
+		if err == nil || !metered.Retryable(err) || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // sellMany makes n sales in each of the clusters at the same time.
 func (s *sale) sellMany(ctx context.Context, n map[string]int) error {
 	var mu sync.Mutex
@@ -50,7 +61,7 @@ func (s *sale) sellMany(ctx context.Context, n map[string]int) error {
 			s.sales++
 			id := fmt.Sprint("sale-", s.sales)
 			wg.Go(func() {
-				err := s.sell(ctx, cluster, id)
+				err := again(ctx, func() error { return s.sell(ctx, cluster, id) })
 				mu.Lock()
 				defer mu.Unlock()
 				all = errors.Join(all, err)
@@ -63,7 +74,11 @@ func (s *sale) sellMany(ctx context.Context, n map[string]int) error {
 
 // sold is what a cluster has sold of its scope. What us used counts in eu, too, once it is told.
 func (s *sale) sold(ctx context.Context, cluster string) (int64, error) {
-	u, err := s.clients[cluster].Budget.Usage(ctx, s.pools[cluster], budget.Query{Scope: scopes[cluster], Window: budget.Forever})
+	var u []budget.Usage
+	err := again(ctx, func() (err error) {
+		u, err = s.clients[cluster].Budget.Usage(ctx, s.pools[cluster], budget.Query{Scope: scopes[cluster], Window: budget.Forever})
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -116,7 +131,7 @@ func (s *sale) run(ctx context.Context, crash func() error, recover func(context
 		return err
 	}
 	for range 2 {
-		if err := s.sell(ctx, "us", "in-between"); err != nil {
+		if err := again(ctx, func() error { return s.sell(ctx, "us", "in-between") }); err != nil {
 			return err
 		}
 	}
@@ -129,7 +144,11 @@ func (s *sale) run(ctx context.Context, crash func() error, recover func(context
 	}
 	say("us is back. The sale that failed is sent twice, and made once; with 4 more, us has sold %d.", us)
 
-	if _, err := s.clusters.Close(ctx, link, budget.Note{}); err != nil {
+	err = again(ctx, func() error {
+		_, err := s.clusters.Close(ctx, link, budget.Note{})
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	err = s.sell(ctx, "us", "after")
@@ -172,7 +191,11 @@ func (s *sale) audit(ctx context.Context, us int64, say func(string, ...any)) er
 	}
 	differences := 0
 	for name, client := range s.clients {
-		report, err := client.Budget.Verify(ctx, s.pools[name], budget.VerifyOptions{})
+		var report budget.VerifyReport
+		err := again(ctx, func() (err error) {
+			report, err = client.Budget.Verify(ctx, s.pools[name], budget.VerifyOptions{})
+			return err
+		})
 		if err != nil {
 			return err
 		}
