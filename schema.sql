@@ -1803,7 +1803,6 @@ begin
         perform metered.require(false, 'charges');
     end if;
     foreach c in array charges loop
-        n := n + 1;
         if c.lease is null then
             chain := chain || c;
         elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
