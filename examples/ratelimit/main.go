@@ -3,13 +3,15 @@
 //	go run ./examples/ratelimit                           # shows what it does, and ends
 //	go run ./examples/ratelimit -listen 127.0.0.1:8080    # serves until Ctrl-C
 //	curl -i 127.0.0.1:8080/redeem -d '{"code": "WELCOME"}'
+//	curl -i 127.0.0.1:8080/offers
 //
 // An attempt at a voucher is charged before it is looked at, and stays charged when it fails: guessing is what the limits
 // are against. Answers say what is left (RateLimit), refusals when to come back (Retry-After) and why, and the number
 // admitted in any window is exact, whatever the number of clients and processes. With -shadow the limits count and report
-// what they would refuse, and let it pass.
+// what they would refuse, and let it pass. The offers are limited too: a look writes nothing, so its limit is decided from
+// memory.
 //
-// What to read: service.go, the command and its HTTP side. main.go starts it, on a throwaway
+// What to read: service.go, the command and its HTTP side; offers.go, a limit from memory. main.go starts it, on a throwaway
 // Postgres or, if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes
 // from examples/internal for that is the only thing here that another module cannot import.
 package main
@@ -70,6 +72,7 @@ func run(ctx context.Context, listen string, shadow bool) (err error) {
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, s.close()) }()
 	base, closed, err := serve(ctx, listen, s)
 	if err != nil {
 		return err

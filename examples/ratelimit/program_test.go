@@ -21,6 +21,9 @@ func TestRatelimit(t *testing.T) {
 		`"violated-policies":["all-hourly"]`,
 		"admitted: 12, refused: 0",
 		"would have been refused by hourly: 2, by all-hourly: 12",
+		"a charge each: admitted: 3000, refused: 1000",
+		"from memory: admitted: 300000, refused: 100000",
+		"once its leases are settled: 300000",
 		" 0 differences",
 	} {
 		require.Contains(t, printed, line)

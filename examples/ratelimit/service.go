@@ -42,6 +42,7 @@ type service struct {
 	metered  *metered.Client
 	limits   limits
 	policies *httplimit.Policies
+	offers   *offers
 
 	// shadow counts what the limits would refuse, and lets it pass: to try limits out.
 	shadow bool
@@ -58,7 +59,18 @@ func newService(pool *pgxpool.Pool, limits limits, shadow bool) (*service, error
 	if err != nil {
 		return nil, err
 	}
-	return &service{metered: client, limits: limits, policies: policies, shadow: shadow, over: map[string]int{}}, nil
+	offers, err := newOffers(pool, "all")
+	if err != nil {
+		return nil, err
+	}
+	return &service{metered: client, limits: limits, policies: policies, offers: offers, shadow: shadow, over: map[string]int{}}, nil
+}
+
+// close gives back what is leased.
+func (s *service) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return s.offers.leases.Close(ctx)
 }
 
 // attempt is what one attempt is charged to. The limits are no part of the command's identity: a request that is repeated
@@ -111,11 +123,12 @@ func (s *service) redeem(ctx context.Context, id, client, code string) (v vouche
 	return out.Result, out.Sticky, err
 }
 
-// handler serves POST /redeem with {"code": "…"}. With an Idempotency-Key a request that is repeated because its answer
+// handler serves GET /offers, and POST /redeem with {"code": "…"}. With an Idempotency-Key a request that is repeated because its answer
 // was lost is answered again, and not charged again.
 func (s *service) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /redeem", s.serveRedeem)
+	mux.Handle("GET /offers", s.offers)
 	return mux
 }
 

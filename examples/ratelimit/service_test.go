@@ -39,6 +39,7 @@ func start(t *testing.T, l limits, shadow bool) running {
 	require.NoError(t, err)
 	s, err := newService(pool, l, shadow)
 	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.close()) })
 	server := httptest.NewServer(s.handler())
 	t.Cleanup(server.Close)
 	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(12))

@@ -64,6 +64,11 @@ func show(ctx context.Context, out io.Writer, pool *pgxpool.Pool) error {
 	fmt.Fprintf(out, "  would have been refused by hourly: %d, by all-hourly: %d\n", shadow.over["hourly"], shadow.over["all-hourly"])
 	shadow.mu.Unlock()
 
+	fmt.Fprintln(out, "\nlooks at the offers by 8 goroutines, a third more than their limit has")
+	if err := compare(ctx, out, pool); err != nil {
+		return err
+	}
+
 	verified, err := s.metered.Budget.Verify(ctx, pool, budget.VerifyOptions{})
 	if err != nil {
 		return err

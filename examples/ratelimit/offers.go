@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/leases"
+)
+
+// offersPerHour is how often all clients together may look at the offers.
+const offersPerHour = 300_000
+
+// offers answers GET /offers, a public look that writes nothing. Its limit is decided from memory, by leases of this process:
+// as exact as a charge, in nanoseconds. What it costs: the slice of a process that is killed counts as used.
+type offers struct {
+	leases   *leases.Pool
+	limiter  *leases.Limiter
+	policies *httplimit.Policies
+}
+
+func newOffers(pool *pgxpool.Pool, scope string) (*offers, error) {
+	limit := budget.PerWindow(offersPerHour, time.Hour).Named("looks")
+	p, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "offers/"}}})
+	if err != nil {
+		return nil, err
+	}
+	limiter, err := p.Limiter(budget.Charge{Scope: "offers/" + scope, Amount: 1, Limits: []budget.Limit{limit}})
+	if err != nil {
+		return nil, err
+	}
+	policies, err := httplimit.New(httplimit.Config{Limits: []budget.Limit{limit}})
+	return &offers{p, limiter, policies}, err
+}
+
+func (o *offers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := o.limiter.AllowN(r.Context(), 1); err != nil {
+		o.policies.Write(w, err)
+		return
+	}
+	o.policies.Show(w.Header(), o.limiter.Receipt())
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode([]string{"WELCOME", "SUMMER"})
+}
+
+// compare asks for a third more than the limit has, by 8 goroutines: once with a charge in a transaction each, of a limit
+// of a hundredth, and once from memory.
+func compare(ctx context.Context, out io.Writer, pool *pgxpool.Pool) error {
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		return err
+	}
+	o, err := newOffers(pool, "compared")
+	if err != nil {
+		return err
+	}
+	exact := budget.Charge{Scope: "offers/exact", Amount: 1, Limits: []budget.Limit{budget.PerWindow(offersPerHour/100, time.Hour)}}
+	for _, way := range []struct {
+		name string
+		asks int64
+		ask  func() error
+	}{
+		{"a charge each", offersPerHour / 75, func() error { _, err := ledger.ChargeNow(ctx, pool, exact); return err }},
+		{"from memory", offersPerHour / 3 * 4, func() error { return o.limiter.AllowN(ctx, 1) }},
+	} {
+		admitted, refused, took, err := askFor(ctx, way.asks, way.ask)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "  %s: admitted: %d, refused: %d, %.0f decisions a second\n",
+			way.name, admitted, refused, float64(admitted+refused)/took.Seconds())
+	}
+	if err := o.leases.Close(ctx); err != nil {
+		return err
+	}
+	used, err := ledger.Usage(ctx, pool, budget.Query{Scope: "offers/compared", Window: time.Hour})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "  in the ledger of the second, once its leases are settled: %d\n", used[0].Used)
+	return nil
+}
+
+// askFor asks n times. Where units are only with a slice that is being given back, it asks again.
+func askFor(ctx context.Context, n int64, ask func() error) (admitted, refused int64, took time.Duration, err error) {
+	var asked, yes, no atomic.Int64
+	var group sync.WaitGroup
+	errs := make([]error, 8)
+	began := time.Now()
+	for i := range errs {
+		group.Go(func() {
+			for asked.Add(1) <= n {
+				var denied *budget.ExceededError
+				for errs[i] = ask(); errors.As(errs[i], &denied) && denied.Refusals[0].Leased > 0 && ctx.Err() == nil; errs[i] = ask() {
+					time.Sleep(time.Millisecond)
+				}
+				switch {
+				case errs[i] == nil:
+					yes.Add(1)
+				case errors.Is(errs[i], budget.ErrExceeded):
+					no.Add(1)
+					errs[i] = nil
+				default:
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	return yes.Load(), no.Load(), time.Since(began), errors.Join(errs...)
+}
