@@ -187,7 +187,7 @@ func (h *hostile) check(purged bool) {
 			and spent <> coalesce((select sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)) l`), "what leases captured")
 	}
 	for what, sql := range map[string]string{
-		"leases of more than they held":     `select count(*) from metered.leases l where spent > granted or spent < 0 or granted < 1 or (select sum(s.amount) from metered.lease_spends s where s.lease = l.no) > granted`,
+		"leases of more than they held":     `select count(*) from metered.leases l where mode in ('s', 'm') and (spent > granted or spent < 0 or granted < 1 or (select sum(s.amount) from metered.lease_spends s where s.lease = l.no) > granted)`,
 		"spends of a range twice":           `select count(*) from metered.lease_spends a join metered.lease_spends b on b.lease = a.lease and b.at_offset > a.at_offset and b.at_offset < a.at_offset + a.amount`,
 		"spends out of their lease":         `select count(*) from metered.lease_spends s left join metered.leases l on l.no = s.lease where l.no is null or s.at_offset < 0 or s.amount < 1 or s.at_offset + s.amount > l.granted or s.at >= l.ends_at`,
 		"sums that are negative":            `select count(*) from metered.ledger where least(spent, refunded, credited, held) < 0`,

@@ -2203,7 +2203,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units >= 0, true), 'settle_away');
+    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
     select * into lease from metered.leases y where y.child = of_child and y.mode = 'r';
     if not found then
         status := 'unknown';

@@ -198,7 +198,7 @@ create function metered.settle_away(of_child text, units bigint, by_whom text, w
 language plpgsql volatile
 as $$
 begin
-    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units >= 0, true), 'settle_away');
+    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
     select * into lease from metered.leases y where y.child = of_child and y.mode = 'r';
     if not found then
         status := 'unknown';
