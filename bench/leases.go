@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,6 +43,14 @@ var leaseFigures = []figure{
 		},
 	},
 	{
+		name: "lease_hot_vs_counter_row", unit: "times the rate", goal: atLeast(4),
+		meaning: "the same against a counter by hand: an UPDATE of one hot row where it fits, and an INSERT, in one function",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			out, err := b.leased(ctx, 8)
+			return out.ratio("leased", "counter"), err
+		},
+	},
+	{
 		name: "command_hot_rtt1_leased_vs_unlocked_floor", unit: "times the rate", goal: atLeast(0.65),
 		meaning: "whole commands/s that charge from leases, one scope, 32 clients, 1 ms round trip, against floor without any lock",
 		measure: func(ctx context.Context, b *bench) (samples, error) {
@@ -64,8 +73,8 @@ var leaseFigures = []figure{
 // leased is charges of one scope by so many clients: from leases, directly, and unchecked.
 func (b *bench) leased(ctx context.Context, clients int) (outcome, error) {
 	return share(b, fmt.Sprint("leased ", clients), func() (outcome, error) {
-		return b.compare(ctx, comparison{clients: clients, slice: b.slice(), rounds: b.rounds()}, options{conns: clients + 2}, hotScope,
-			entry{"leased", chargeLeased}, entry{"floor", spendFloor}, entry{"direct", chargeMetered})
+		return b.compare(ctx, comparison{clients: clients, slice: b.slice(), rounds: b.rounds()}, options{setUp: slices.Clone(counterSetUp)}, hotScope,
+			entry{"leased", chargeLeased}, entry{"floor", spendFloor}, entry{"direct", chargeMetered}, entry{"counter", chargeCounter})
 	})
 }
 
