@@ -272,3 +272,36 @@ func TestRecall_UnitsOfADeadProcessAreThereAtTheEnd(t *testing.T) {
 		})
 	}
 }
+
+// A flood of charges that a window refuses costs the database nothing until the retry time.
+func TestCharge_RepeatsARefusalByAWindow(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	p := f.pool(leases.Rule{})
+	limit := budget.PerWindow(3, time.Hour)
+	_, err := f.spend(p, pgx.ReadCommitted, charge(3, limit))
+	require.NoError(t, err)
+	db, w := pgtest.Tap(t, f.db, nil)
+	tx, err := db.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = p.Charge(t.Context(), tx, charge(2, limit))
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	w.Each(nil)
+	for range 100 {
+		var denied *budget.ExceededError
+		_, err = p.Charge(t.Context(), tx, charge(2, limit))
+		require.ErrorAs(t, err, &denied)
+		require.InDelta(t, time.Hour, denied.RetryAfter(), float64(time.Minute))
+	}
+	require.Empty(t, w.Sent())
+
+	// Of credit, the ledger is asked: this very transaction may have made room.
+	c := budget.Charge{Scope: "credit", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}}
+	_, err = p.Charge(t.Context(), tx, c)
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	_, err = f.ledger.Credit(t.Context(), tx, budget.Credit{Scope: "credit", Amount: 1})
+	require.NoError(t, err)
+	_, err = p.Charge(t.Context(), tx, c)
+	require.NoError(t, err)
+}

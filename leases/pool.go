@@ -152,7 +152,8 @@ const maxSlots = 16
 
 // Charge is budget.Ledger.Charge, from leases where there are any: its entries then have Lease, and neither Seq nor
 // Standings. What is spent counts for everybody at once, as held. A lease that was settled by somebody else meanwhile
-// costs another round trip.
+// costs another round trip. A denial of a single charge by a window, of which nothing is held, is repeated from memory until
+// its retry time, also if a charge is refunded meanwhile.
 func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
 	if err := p.usable(); err != nil {
 		return budget.Receipt{}, err
@@ -173,6 +174,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		if !p.lease(ctx, &call.Charging, charges) {
 			receipt, err := p.ledger.Charge(ctx, tx, charges...)
 			p.learn(err)
+			p.remember(charges, err)
 			return receipt, err
 		}
 		receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(call.Charges), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
@@ -193,6 +195,10 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c *budget.Charge) (r budget.R
 	for range maxTries {
 		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
 		if !ok {
+			// What a credit or a release ends is left to the ledger: this transaction may have made it.
+			if known := s.refused.Load(); known != nil && known.sure {
+				return r, false, s.refusal(c.Amount)
+			}
 			return r, false, nil
 		}
 		var at *time.Time
@@ -206,6 +212,16 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c *budget.Charge) (r budget.R
 		s.drop(p, from.no)
 	}
 	return r, false, nil
+}
+
+// remember takes note of the denial of a single charge, for one.
+func (p *Pool) remember(charges []budget.Charge, err error) {
+	var denied *budget.ExceededError
+	if len(charges) == 1 && errors.As(err, &denied) {
+		if s, err := p.find(&p.rows, &charges[0], false); err == nil && s != nil {
+			s.refuse(charges[0].Amount, denied)
+		}
+	}
 }
 
 // maxTries bounds how many leases a charge finds closed before it goes to the ledger.

@@ -43,6 +43,7 @@ type standing struct {
 // refusal is one that Allow, or Charge, repeats until a time.
 type refusal struct {
 	least int64 // the smallest amount that it is about
+	sure  bool  // only time ends it, or a refund
 	until time.Time
 	retry time.Time // the retry time; zero for never
 	err   *budget.ExceededError
@@ -238,7 +239,7 @@ func (s *slot) refuse(amount int64, denied *budget.ExceededError) {
 	for _, r := range denied.Refusals {
 		certain = certain && r.Limit.Window > 0 && r.Held+r.OwnHeld+r.Leased == 0
 	}
-	r := &refusal{least: amount, err: denied}
+	r := &refusal{least: amount, err: denied, sure: certain}
 	bound := after
 	if !certain {
 		bound = min(after, s.rule.Refuse)
