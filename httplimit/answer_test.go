@@ -91,6 +91,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"scope_unknown": {&budget.ScopeError{Unknown: []string{"secret"}, Retired: []string{"secret"}}, answered{404, ""}},
 		"scope_retired": {&budget.ScopeError{Retired: []string{"secret"}}, answered{410, ""}},
 		"scope_closed":  {&budget.ScopeError{Closed: []string{"secret"}}, answered{410, ""}},
+		"leases_unavailable": {leases.ErrUnavailable, answered{503, ""}}, "leases_closed": {leases.ErrClosed, answered{503, ""}},
 		"carve_unknown": {leases.ErrUnknownChild, answered{404, ""}}, "carve_conflict": {leases.ErrCarved, answered{409, ""}},
 		"carve_child_used": {leases.ErrChildUsed, answered{409, ""}},
 
