@@ -97,9 +97,12 @@ func (k *kit) drop() {
 	k.site.drop()
 }
 
+// hotRule keeps slices while it is the others' turn: a scope that is hot has no pauses.
+var hotRule = leases.Rule{TTL: time.Minute, Idle: time.Minute}
+
 // chargeLeased is the library's, from leases.
 func chargeLeased(k *kit) contender {
-	p, err := k.lease(leases.Rule{})
+	p, err := k.lease(hotRule)
 	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
 		if err != nil {
 			return err
@@ -126,7 +129,7 @@ func spendFloor(k *kit) contender {
 
 // commandLeased is the library's command, whose charges come from leases.
 func commandLeased(k *kit) contender {
-	p, err := k.lease(leases.Rule{})
+	p, err := k.lease(hotRule)
 	var client *metered.Client
 	if err == nil {
 		client, err = metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute, Leases: p})

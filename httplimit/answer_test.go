@@ -88,9 +88,9 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"budget_not_charge":     {budget.ErrNotCharge, answered{409, ""}},
 		"budget_refund_exceeds": {&budget.RefundExceedsError{Requested: 777, Remaining: 777}, answered{409, ""}},
 
-		"scope_unknown": {&budget.ScopeError{Unknown: []string{"secret"}, Retired: []string{"secret"}}, answered{404, ""}},
-		"scope_retired": {&budget.ScopeError{Retired: []string{"secret"}}, answered{410, ""}},
-		"scope_closed":  {&budget.ScopeError{Closed: []string{"secret"}}, answered{410, ""}},
+		"scope_unknown":      {&budget.ScopeError{Unknown: []string{"secret"}, Retired: []string{"secret"}}, answered{404, ""}},
+		"scope_retired":      {&budget.ScopeError{Retired: []string{"secret"}}, answered{410, ""}},
+		"scope_closed":       {&budget.ScopeError{Closed: []string{"secret"}}, answered{410, ""}},
 		"leases_unavailable": {leases.ErrUnavailable, answered{503, ""}}, "leases_closed": {leases.ErrClosed, answered{503, ""}},
 		"carve_unknown": {leases.ErrUnknownChild, answered{404, ""}}, "carve_conflict": {leases.ErrCarved, answered{409, ""}},
 		"carve_child_used": {leases.ErrChildUsed, answered{409, ""}},

@@ -128,6 +128,7 @@ language plpgsql volatile
 as $$
 declare
     c       record;
+    charge  metered.new_charge;
     scopes  text[];
     amounts bigint[];
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
@@ -138,7 +139,17 @@ begin
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then
-        if command.leased then
+        if command.leased and cardinality(charges) = 1 then     -- charge_leased, without its arrays
+            charge := charges[1];
+            if pg_column_size(charge.note) > 8192 then
+                perform metered.no_amount();
+            end if;
+            at := metered.spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
+            if at is null then
+                raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
+            end if;
+            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at)::metered.posted;
+        elsif command.leased then
             c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
         else
             c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
