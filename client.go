@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/internal/refusals"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
@@ -83,7 +84,7 @@ type Client struct {
 	check  *migrate.Check
 	engine *command.Engine
 
-	refusals refusals
+	refusals refusals.Recent
 }
 
 type statements struct{ lookup, purge, notify string }

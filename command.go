@@ -148,7 +148,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		if op.charges, err = prepareCharges(c.Budget, cmd.Charges...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Charges: %w", err)
 		}
-		if cmd.EarlyLook || c.cfg.EarlyLook || c.refusals.seen(time.Now(), cmd.Charges) {
+		if cmd.EarlyLook || c.cfg.EarlyLook || c.refusals.Seen(time.Now(), cmd.Charges) {
 			op.Charges = &op.charges.Charging
 			if pool := c.cfg.Leases; pool != nil {
 				op.Looking = func() { leaseLook(pool, op.Charges, cmd.Charges) }
@@ -295,7 +295,7 @@ func (op *operation) taken() budget.Receipt {
 
 // deny tells Config.OnDenial of err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, op *operation, err error) error {
-	c.refusals.add(time.Now(), err)
+	c.refusals.Add(time.Now(), err)
 	if c.cfg.OnDenial != nil && fault.Refused(err) {
 		cmd.Token = nil
 		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})

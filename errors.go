@@ -87,7 +87,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
 //	try again       busy timeout stale_read serialization
 //	not known       indefinite commit_unknown
-//	events, batches event_late batcher_closed
+//	events, leases  event_late batcher_closed leases_unavailable leases_closed
 //	arguments       invalid_argument ttl_too_short ttl_too_long
 //	set-up          not_migrated not_granted schema_version schema_differs no_river job_plugin
 //	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
@@ -97,7 +97,6 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	tokens, jobs    token_exists job_conflict job_key_not_found
 //	holds           hold_unknown hold_retired hold_conflict claim_taken hold_state hold_held hold_captured
 //	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable
-//	leases          leases_unavailable leases_closed
 //	others          operation_unknown sticky_failed position_unknown
 //
 // docs/http.md has them all with what a client does. Most errors of a connection have none: ask Retryable whether to

@@ -1,4 +1,5 @@
-package metered
+// Package refusals remembers which scopes refused lately.
+package refusals
 
 import (
 	"errors"
@@ -9,31 +10,31 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// refusals are the scopes that a client saw refuse lately: there a command is looked at before its
+// Recent are the scopes that a client saw refuse lately: there a command is looked at before its
 // function runs. They are a matter of speed alone. The zero value is ready for use.
-type refusals struct {
+type Recent struct {
 	mu         sync.Mutex
 	young, old map[string]bool // since turned, and in the turn before
 	turned     time.Time
 }
 
 const (
-	refusalsTurn = 10 * time.Second // a scope is kept for one to two turns
-	maxRefusals  = 10_000           // of a turn
+	turnLength = 10 * time.Second // a scope is kept for one to two turns
+	maxScopes  = 10_000           // of a turn
 )
 
 // turn forgets what is old. The caller has the lock.
-func (r *refusals) turn(now time.Time) {
+func (r *Recent) turn(now time.Time) {
 	switch age := now.Sub(r.turned); {
-	case age >= 2*refusalsTurn:
+	case age >= 2*turnLength:
 		r.young, r.old, r.turned = nil, nil, now
-	case age >= refusalsTurn:
+	case age >= turnLength:
 		r.young, r.old, r.turned = nil, r.young, now
 	}
 }
 
-// add keeps the scopes that err refuses, if it does.
-func (r *refusals) add(now time.Time, err error) {
+// Add keeps the scopes that err refuses, if it does.
+func (r *Recent) Add(now time.Time, err error) {
 	var exceeded *budget.ExceededError
 	if !errors.As(err, &exceeded) {
 		return
@@ -45,14 +46,14 @@ func (r *refusals) add(now time.Time, err error) {
 		r.young = make(map[string]bool)
 	}
 	for _, refusal := range exceeded.Refusals {
-		if len(r.young) < maxRefusals {
+		if len(r.young) < maxScopes {
 			r.young[refusal.Scope] = true
 		}
 	}
 }
 
-// seen reports whether one of the charges' scopes refused lately.
-func (r *refusals) seen(now time.Time, charges []budget.Charge) bool {
+// Seen reports whether one of the charges' scopes refused lately.
+func (r *Recent) Seen(now time.Time, charges []budget.Charge) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.turn(now)
