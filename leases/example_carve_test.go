@@ -17,7 +17,7 @@ import (
 // run again, and what the run does not use for the user.
 func ExampleCarver_Carve() {
 	ctx := context.Background()
-	pool, done := carveDatabase()
+	pool, done := exampleDatabase()
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	if err != nil {
