@@ -181,7 +181,7 @@ func scopeNames() []string {
 
 // allowing is Allow over 1,000 scopes.
 func (k *kit) allowing(ctx context.Context) (func(i int) error, error) {
-	p, err := k.lease(leases.Rule{Least: 10_000})
+	p, err := k.lease(leases.Rule{Least: 10_000, TTL: hotRule.TTL, Idle: hotRule.Idle})
 	names := scopeNames()
 	return func(i int) error {
 		return p.Allow(ctx, budget.Charge{Scope: names[i*7919%1000], Amount: 1, Limits: roomy})
