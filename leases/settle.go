@@ -76,8 +76,8 @@ type SettleReport struct {
 }
 
 // Settle settles the leases of all processes that have ended, one transaction each, in the name of this Pool's owner. A
-// Pool does so by itself every few seconds while it has leases; call it, or Ledger-wide from a job, where processes may
-// all be gone. Any number may run at once.
+// Pool does so by itself every few seconds while it has leases; call it from a job where all processes may be gone. Any
+// number may run at once.
 func (p *Pool) Settle(ctx context.Context) (SettleReport, error) {
 	var report SettleReport
 	if err := p.usable(); err != nil {
