@@ -3,6 +3,7 @@ package pgtest
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
@@ -27,7 +28,11 @@ func SetUp(t testing.TB, cfg metered.Config, opts Options) (*pgxpool.Pool, *mete
 func NewClient(t testing.TB, pool *pgxpool.Pool, cfg metered.Config) *metered.Client {
 	t.Helper()
 	var err error
-	cfg.River, err = river.NewClient(riverpgxv5.New(pool), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+	cfg.River, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Plugins: []rivertype.Plugin{jobs.Plugin()},
+		// River notifies a queue once per cooldown: once per client, so that round trips can be counted.
+		FetchCooldown: time.Hour, FetchPollInterval: time.Hour,
+	})
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
