@@ -18,7 +18,7 @@
 // A lease counts as held in full while it is open. When it is settled, what was spent is captured, and the rest is
 // free. So no limit is ever exceeded, in any sliding window. Its owner settles a lease when it is used up or idle, and in
 // Close; anybody may once it has ended: another process's Pool, or Settle. Whoever settles waits for transactions that
-// spent from it to end, as long as the lock timeout.
+// spent from it, up to a second or the ledger's lock timeout, whichever is shorter, and comes again if they go on.
 //
 // Near the end of a budget slices would keep units from others. So a slice is at most a part of what is available
 // (Rule.Share), charges of what is left go to the ledger directly, and a charge that is refused for want of leased units

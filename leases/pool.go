@@ -2,7 +2,6 @@ package leases
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -10,15 +9,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/schema"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Pauses of a slot.
@@ -144,217 +139,16 @@ func (p *Pool) forget(now time.Time) (left int) {
 			left += len(kept)
 		}
 	}
+	for name, asked := range p.recalls.Range {
+		if now.UnixNano()-asked.(*atomic.Int64).Load() > int64(forgetAfter) {
+			p.recalls.Delete(name)
+		}
+	}
 	return left
 }
 
 // maxSlots bounds the sets of limits that a scope is leased for at a time; others are charged directly.
 const maxSlots = 16
-
-// Charge is budget.Ledger.Charge, from leases where there are any: its entries then have Lease, and neither Seq nor
-// Standings. What is spent counts for everybody at once, as held. A lease that was settled by somebody else meanwhile
-// costs another round trip. A denial of a single charge by a window, of which nothing is held, is repeated from memory until
-// its retry time, also if a charge is refunded meanwhile.
-func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
-	if err := p.usable(); err != nil {
-		return budget.Receipt{}, err
-	}
-	if err := notNil("tx", tx); err != nil {
-		return budget.Receipt{}, err
-	}
-	if len(charges) == 1 {
-		if r, ok, err := p.one(ctx, tx, &charges[0]); ok || err != nil {
-			return r, err
-		}
-	}
-	for range maxTries {
-		call, err := prepare(p.ledger, charges...)
-		if err != nil {
-			return budget.Receipt{}, err
-		}
-		if !p.lease(ctx, &call.Charging, charges) {
-			receipt, err := p.ledger.Charge(ctx, tx, charges...)
-			p.learn(err)
-			p.remember(charges, err)
-			return receipt, err
-		}
-		receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(call.Charges), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
-		if !p.dropped(err) {
-			p.learn(err)
-			return receipt, err
-		}
-	}
-	return p.ledger.Charge(ctx, tx, charges...)
-}
-
-// one spends a single charge from a lease, if there is one.
-func (p *Pool) one(ctx context.Context, tx pgx.Tx, c *budget.Charge) (r budget.Receipt, ok bool, err error) {
-	s, err := p.find(&p.rows, c, false)
-	if err != nil || s == nil || c.Amount < 1 || c.Amount > budget.MaxAmount || c.Note != (budget.Note{}) || c.MustExist != s.exist {
-		return r, false, err
-	}
-	for range maxTries {
-		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
-		if !ok {
-			// What a credit or a release ends is left to the ledger: this transaction may have made it.
-			if known := s.refused.Load(); known != nil && known.sure {
-				return r, false, s.refusal(c.Amount)
-			}
-			return r, false, nil
-		}
-		var at *time.Time
-		err := tx.QueryRow(ctx, p.sql.spend, from.no, from.fence, offset, c.Amount, c.Scope, nil).Scan(&at)
-		switch {
-		case err != nil:
-			return r, false, failed("charge", err)
-		case at != nil:
-			return budget.Receipt{Entries: []budget.Posted{{Scope: c.Scope, Amount: c.Amount, At: *at, Lease: from.no}}}, true, nil
-		}
-		s.drop(p, from.no)
-	}
-	return r, false, nil
-}
-
-// remember takes note of the denial of a single charge, for one.
-func (p *Pool) remember(charges []budget.Charge, err error) {
-	var denied *budget.ExceededError
-	if len(charges) == 1 && errors.As(err, &denied) {
-		if s, err := p.find(&p.rows, &charges[0], false); err == nil && s != nil {
-			s.refuse(charges[0].Amount, denied)
-		}
-	}
-}
-
-// maxTries bounds how many leases a charge finds closed before it goes to the ledger.
-const maxTries = 3
-
-// lease takes units for those of the charges that are leased, and reports whether there were any.
-func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.Charge) (any bool) {
-	for i := range c.Charges {
-		to := &c.Charges[i]
-		to.Lease = nil // of an attempt before
-		s := p.slotOf(c, to, charges)
-		if s == nil {
-			continue
-		}
-		from, offset, ok := s.takeOrWait(ctx, p, to.Amount)
-		if !ok {
-			continue
-		}
-		to.Lease, any = &ledger.Slice{No: from.no, Fence: from.fence, Offset: offset}, true
-	}
-	c.Locks.Scopes, c.Locks.Keys = nil, nil // of those that are charged directly
-	for _, x := range c.Charges {
-		if x.Lease == nil {
-			c.Locks.Scopes, c.Locks.Keys = append(c.Locks.Scopes, x.Scope), append(c.Locks.Keys, x.Key)
-		}
-	}
-	slices.Sort(c.Locks.Keys)
-	c.Locks.Keys = slices.Compact(c.Locks.Keys)
-	return any
-}
-
-// slotOf is the slot that a charge of a call is spent from; nil for the ledger.
-func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Charge) *slot {
-	at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
-	if len(c.Queries) > 0 || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
-		return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist || !slices.Equal(x.Limits, charges[at].Limits))
-	}) {
-		return nil // among others it is merged from several that differ
-	}
-	s, err := p.find(&p.rows, &charges[at], false)
-	if err != nil || s == nil || charges[at].MustExist != s.exist {
-		return nil
-	}
-	return s
-}
-
-// look leaves out of a command's first look what there are units leased for: what others see of the scope is no
-// reason to refuse it.
-func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
-	now := time.Now()
-	for i := range c.Charges {
-		to := &c.Charges[i]
-		to.Lease = nil
-		if s := p.slotOf(c, to, charges); s != nil {
-			if cur := s.now.Load(); cur != nil && cur.used.Load()+to.Amount <= cur.granted && !cur.over(now) {
-				to.Lease = &ledger.Slice{}
-			}
-		}
-	}
-}
-
-func init() {
-	lend.LeaseLook = (*Pool).look
-	lend.Lease = func(ctx context.Context, p *Pool, c *ledger.Charging, charges []budget.Charge) {
-		c.Closed = p.drop
-		p.lease(ctx, c, charges)
-	}
-	lend.LeaseSchema = func(p *Pool) schema.Name { return p.schema }
-	lend.LeaseRefused = (*Pool).learn
-}
-
-// dropped gives the lease back of which err says that it is closed, and reports whether it says so.
-func (p *Pool) dropped(err error) bool {
-	var closed *ledger.ClosedError
-	if errors.As(err, &closed) {
-		p.drop(closed.Lease)
-	}
-	return closed != nil
-}
-
-// drop gives a lease back that was found closed.
-func (p *Pool) drop(no int64) { p.each(func(s *slot) { s.drop(p, no) }) }
-
-// learn takes note of a denial: what leases keep from it is recalled.
-func (p *Pool) learn(err error) {
-	var denied *budget.ExceededError
-	if !errors.As(err, &denied) {
-		return
-	}
-	for _, r := range denied.Refusals {
-		if r.Leased > 0 {
-			p.recall(r.Scope)
-		}
-	}
-}
-
-// recall asks all processes, this one included, to give back their slices of a scope, and settles what has ended: the
-// processes may be gone.
-func (p *Pool) recall(of string) {
-	at, _ := p.recalls.LoadOrStore(of, new(atomic.Int64))
-	now, last := time.Now().UnixNano(), at.(*atomic.Int64)
-	if before := last.Load(); now-before < int64(recallEvery) || !last.CompareAndSwap(before, now) {
-		return
-	}
-	p.recalled(of)
-	p.keep()
-	if p.isClosed() {
-		return
-	}
-	p.work.Go(func() {
-		p.report(p.settleDue(p.live, new(SettleReport)))
-		if p.cfg.NoRecall {
-			return
-		}
-		if _, err := p.own.Exec(p.live, `select pg_catalog.pg_notify($1, $2)`, p.channel(), of); err != nil {
-			p.report(failed("recall", err))
-		}
-	})
-}
-
-// recallEvery bounds how often a process asks for recalls of a scope.
-const recallEvery = 20 * time.Millisecond
-
-// recalled gives back what there is of a scope.
-func (p *Pool) recalled(of string) {
-	for _, slots := range []*sync.Map{&p.rows, &p.memory} {
-		if found, ok := slots.Load(of); ok {
-			for _, s := range *found.(*scope).slots.Load() {
-				s.giveBack(p, recallPause)
-			}
-		}
-	}
-}
 
 // each calls f with every slot that has slices.
 func (p *Pool) each(f func(*slot)) {
@@ -392,96 +186,5 @@ func (p *Pool) isClosed() bool { return p.live.Err() != nil }
 func (p *Pool) report(err error) {
 	if p.cfg.OnError != nil && err != nil && !p.isClosed() {
 		p.cfg.OnError(err)
-	}
-}
-
-// statements are the package's SQL, rendered for one schema.
-type statements struct{ charge, spend, direct, open, settle, due, history, spends, purge string }
-
-const (
-	chargeSQL = `
-select seqs, ats, used, held, denied
-from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null, 'answer', $4::bool)`
-	spendSQL  = `select metered.spend($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::jsonb)`
-	directSQL = `
-select seqs, ats, used, held, denied
-from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
-	openSQL = `
-select no, fence, granted, used, coalesce(held, 0)
-from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
-	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
-	dueSQL    = `
-select no, ends_at from metered.leases
-where settled_at is null and mode in ('s', 'm') and ends_at <= (select metered.clock()) and ends_at >= $1 and (ends_at, no) > ($1, $2)
-order by ends_at, no limit $3`
-)
-
-func render(n schema.Name) statements {
-	return statements{
-		charge: n.SQL(chargeSQL), spend: n.SQL(spendSQL), direct: n.SQL(directSQL), open: n.SQL(openSQL), settle: n.SQL(settleSQL), due: n.SQL(dueSQL),
-		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL),
-	}
-}
-
-var prepare = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
-
-// open opens a lease for a slot; nil without an error if too little is left.
-func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
-	s.mu.Lock()
-	size := s.size()
-	s.mu.Unlock()
-	mode := "rows"
-	if s.memory {
-		mode = "memory"
-	}
-	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.Least, Share: s.rule.Share, TTL: s.rule.TTL}
-	call, err := prepare(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.exist})
-	if err != nil {
-		return nil, err
-	}
-	asked := time.Now()
-	got := &slice{}
-	var no, fence *int64
-	var used []int64
-	var held int64
-	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&no, &fence, &got.granted, &used, &held) },
-		p.sql.open, ledger.Charges(call.Charges), terms.String(), call.Tolerance, int32(p.wait/time.Millisecond))
-	if err != nil {
-		return nil, failed("open a lease", err)
-	}
-	if no == nil || got.granted == 0 {
-		return nil, nil
-	}
-	// A tenth less than the database gives, for clocks that do not run alike.
-	life := s.rule.TTL - s.rule.TTL/10
-	got.no, got.fence, got.opened, got.ends, got.endsWall = *no, *fence, time.Now(), asked.Add(life), asked.Add(life).UnixNano()
-	got.seenAt = got.opened
-	stands := &standing{slice: got}
-	for i, limit := range s.limits {
-		stands.of = append(stands.of, budget.Standing{Limit: limit, Used: used[i], Held: held, Available: max(0, limit.Max-used[i]-held)})
-	}
-	s.stands.Store(stands)
-	p.keep()
-	return got, nil
-}
-
-// call makes a call in a transaction of its own at READ COMMITTED, in one round trip, again where it met others.
-func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, sql string, args ...any) error {
-	for n := 1; ; n++ {
-		batch := &pgx.Batch{}
-		batch.Queue("begin isolation level read committed")
-		batch.Queue(sql, args...)
-		batch.Queue("commit")
-		results := db.SendBatch(ctx, batch)
-		_, err := results.Exec()
-		if err == nil {
-			err = scan(results.QueryRow())
-		}
-		if closing := results.Close(); err == nil {
-			err = closing
-		}
-		if !sqlstate.Collided(err) || n == maxTries {
-			return err
-		}
 	}
 }

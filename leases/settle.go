@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/listen"
 )
 
 // settleSoon settles a sealed slice in the background.
@@ -88,10 +87,9 @@ func (p *Pool) Settle(ctx context.Context) (SettleReport, error) {
 
 func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 	const page = 100
-	var all error
 	for after, last, n := (time.Time{}), int64(0), page; n == page; {
 		// Planned for each page: a plan kept from when there was little reads all that was ever settled.
-		rows, err := p.db.Query(ctx, p.sql.due, pgx.QueryExecModeExec, after, last, page)
+		rows, err := p.own.Query(ctx, p.sql.due, pgx.QueryExecModeExec, after, last, page)
 		if err != nil {
 			return failed("list leases", err)
 		}
@@ -105,14 +103,14 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 			case errors.Is(err, fault.ErrBusy):
 				report.Busy++
 			case err != nil:
-				return errors.Join(all, err)
+				return err
 			case settled:
 				report.Settled++
 			}
 		}
 		n = len(due)
 	}
-	return errors.Join(all, p.carver.sweep(ctx, p.db, report))
+	return p.carver.sweep(ctx, p.own, report)
 }
 
 // keep starts the maintenance, unless it runs: it ends when there is nothing to maintain.
@@ -212,24 +210,6 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 		p.has(s, false)
 	}
 	return left
-}
-
-func (p *Pool) channel() string {
-	name := "metered_leases_" + p.schema.String()
-	return name[:min(len(name), listen.MaxNameBytes)]
-}
-
-// listen gives back what others recall.
-func (p *Pool) listen(ctx context.Context) {
-	_ = listen.Run(ctx, listen.Channel[string]{
-		Name: p.channel(), Config: p.db.Config(), Idle: listen.DefaultIdle, OnError: listen.Wrapped("leases", p.cfg.OnError),
-		Parse: func(payload string) (string, bool) { return payload, payload != "" },
-	}, func(_ context.Context, scope string) error {
-		if scope != "" {
-			p.recalled(scope)
-		}
-		return nil
-	})
 }
 
 // Close gives all leases back and waits for it, as long as ctx lives. What cannot be settled then ends by itself: what

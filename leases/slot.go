@@ -30,7 +30,7 @@ type slot struct {
 	warmth  int           // charges that found no slice, within a short time
 	warmed  time.Time
 	rate    float64 // units a second, of late
-	failed  error   // why no slice could be asked for, at failedAt
+	failed  error   // why no slice could be opened when it was last tried
 	failure time.Time
 }
 
@@ -61,7 +61,7 @@ func (r *refusal) again(now time.Time, amount int64) error {
 	return e
 }
 
-// take takes units from the slice that is there. fits is false where none has them.
+// take takes units from the slice that is there. ok is false where none has them.
 func (s *slot) take(p *Pool, amount int64) (from *slice, offset int64, ok bool) {
 	for {
 		cur := s.now.Load()

@@ -1,0 +1,166 @@
+package leases
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// Charge is budget.Ledger.Charge, from leases where there are any: its entries then have Lease, and neither Seq nor
+// Standings. What is spent counts for everybody at once, as held. A lease that was settled by somebody else meanwhile
+// costs another round trip. A denial of a single charge by a window, of which nothing is held, is repeated from memory until
+// its retry time, also if a charge is refunded meanwhile.
+func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
+	if err := p.usable(); err != nil {
+		return budget.Receipt{}, err
+	}
+	if err := notNil("tx", tx); err != nil {
+		return budget.Receipt{}, err
+	}
+	if len(charges) == 1 && charges[0].Note == (budget.Note{}) {
+		return p.one(ctx, tx, charges[0])
+	}
+	for range maxTries {
+		call, err := prepare(p.ledger, charges...)
+		if err != nil {
+			return budget.Receipt{}, err
+		}
+		if !p.lease(ctx, &call.Charging, charges) {
+			break
+		}
+		receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(call.Charges), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
+		if !p.dropped(err) {
+			p.learn(err)
+			return receipt, err
+		}
+	}
+	receipt, err := p.ledger.Charge(ctx, tx, charges...)
+	p.learn(err)
+	return receipt, err
+}
+
+// one is Charge of a single charge without a note.
+func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Receipt, error) {
+	s, err := p.find(&p.rows, &c, false)
+	if err != nil {
+		return budget.Receipt{}, err
+	}
+	leased := s != nil && c.Amount >= 1 && c.Amount <= budget.MaxAmount && c.MustExist == s.exist
+	for try := 0; leased && try < maxTries; try++ {
+		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
+		if !ok {
+			// What a credit or a release ends is left to the ledger: this transaction may have made it.
+			if known := s.refused.Load(); known != nil && known.sure {
+				if err := s.refusal(c.Amount); err != nil {
+					return budget.Receipt{}, err
+				}
+			}
+			break
+		}
+		var at *time.Time
+		err := tx.QueryRow(ctx, p.sql.spend, from.no, from.fence, offset, c.Amount, c.Scope, nil).Scan(&at)
+		switch {
+		case err != nil:
+			return budget.Receipt{}, failed("charge", err)
+		case at != nil:
+			return budget.Receipt{Entries: []budget.Posted{{Scope: c.Scope, Amount: c.Amount, At: *at, Lease: from.no}}}, nil
+		}
+		s.drop(p, from.no)
+	}
+	receipt, err := p.ledger.Charge(ctx, tx, c)
+	p.learn(err)
+	var denied *budget.ExceededError
+	if s != nil && errors.As(err, &denied) {
+		s.refuse(c.Amount, denied)
+	}
+	return receipt, err
+}
+
+// maxTries bounds how many leases a charge finds closed before it goes to the ledger.
+const maxTries = 3
+
+// lease takes units for those of the charges that are leased, and reports whether there were any.
+func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.Charge) (any bool) {
+	for i := range c.Charges {
+		to := &c.Charges[i]
+		to.Lease = nil // of an attempt before
+		s := p.slotOf(c, to, charges)
+		if s == nil {
+			continue
+		}
+		from, offset, ok := s.takeOrWait(ctx, p, to.Amount)
+		if !ok {
+			continue
+		}
+		to.Lease, any = &ledger.Slice{No: from.no, Fence: from.fence, Offset: offset}, true
+	}
+	c.Locks.Scopes, c.Locks.Keys = nil, nil // of those that are charged directly
+	for _, x := range c.Charges {
+		if x.Lease == nil {
+			c.Locks.Scopes, c.Locks.Keys = append(c.Locks.Scopes, x.Scope), append(c.Locks.Keys, x.Key)
+		}
+	}
+	slices.Sort(c.Locks.Keys)
+	c.Locks.Keys = slices.Compact(c.Locks.Keys)
+	return any
+}
+
+// slotOf is the slot that a charge of a call is spent from; nil for the ledger.
+func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Charge) *slot {
+	at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
+	if len(c.Queries) > 0 || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
+		return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist || !slices.Equal(x.Limits, charges[at].Limits))
+	}) {
+		return nil // among others it is merged from several that differ
+	}
+	s, err := p.find(&p.rows, &charges[at], false)
+	if err != nil || s == nil || charges[at].MustExist != s.exist {
+		return nil
+	}
+	return s
+}
+
+// look leaves out of a command's first look what there are units leased for: what others see of the scope is no
+// reason to refuse it.
+func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
+	now := time.Now()
+	for i := range c.Charges {
+		to := &c.Charges[i]
+		to.Lease = nil
+		if s := p.slotOf(c, to, charges); s != nil {
+			if cur := s.now.Load(); cur != nil && cur.used.Load()+to.Amount <= cur.granted && !cur.over(now) {
+				to.Lease = &ledger.Slice{}
+			}
+		}
+	}
+}
+
+func init() {
+	lend.LeaseLook = (*Pool).look
+	lend.Lease = func(ctx context.Context, p *Pool, c *ledger.Charging, charges []budget.Charge) {
+		c.Closed = p.drop
+		p.lease(ctx, c, charges)
+	}
+	lend.LeaseSchema = func(p *Pool) schema.Name { return p.schema }
+	lend.LeaseRefused = (*Pool).learn
+}
+
+// dropped gives the lease back of which err says that it is closed, and reports whether it says so.
+func (p *Pool) dropped(err error) bool {
+	var closed *ledger.ClosedError
+	if errors.As(err, &closed) {
+		p.drop(closed.Lease)
+	}
+	return closed != nil
+}
+
+// drop gives a lease back that was found closed.
+func (p *Pool) drop(no int64) { p.each(func(s *slot) { s.drop(p, no) }) }

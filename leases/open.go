@@ -1,0 +1,106 @@
+package leases
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// statements are the package's SQL, rendered for one schema.
+type statements struct{ charge, spend, direct, open, settle, due, history, spends, purge string }
+
+const (
+	chargeSQL = `
+select seqs, ats, used, held, denied
+from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null, 'answer', $4::bool)`
+	spendSQL  = `select metered.spend($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::jsonb)`
+	directSQL = `
+select seqs, ats, used, held, denied
+from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
+	openSQL = `
+select no, fence, granted, used, coalesce(held, 0)
+from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
+	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
+	dueSQL    = `
+select no, ends_at from metered.leases
+where settled_at is null and mode in ('s', 'm') and ends_at <= (select metered.clock()) and ends_at >= $1 and (ends_at, no) > ($1, $2)
+order by ends_at, no limit $3`
+)
+
+func render(n schema.Name) statements {
+	return statements{
+		charge: n.SQL(chargeSQL), spend: n.SQL(spendSQL), direct: n.SQL(directSQL), open: n.SQL(openSQL), settle: n.SQL(settleSQL), due: n.SQL(dueSQL),
+		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL),
+	}
+}
+
+var prepare = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
+
+// open opens a lease for a slot; nil without an error if too little is left.
+func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
+	s.mu.Lock()
+	size := s.size()
+	s.mu.Unlock()
+	mode := "rows"
+	if s.memory {
+		mode = "memory"
+	}
+	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.Least, Share: s.rule.Share, TTL: s.rule.TTL}
+	call, err := prepare(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.exist})
+	if err != nil {
+		return nil, err
+	}
+	asked := time.Now()
+	got := &slice{}
+	var no, fence *int64
+	var used []int64
+	var held int64
+	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&no, &fence, &got.granted, &used, &held) },
+		p.sql.open, ledger.Charges(call.Charges), terms.String(), call.Tolerance, int32(p.wait/time.Millisecond))
+	if err != nil {
+		return nil, failed("open a lease", err)
+	}
+	if no == nil || got.granted == 0 {
+		return nil, nil
+	}
+	// A tenth less than the database gives, for clocks that do not run alike.
+	life := s.rule.TTL - s.rule.TTL/10
+	got.no, got.fence, got.opened, got.ends, got.endsWall = *no, *fence, time.Now(), asked.Add(life), asked.Add(life).UnixNano()
+	got.seenAt = got.opened
+	stands := &standing{slice: got}
+	for i, limit := range s.limits {
+		stands.of = append(stands.of, budget.Standing{Limit: limit, Used: used[i], Held: held, Available: max(0, limit.Max-used[i]-held)})
+	}
+	s.stands.Store(stands)
+	p.keep()
+	return got, nil
+}
+
+// call makes a call in a transaction of its own at READ COMMITTED, in one round trip, again where it met others.
+func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, sql string, args ...any) error {
+	for n := 1; ; n++ {
+		batch := &pgx.Batch{}
+		batch.Queue("begin isolation level read committed")
+		batch.Queue(sql, args...)
+		batch.Queue("commit")
+		results := db.SendBatch(ctx, batch)
+		_, err := results.Exec()
+		if err == nil {
+			err = scan(results.QueryRow())
+		}
+		if closing := results.Close(); err == nil {
+			err = closing
+		}
+		if !sqlstate.Collided(err) || n == maxTries {
+			return err
+		}
+	}
+}
