@@ -125,7 +125,7 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 }
 
 // Receipt says what the limits stand at as far as this process knows: as they stood when its slice was opened, less what
-// it has spent since; others' spends since then are not in it. It is for httplimit.Policies.Show. It is empty before the
+// it has spent since; others' spends since then are not in it. It is for httpmetered.Policies.Show. It is empty before the
 // first decision.
 func (l Limiter) Receipt() budget.Receipt {
 	known := l.slot.stands.Load()

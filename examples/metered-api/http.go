@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // accounts by their API keys. Yours come from a table, where only their digests are.
@@ -23,7 +23,7 @@ var accounts = map[string]string{"key-of-ann": "ann", "key-of-ben": "ben"}
 //
 // both with Authorization: Bearer and an account's key. A POST with an Idempotency-Key can be sent again.
 func (a *app) handler() (http.Handler, error) {
-	policies, err := httplimit.New(httplimit.Config{Limits: a.limits})
+	policies, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: a.limits})
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (a *app) authenticated(serve func(http.ResponseWriter, *http.Request, strin
 }
 
 // fail answers an error. With the same key a request that got a 503 can be sent again.
-func fail(w http.ResponseWriter, r *http.Request, policies *httplimit.Policies, err error) {
+func fail(w http.ResponseWriter, r *http.Request, policies *httpmetered.Policies, err error) {
 	if errors.Is(err, errNoTask) {
 		refuse(w, http.StatusNotFound, err.Error())
 		return
@@ -94,7 +94,7 @@ func fail(w http.ResponseWriter, r *http.Request, policies *httplimit.Policies, 
 }
 
 func refuse(w http.ResponseWriter, status int, detail string) {
-	httplimit.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
+	httpmetered.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
 }
 
 func answer(w http.ResponseWriter, code int, body any) {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 const (
@@ -36,10 +36,10 @@ func (a *app) handler() http.Handler {
 func (a *app) serveUpload(w http.ResponseWriter, r *http.Request) {
 	content, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxContent))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-		httplimit.Problem{Title: "Content Too Large", Status: http.StatusRequestEntityTooLarge, Detail: err.Error()}.Write(w)
+		httpmetered.Problem{Title: "Content Too Large", Status: http.StatusRequestEntityTooLarge, Detail: err.Error()}.Write(w)
 		return
 	} else if err != nil {
-		httplimit.Problem{Title: "Bad Request", Status: http.StatusBadRequest, Detail: "the body could not be read"}.Write(w)
+		httpmetered.Problem{Title: "Bad Request", Status: http.StatusBadRequest, Detail: "the body could not be read"}.Write(w)
 		return
 	}
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
@@ -76,7 +76,7 @@ var messages = map[string]string{
 }
 
 func refuse(w http.ResponseWriter, operation string, err error) {
-	problem := httplimit.ProblemOf(err)
+	problem := httpmetered.ProblemOf(err)
 	problem.Detail = messages[problem.Code]
 	if problem.Status == http.StatusServiceUnavailable { // the same request again is safe, and is the way to find out
 		problem.Detail = "not known yet: repeat the request with the same Idempotency-Key"

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/leases"
 )
 
@@ -26,7 +26,7 @@ const offersPerHour = 300_000
 type offers struct {
 	leases   *leases.Pool
 	limiter  *leases.Limiter
-	policies *httplimit.Policies
+	policies *httpmetered.Policies
 }
 
 func newOffers(pool *pgxpool.Pool, scope string) (*offers, error) {
@@ -39,7 +39,7 @@ func newOffers(pool *pgxpool.Pool, scope string) (*offers, error) {
 	if err != nil {
 		return nil, err
 	}
-	policies, err := httplimit.New(httplimit.Config{Limits: []budget.Limit{limit}})
+	policies, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: []budget.Limit{limit}})
 	return &offers{p, limiter, policies}, err
 }
 

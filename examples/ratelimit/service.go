@@ -19,7 +19,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // vouchersSQL is the application's own table.
@@ -41,7 +41,7 @@ type limits struct {
 type service struct {
 	metered  *metered.Client
 	limits   limits
-	policies *httplimit.Policies
+	policies *httpmetered.Policies
 	offers   *offers
 
 	// shadow counts what the limits would refuse, and lets it pass: to try limits out.
@@ -55,7 +55,7 @@ func newService(pool *pgxpool.Pool, limits limits, shadow bool) (*service, error
 	if err != nil {
 		return nil, err
 	}
-	policies, err := httplimit.New(httplimit.Config{Limits: limits.Client, Shared: limits.All})
+	policies, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: limits.Client, Shared: limits.All})
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func (s *service) serveRedeem(w http.ResponseWriter, r *http.Request) {
 }
 
 func refuse(w http.ResponseWriter, status int, detail string) {
-	httplimit.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
+	httpmetered.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
 }
 
 // count reports the limits that would have refused an attempt. Every attempt is charged in shadow mode, so a client

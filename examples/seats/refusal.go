@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // refusal is one of the application's own.
@@ -69,7 +69,7 @@ var words = map[string]string{
 
 // problem is the body of a refusal.
 type problem struct {
-	httplimit.Problem
+	httpmetered.Problem
 	*end
 }
 
@@ -80,12 +80,12 @@ func explain(err error) problem {
 		own = errNotFound
 	}
 	if own != nil || errors.As(err, &own) {
-		return problem{httplimit.Problem{
+		return problem{httpmetered.Problem{
 			Title: http.StatusText(own.status), Status: own.status, Code: own.code, Detail: own.detail,
 			RetryAfterSeconds: int64(math.Ceil(own.retryAfter.Seconds())),
 		}, own.held}
 	}
-	p := httplimit.ProblemOf(err)
+	p := httpmetered.ProblemOf(err)
 	switch {
 	case p.Status == http.StatusTooManyRequests: // perUser: somebody is in too much of a hurry
 		p.Code = "too_many_holds"

@@ -10,7 +10,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // handler serves
@@ -117,7 +117,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 		fail(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	problem := httplimit.ProblemOf(err)
+	problem := httpmetered.ProblemOf(err)
 	problem.Detail = words[problem.Code]
 	if problem.Code == "claim_taken" {
 		problem.Detail = "there is an account with this address"
@@ -132,7 +132,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 func fail(w http.ResponseWriter, status int, detail string) {
-	httplimit.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
+	httpmetered.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
 }
 
 func answer(w http.ResponseWriter, status int, body any) {

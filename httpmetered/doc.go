@@ -1,9 +1,9 @@
-// Package httplimit says in HTTP what this library answers. Write decides status,
+// Package httpmetered says in HTTP what this library answers. Write decides status,
 // Retry-After and a problem body (RFC 9457) for every error of the library. Policies tell
 // clients where they stand with a budget: the RateLimit-Policy and RateLimit fields of
 // draft-ietf-httpapi-ratelimit-headers-11.
 //
-//	policies, err := httplimit.New(httplimit.Config{Limits: perClient, Shared: everyone})
+//	policies, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: perClient, Shared: everyone})
 //	…
 //	out, err := metered.Do(ctx, client, cmd, fn)
 //	if err != nil {
@@ -18,4 +18,4 @@
 // the policies is not shown. Nor are the numbers of shared limits, which tell one
 // client what the others do: a shared limit is named when it refuses, no more.
 // Scopes, notes and the text of errors are never written.
-package httplimit
+package httpmetered

@@ -1,4 +1,4 @@
-package httplimit_test
+package httpmetered_test
 
 import (
 	"fmt"
@@ -13,12 +13,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // limited lets each client address make so many requests, and tells it where it stands.
 func limited(pool *pgxpool.Pool, ledger *budget.Ledger, next http.Handler, limits ...budget.Limit) (http.Handler, error) {
-	policies, err := httplimit.New(httplimit.Config{Limits: limits})
+	policies, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: limits})
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package httplimit_test
+package httpmetered_test
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
@@ -145,7 +145,7 @@ func requireAnswer(t *testing.T, want answered, code string, err error) {
 	t.Helper()
 	w := httptest.NewRecorder()
 	w.Header().Set("Retry-After", "77")
-	require.Equal(t, want.status, httplimit.Write(w, fmt.Errorf("while working for secret: %w", err)), code)
+	require.Equal(t, want.status, httpmetered.Write(w, fmt.Errorf("while working for secret: %w", err)), code)
 	require.Equal(t, want, answered{w.Code, w.Header().Get("Retry-After")}, code)
 	require.Equal(t, "application/problem+json", w.Header().Get("Content-Type"))
 	body := w.Body.String()
@@ -189,7 +189,7 @@ func TestWrite_AnswersWhatHasNoCode(t *testing.T) {
 	requireAnswer(t, answered{500, ""}, "", postgres("23505"))
 	requireAnswer(t, answered{500, ""}, "", errors.New("the function's own"))
 	requireAnswer(t, answered{500, ""}, "", context.Canceled)
-	require.Equal(t, 500, httplimit.Write(httptest.NewRecorder(), nil))
+	require.Equal(t, 500, httpmetered.Write(httptest.NewRecorder(), nil))
 }
 
 // While credit is reserved the ledger knows when it may come back. Nobody is told to ask again and again for it.
@@ -219,7 +219,7 @@ func TestWrite_WantOfCreditIs402WhileHoldsAreOpen(t *testing.T) {
 		_, err := metered.Do[any](ctx, c, cmd, nil)
 		require.ErrorIs(t, err, budget.ErrExceeded)
 		w := httptest.NewRecorder()
-		httplimit.Write(w, err)
+		httpmetered.Write(w, err)
 		return answered{w.Code, w.Header().Get("Retry-After")}, w.Body.String()
 	}
 	charge := func(scope string, limit budget.Limit) []budget.Charge {

@@ -1,4 +1,4 @@
-package httplimit_test
+package httpmetered_test
 
 import (
 	"github.com/jackc/pgx/v5/pgxpool"
