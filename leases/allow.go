@@ -147,6 +147,16 @@ func (l Limiter) Receipt() budget.Receipt {
 	return budget.Receipt{Entries: []budget.Posted{e}}
 }
 
+// Receipt is Limiter.Receipt of charges that Allow was asked for, and says nothing of what it does not know.
+func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
+	for i := range charges {
+		if l, err := p.limiter(&charges[i]); err == nil {
+			r.Entries = append(r.Entries, l.Receipt().Entries...)
+		}
+	}
+	return r
+}
+
 // AllowN is Pool.Allow of n units.
 func (l Limiter) AllowN(ctx context.Context, n int64) error {
 	if err := checkAmount(n); err != nil {
