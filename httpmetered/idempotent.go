@@ -197,7 +197,7 @@ func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte, next 
 		return m.attempt(r.Clone(context.WithValue(ctx, txKey{}, tx)), body, next)
 	})
 	if !began && errors.Is(err, metered.ErrBusy) && !errors.Is(err, metered.ErrSticky) {
-		err = fmt.Errorf("%w: %w", ErrInFlight, err) // what is waited for before the function is the id
+		err = fmt.Errorf("%w: %v", ErrInFlight, err) // what is waited for before the function is the id
 	}
 	return out, err
 }

@@ -203,7 +203,7 @@ func TestIdempotent_AReplayIsTheFirstAnswerByteForByte(t *testing.T) {
 	require.Empty(t, s.told())
 
 	var result string // which people read
-	require.NoError(t, s.pool.QueryRow(t.Context(), `select result::text from metered.operations where id = 'unsniffed' and namespace = 'ann'`).Scan(&result))
+	require.NoError(t, s.pool.QueryRow(t.Context(), `select convert_from(result, 'utf8') from metered.operations where id = 'unsniffed' and namespace = 'ann'`).Scan(&result))
 	require.JSONEq(t, `{"status": 200, "header": {"Content-Type": null}, "text": "<html>"}`, result)
 }
 
@@ -313,6 +313,8 @@ func TestIdempotent_InFlightIs409WithRetryAfter(t *testing.T) {
 		<-end
 		created(w, r)
 	})
+	stop := sync.OnceFunc(func() { close(end) })
+	t.Cleanup(stop) // also if the test fails: the server waits for the handler
 	other := branch(t, s.pool, httpmetered.IdempotentConfig{}, metered.Config{LockTimeout: 50 * time.Millisecond}, created)
 	first := make(chan reply)
 	go func() {
@@ -328,7 +330,7 @@ func TestIdempotent_InFlightIs409WithRetryAfter(t *testing.T) {
 			require.Equal(t, "idempotency_key_in_flight", r.code())
 		}
 	}
-	end <- true
+	stop()
 	done := <-first
 	require.Equal(t, 201, done.status)
 	require.Equal(t, done, s.post("body", "k"))

@@ -23,7 +23,7 @@ type Problem struct {
 	RetryAfterSeconds int64    `json:"retry_after_seconds,omitempty"` // 0 means that there is no Retry-After
 	ViolatedPolicies  []string `json:"violated-policies,omitempty"`   // the names of the policies that refused
 	Operation         string   `json:"operation,omitempty"`           // the id of an operation whose outcome is not known
-	// Extra are members of your own (RFC 9457, 3.2). One of the names above is replaced. Defaults to none.
+	// Extra are members of your own (RFC 9457, 3.2), over those above; left out if they are no JSON. Defaults to none.
 	Extra map[string]any `json:"-"`
 }
 
@@ -54,9 +54,9 @@ func (p Problem) Write(w http.ResponseWriter) {
 		p.Status = http.StatusInternalServerError
 	}
 	body, err := json.Marshal(p)
-	if err != nil { // of Extra
-		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
-		return
+	if err != nil { // Extra cannot be encoded
+		p.Extra = nil
+		body, _ = json.Marshal(p)
 	}
 	w.Header().Del("Retry-After") // what was set before is not left to stand
 	if p.RetryAfterSeconds > 0 {

@@ -132,7 +132,7 @@ func readable(body []byte) bool {
 		return false
 	}
 	quoted, err := json.Marshal(string(body))
-	return err == nil && len(quoted) <= 2*len(body)+2
+	return err == nil && len(quoted) <= 2*len(body)+64
 }
 
 // maxFieldBytes bounds the fields of an answer.
