@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -149,7 +151,7 @@ type status struct {
 	Charged int64   `json:"units_charged"`
 }
 
-var errNoTask = errors.New("no such task")
+var errNoTask = &httpmetered.Problem{Status: http.StatusNotFound, Detail: "no such task"}
 
 // status reads the hold first: once that is captured, the factors are there.
 func (a *app) status(ctx context.Context, account, id string) (status, error) {

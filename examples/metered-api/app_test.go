@@ -93,7 +93,7 @@ func TestSubmit_SentManyTimesIsOneTask(t *testing.T) {
 		require.Equal(t, http.StatusAccepted, r.Status)
 		require.Equal(t, replies[0], r)
 	}
-	require.Equal(t, http.StatusConflict, f.ann.submit(t.Context(), "key", 98).Status)
+	require.Equal(t, http.StatusUnprocessableEntity, f.ann.submit(t.Context(), "key", 98).Status)
 	require.NotEqual(t, replies[0].ID, f.ben.submit(t.Context(), "key", 97).ID, "another account's key is another one")
 	var tasks, enqueued int
 	require.NoError(t, f.pool.QueryRow(t.Context(), `select (select count(*) from tasks where account = 'ann'),

@@ -3,13 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"net/http"
 	"strings"
 	"time"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/httpmetered"
 )
 
@@ -35,9 +33,10 @@ func (a *app) handler() (http.Handler, error) {
 			refuse(w, http.StatusBadRequest, `want {"number": n}, from 2 to 9223372036854775807`)
 			return
 		}
-		key := r.Header.Get("Idempotency-Key")
-		if key == "" {
-			key = metered.NewID()
+		key, err := httpmetered.OptionalKey(r)
+		if err != nil {
+			fail(w, r, policies, err)
+			return
 		}
 		done, err := a.submit(r.Context(), account, key, request.Number)
 		if err != nil {
@@ -84,10 +83,6 @@ func (a *app) authenticated(serve func(http.ResponseWriter, *http.Request, strin
 
 // fail answers an error. With the same key a request that got a 503 can be sent again.
 func fail(w http.ResponseWriter, r *http.Request, policies *httpmetered.Policies, err error) {
-	if errors.Is(err, errNoTask) {
-		refuse(w, http.StatusNotFound, err.Error())
-		return
-	}
 	if status := policies.Write(w, err); status >= http.StatusInternalServerError {
 		slog.ErrorContext(r.Context(), r.Pattern, "status", status, "error", err)
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -35,17 +34,18 @@ func (a *app) handler() http.Handler {
 
 func (a *app) serveUpload(w http.ResponseWriter, r *http.Request) {
 	content, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxContent))
-	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-		httpmetered.Problem{Title: "Content Too Large", Status: http.StatusRequestEntityTooLarge, Detail: err.Error()}.Write(w)
+	if err != nil {
+		refuse(w, "", err)
 		return
-	} else if err != nil {
-		httpmetered.Problem{Title: "Bad Request", Status: http.StatusBadRequest, Detail: "the body could not be read"}.Write(w)
+	}
+	operation, err := httpmetered.Key(r)
+	if err != nil {
+		refuse(w, "", err)
 		return
 	}
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	u := upload{
-		Operation: r.Header.Get("Idempotency-Key"), // without one: invalid_argument
-		Account:   r.PathValue("account"), Token: token, Name: r.PathValue("name"), Content: content,
+		Operation: operation, Account: r.PathValue("account"), Token: token, Name: r.PathValue("name"), Content: content,
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), commandTimeout)
 	defer cancel()
@@ -72,7 +72,7 @@ var messages = map[string]string{
 	"operation_conflict": "the Idempotency-Key was used for another upload",
 	"operation_retired":  "the Idempotency-Key is too old",
 	"operation_future":   "the Idempotency-Key is of the future",
-	"invalid_argument":   "the request is not valid; has it an Idempotency-Key?",
+	"invalid_argument":   "the request is not valid",
 }
 
 func refuse(w http.ResponseWriter, operation string, err error) {

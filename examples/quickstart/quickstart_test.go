@@ -140,7 +140,7 @@ func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 	for _, line := range []string{
 		`same operation, status: 200`,
 		`its answer is the first one: \{"row":1,`,
-		`same operation with another file, status: 409`,
+		`same operation with another file, status: 422`,
 		`same token for another operation, status: 403`,
 		`why, as only the server is told: used`,
 		`1000 are left of the hour's, and the next upload has one more`,
