@@ -124,8 +124,12 @@ func ProblemOf(err error) Problem {
 	switch code {
 	case "claim_taken":
 		p.RetryAfterSeconds = wait(err)
+	case "idempotency_key_missing":
+		p.Detail = "the request needs an Idempotency-Key"
+	case "idempotency_key_invalid":
+		p.Detail = "the Idempotency-Key cannot be used"
 	case "idempotency_key_in_flight":
-		p.RetryAfterSeconds = 1
+		p.RetryAfterSeconds, p.Detail = 1, "a request with the Idempotency-Key is being carried out"
 	}
 	if p.Title == "" {
 		p.Title = http.StatusText(p.Status)

