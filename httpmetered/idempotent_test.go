@@ -322,6 +322,9 @@ func TestIdempotent_InFlightIs409WithRetryAfter(t *testing.T) {
 		first <- r
 	}()
 	<-running
+	acquired := s.pool.Stat().AcquireCount()
+	require.Equal(t, 409, s.post("body", "k").status)
+	require.Equal(t, acquired, s.pool.Stat().AcquireCount(), "no connection is held by those that wait in one process")
 	for _, at := range []*shop{s, other} {
 		for _, body := range []string{"body", "another"} {
 			r := at.post(body, "k")

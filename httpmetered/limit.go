@@ -65,6 +65,14 @@ func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Ha
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return nil, err
 	}
+	limits := cfg.Shared
+	if len(limits) == 0 {
+		limits = cfg.Limits
+	}
+	// What the Pool would refuse of every request, it refuses here.
+	if _, err := pool.Limiter(budget.Charge{Scope: budget.ScopeKey(cfg.Kind, "all", ""), Amount: 1, Limits: limits}); err != nil {
+		return nil, err
+	}
 	return newLimiter(cfg, func(ctx context.Context, charges []budget.Charge) (budget.Receipt, error) {
 		if err := pool.Allow(ctx, charges...); err != nil {
 			return budget.Receipt{}, err

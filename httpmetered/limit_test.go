@@ -195,4 +195,13 @@ func TestLimit_RefusesWhatItCannotWorkWith(t *testing.T) {
 	require.ErrorIs(t, err, httpmetered.ErrArgument)
 	_, err = httpmetered.LimitLeased(nil, cfg)
 	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	leased, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "k/"}}})
+	require.NoError(t, err)
+	_, err = httpmetered.LimitLeased(leased, cfg)
+	require.NoError(t, err)
+	_, err = httpmetered.LimitLeased(leased, httpmetered.LimitConfig{Kind: "without-rule", Key: byHeader, Limits: named})
+	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	require.NoError(t, leased.Close(t.Context()))
+	_, err = httpmetered.LimitLeased(leased, cfg)
+	require.ErrorIs(t, err, leases.ErrClosed)
 }
