@@ -25,26 +25,29 @@ func (a *app) handler() (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
+	once, err := httpmetered.Idempotent(a.metered, httpmetered.IdempotentConfig{
+		Tenant:   func(r *http.Request) (string, error) { return accounts[apiKey(r)], nil },
+		Optional: true, RequestBytes: 1024, Policies: policies,
+	})
+	if err != nil {
+		return nil, err
+	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /tasks", a.authenticated(func(w http.ResponseWriter, r *http.Request, account string) {
-		var request struct{ Number int64 }
-		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1024)).Decode(&request)
-		if err != nil || request.Number < 2 {
-			refuse(w, http.StatusBadRequest, `want {"number": n}, from 2 to 9223372036854775807`)
-			return
-		}
-		key, err := httpmetered.OptionalKey(r)
-		if err != nil {
-			fail(w, r, policies, err)
-			return
-		}
-		done, err := a.submit(r.Context(), account, key, request.Number)
-		if err != nil {
-			fail(w, r, policies, err)
-			return
-		}
-		w.Header().Set("Location", "/tasks/"+done.ID)
-		answer(w, http.StatusAccepted, done)
+	mux.Handle("POST /tasks", a.authenticated(func(w http.ResponseWriter, r *http.Request, account string) {
+		once(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			var request struct{ Number int64 }
+			if err := json.NewDecoder(r.Body).Decode(&request); err != nil || request.Number < 2 {
+				refuse(w, http.StatusBadRequest, `want {"number": n}, from 2 to 9223372036854775807`)
+				return
+			}
+			done, err := a.submit(r.Context(), httpmetered.Tx(r), account, request.Number)
+			if err != nil {
+				fail(w, r, policies, err)
+				return
+			}
+			w.Header().Set("Location", "/tasks/"+done.ID)
+			answer(w, http.StatusAccepted, done)
+		})).ServeHTTP(w, r)
 	}))
 	mux.HandleFunc("GET /tasks/{id}", a.authenticated(func(w http.ResponseWriter, r *http.Request, account string) {
 		s, err := a.status(r.Context(), account, r.PathValue("id"))
@@ -68,10 +71,14 @@ func (a *app) bounded(next http.Handler) http.Handler {
 	})
 }
 
+func apiKey(r *http.Request) string {
+	key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return key
+}
+
 func (a *app) authenticated(serve func(http.ResponseWriter, *http.Request, string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		account, known := accounts[key]
+		account, known := accounts[apiKey(r)]
 		if !known {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			refuse(w, http.StatusUnauthorized, "want an API key")
