@@ -28,7 +28,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/holds/holdjobs"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
@@ -513,7 +513,7 @@ func TestJSON_WhatIsReturnedHasNamesAndUnits(t *testing.T) {
 		metered.Outcome[int]{}, metered.Operation{}, holdjobs.Ref{}, holdjobs.CleanupArgs{},
 		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockRepair{},
 		holds.Hold{}, holds.Listed{}, holds.DueList{}, holds.Event{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
-		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httplimit.Problem{},
+		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httpmetered.Problem{},
 	} {
 		requireNames(t, reflect.TypeOf(v), seen)
 	}

@@ -98,6 +98,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	holds           hold_unknown hold_retired hold_conflict claim_taken hold_state hold_held hold_captured
 //	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable
 //	others          operation_unknown sticky_failed position_unknown
+//	httpmetered     idempotency_key_missing idempotency_key_invalid idempotency_key_in_flight answer_unrecordable
 //
 // docs/http.md has them all with what a client does. Most errors of a connection have none: ask Retryable whether to
 // try again.

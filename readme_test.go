@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -134,7 +134,7 @@ func hasHeading(markdown, anchor string) bool {
 	return false
 }
 
-// docs/http.md has each code that the library makes, with the status that httplimit gives it.
+// docs/http.md has each code that the library makes, with the status that httpmetered gives it.
 func TestDocs_HTTPTableIsWhatIsAnswered(t *testing.T) {
 	t.Parallel()
 	_, table, ok := strings.Cut(text(t, "docs/http.md"), "\n| codes | status |")
@@ -149,7 +149,7 @@ func TestDocs_HTTPTableIsWhatIsAnswered(t *testing.T) {
 			if code == "timeout" { // it is always both
 				err = fmt.Errorf("%w: %w", err, context.DeadlineExceeded)
 			}
-			p := httplimit.ProblemOf(err)
+			p := httpmetered.ProblemOf(err)
 			require.Equal(t, strconv.Itoa(p.Status), row[2], code)
 			require.Equal(t, p.RetryAfterSeconds == 1, strings.Contains(row[3], "`Retry-After: 1`"), code)
 		}

@@ -125,7 +125,7 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 }
 
 // Receipt says what the limits stand at as far as this process knows: as they stood when its slice was opened, less what
-// it has spent since; others' spends since then are not in it. It is for httplimit.Policies.Show. It is empty before the
+// it has spent since; others' spends since then are not in it. It is for httpmetered.Policies.Show. It is empty before the
 // first decision.
 func (l Limiter) Receipt() budget.Receipt {
 	known := l.slot.stands.Load()
@@ -145,6 +145,16 @@ func (l Limiter) Receipt() budget.Receipt {
 		}
 	}
 	return budget.Receipt{Entries: []budget.Posted{e}}
+}
+
+// Receipt is Limiter.Receipt of charges that Allow was asked for, and says nothing of what it does not know.
+func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
+	for i := range charges {
+		if l, err := p.limiter(&charges[i]); err == nil {
+			r.Entries = append(r.Entries, l.Receipt().Entries...)
+		}
+	}
+	return r
 }
 
 // AllowN is Pool.Allow of n units.

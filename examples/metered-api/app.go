@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -98,28 +100,22 @@ type submitted struct {
 	Units int64  `json:"units_held"`
 }
 
-// submit holds what the work can cost at most and enqueues it, or does neither. It is a command: sent again with its key,
-// it is answered again.
-func (a *app) submit(ctx context.Context, account, key string, number int64) (submitted, error) {
+// submit holds what the work can cost at most and enqueues it, or does neither, in the command of its request.
+func (a *app) submit(ctx context.Context, tx *metered.Tx, account string, number int64) (submitted, error) {
 	estimate := units(atMost(number))
-	out, err := metered.Do(ctx, a.metered, metered.Command{
-		ID: key, Namespace: account, Name: "factorize", Input: number,
-	}, func(ctx context.Context, tx *metered.Tx) (submitted, error) {
-		id, err := tx.Place(ctx, holds.Request{
-			Tenant: account, TTL: queueTime,
-			Lines: []holds.Line{{Scope: scopeOf(account), Amount: estimate, Limits: a.limits}},
-		}, nil)
-		if err != nil {
-			return submitted{}, err
-		}
-		if _, err := tx.Exec(ctx, `insert into tasks (account, id, number) values ($1, $2, $3)`, account, id, number); err != nil {
-			return submitted{}, err
-		}
-		_, err = tx.Enqueue(ctx, task{holdjobs.Ref{Tenant: account, ID: id}, number},
-			&jobs.Options{Tenant: account, InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
-		return submitted{id, estimate}, err
-	})
-	return out.Result, err
+	id, err := tx.Place(ctx, holds.Request{
+		Tenant: account, TTL: queueTime,
+		Lines: []holds.Line{{Scope: scopeOf(account), Amount: estimate, Limits: a.limits}},
+	}, nil)
+	if err != nil {
+		return submitted{}, err
+	}
+	if _, err := tx.Exec(ctx, `insert into tasks (account, id, number) values ($1, $2, $3)`, account, id, number); err != nil {
+		return submitted{}, err
+	}
+	_, err = tx.Enqueue(ctx, task{holdjobs.Ref{Tenant: account, ID: id}, number},
+		&jobs.Options{Tenant: account, InsertOpts: river.InsertOpts{MaxAttempts: maxAttempts}})
+	return submitted{id, estimate}, err
 }
 
 // work does a job, and says what it came to. That is captured together with what Write writes and the end of the job. An
@@ -149,7 +145,7 @@ type status struct {
 	Charged int64   `json:"units_charged"`
 }
 
-var errNoTask = errors.New("no such task")
+var errNoTask = &httpmetered.Problem{Status: http.StatusNotFound, Detail: "no such task"}
 
 // status reads the hold first: once that is captured, the factors are there.
 func (a *app) status(ctx context.Context, account, id string) (status, error) {

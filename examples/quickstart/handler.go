@@ -1,16 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"strings"
 	"time"
 
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 const (
@@ -35,17 +35,18 @@ func (a *app) handler() http.Handler {
 
 func (a *app) serveUpload(w http.ResponseWriter, r *http.Request) {
 	content, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxContent))
-	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-		httplimit.Problem{Title: "Content Too Large", Status: http.StatusRequestEntityTooLarge, Detail: err.Error()}.Write(w)
+	if err != nil {
+		refuse(w, "", err)
 		return
-	} else if err != nil {
-		httplimit.Problem{Title: "Bad Request", Status: http.StatusBadRequest, Detail: "the body could not be read"}.Write(w)
+	}
+	operation, err := httpmetered.Key(r)
+	if err != nil {
+		refuse(w, "", err)
 		return
 	}
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	u := upload{
-		Operation: r.Header.Get("Idempotency-Key"), // without one: invalid_argument
-		Account:   r.PathValue("account"), Token: token, Name: r.PathValue("name"), Content: content,
+		Operation: operation, Account: r.PathValue("account"), Token: token, Name: r.PathValue("name"), Content: content,
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), commandTimeout)
 	defer cancel()
@@ -72,12 +73,12 @@ var messages = map[string]string{
 	"operation_conflict": "the Idempotency-Key was used for another upload",
 	"operation_retired":  "the Idempotency-Key is too old",
 	"operation_future":   "the Idempotency-Key is of the future",
-	"invalid_argument":   "the request is not valid; has it an Idempotency-Key?",
+	"invalid_argument":   "the request is not valid",
 }
 
 func refuse(w http.ResponseWriter, operation string, err error) {
-	problem := httplimit.ProblemOf(err)
-	problem.Detail = messages[problem.Code]
+	problem := httpmetered.ProblemOf(err)
+	problem.Detail = cmp.Or(messages[problem.Code], problem.Detail)
 	if problem.Status == http.StatusServiceUnavailable { // the same request again is safe, and is the way to find out
 		problem.Detail = "not known yet: repeat the request with the same Idempotency-Key"
 	}

@@ -33,7 +33,7 @@ func (s *story) repeats(ctx context.Context) error {
 		request sent
 		want    int
 	}{
-		{"same operation with another file, status", changed, http.StatusConflict},
+		{"same operation with another file, status", changed, http.StatusUnprocessableEntity},
 		{"same token for another operation, status", other, http.StatusForbidden},
 	} {
 		a, err := s.client.upload(ctx, try.request)

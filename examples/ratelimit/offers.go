@@ -14,41 +14,33 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/leases"
 )
 
 // offersPerHour is how often all clients together may look at the offers.
 const offersPerHour = 300_000
 
-// offers answers GET /offers, a public look that writes nothing. Its limit is decided from memory, by leases of this process:
+// looks is the limit of all clients together.
+var looks = []budget.Limit{budget.PerWindow(offersPerHour, time.Hour).Named("looks")}
+
+// offers limits GET /offers, a public look that writes nothing. The limit is decided from memory, by leases of this process:
 // as exact as a charge, in nanoseconds. What it costs: the slice of a process that is killed counts as used.
 type offers struct {
-	leases   *leases.Pool
-	limiter  *leases.Limiter
-	policies *httplimit.Policies
+	leases  *leases.Pool
+	limited func(http.Handler) http.Handler
 }
 
-func newOffers(pool *pgxpool.Pool, scope string) (*offers, error) {
-	limit := budget.PerWindow(offersPerHour, time.Hour).Named("looks")
+func newOffers(pool *pgxpool.Pool) (*offers, error) {
 	p, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "offers/"}}})
 	if err != nil {
 		return nil, err
 	}
-	limiter, err := p.Limiter(budget.Charge{Scope: "offers/" + scope, Amount: 1, Limits: []budget.Limit{limit}})
-	if err != nil {
-		return nil, err
-	}
-	policies, err := httplimit.New(httplimit.Config{Limits: []budget.Limit{limit}})
-	return &offers{p, limiter, policies}, err
+	limited, err := httpmetered.LimitLeased(p, httpmetered.LimitConfig{Kind: "offers", Shared: looks})
+	return &offers{p, limited}, err
 }
 
-func (o *offers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if err := o.limiter.AllowN(r.Context(), 1); err != nil {
-		o.policies.Write(w, err)
-		return
-	}
-	o.policies.Show(w.Header(), o.limiter.Receipt())
+func serveOffers(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode([]string{"WELCOME", "SUMMER"})
 }
@@ -60,7 +52,11 @@ func compare(ctx context.Context, out io.Writer, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	o, err := newOffers(pool, "compared")
+	o, err := newOffers(pool)
+	if err != nil {
+		return err
+	}
+	limiter, err := o.leases.Limiter(budget.Charge{Scope: "offers/compared", Amount: 1, Limits: looks})
 	if err != nil {
 		return err
 	}
@@ -71,7 +67,7 @@ func compare(ctx context.Context, out io.Writer, pool *pgxpool.Pool) error {
 		ask  func() error
 	}{
 		{"a charge each", offersPerHour / 75, func() error { _, err := ledger.ChargeNow(ctx, pool, exact); return err }},
-		{"from memory", offersPerHour / 3 * 4, func() error { return o.limiter.AllowN(ctx, 1) }},
+		{"from memory", offersPerHour / 3 * 4, func() error { return limiter.AllowN(ctx, 1) }},
 	} {
 		admitted, refused, took, err := askFor(ctx, way.asks, way.ask)
 		if err != nil {

@@ -19,7 +19,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // vouchersSQL is the application's own table.
@@ -41,7 +41,7 @@ type limits struct {
 type service struct {
 	metered  *metered.Client
 	limits   limits
-	policies *httplimit.Policies
+	policies *httpmetered.Policies
 	offers   *offers
 
 	// shadow counts what the limits would refuse, and lets it pass: to try limits out.
@@ -55,11 +55,11 @@ func newService(pool *pgxpool.Pool, limits limits, shadow bool) (*service, error
 	if err != nil {
 		return nil, err
 	}
-	policies, err := httplimit.New(httplimit.Config{Limits: limits.Client, Shared: limits.All})
+	policies, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: limits.Client, Shared: limits.All})
 	if err != nil {
 		return nil, err
 	}
-	offers, err := newOffers(pool, "all")
+	offers, err := newOffers(pool)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,10 @@ func lifted(limits []budget.Limit) []budget.Limit {
 	return high
 }
 
-var errNoVoucher = errors.New("no such voucher, or it was redeemed before")
+var (
+	errNoCode    = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: `want {"code": "…"}, of letters and digits`}
+	errNoVoucher = &httpmetered.Problem{Status: http.StatusNotFound, Detail: "no such voucher, or it was redeemed before"}
+)
 
 type voucher struct {
 	Cents int64 `json:"cents"`
@@ -128,7 +131,7 @@ func (s *service) redeem(ctx context.Context, id, client, code string) (v vouche
 func (s *service) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /redeem", s.serveRedeem)
-	mux.Handle("GET /offers", s.offers)
+	mux.Handle("GET /offers", s.offers.limited(http.HandlerFunc(serveOffers)))
 	return mux
 }
 
@@ -139,12 +142,13 @@ func (s *service) serveRedeem(w http.ResponseWriter, r *http.Request) {
 		Code string `json:"code"`
 	}
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1024)).Decode(&request); err != nil || !codeForm.MatchString(request.Code) {
-		refuse(w, http.StatusBadRequest, `want {"code": "…"}, of letters and digits`)
+		httpmetered.Write(w, errNoCode)
 		return
 	}
-	id := r.Header.Get("Idempotency-Key")
-	if id == "" {
-		id = metered.NewID()
+	id, err := httpmetered.OptionalKey(r)
+	if err != nil {
+		httpmetered.Write(w, err)
+		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
 	defer cancel()
@@ -154,21 +158,14 @@ func (s *service) serveRedeem(w http.ResponseWriter, r *http.Request) {
 	} else {
 		s.policies.Show(w.Header(), tried)
 	}
-	switch {
-	case err == nil:
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(v)
-	case errors.Is(err, errNoVoucher):
-		refuse(w, http.StatusNotFound, errNoVoucher.Error())
-	default:
+	if err != nil {
 		if status := s.policies.Write(w, err); status >= http.StatusInternalServerError {
 			slog.Error("redeem failed", "operation", id, "status", status, "error", err)
 		}
+		return
 	}
-}
-
-func refuse(w http.ResponseWriter, status int, detail string) {
-	httplimit.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v)
 }
 
 // count reports the limits that would have refused an attempt. Every attempt is charged in shadow mode, so a client

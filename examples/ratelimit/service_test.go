@@ -235,8 +235,8 @@ func TestService_RepetitionIsAnsweredAndNotCharged(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, charged)
-	require.Equal(t, int64(1), remaining(t, r.ask("192.0.2.1", "WELCOME", "other key"), "hourly"), "redeemed before: a failed attempt")
-	require.Equal(t, http.StatusConflict, r.ask("192.0.2.1", "GUESS", "key").status)
+	require.Equal(t, int64(1), remaining(t, r.ask("192.0.2.1", "WELCOME", "other-key"), "hourly"), "redeemed before: a failed attempt")
+	require.Equal(t, http.StatusUnprocessableEntity, r.ask("192.0.2.1", "GUESS", "key").status)
 	require.Equal(t, int64(2), remaining(t, r.ask("192.0.2.2", "WELCOME", "key"), "hourly"), "keys are each client's own")
 }
 

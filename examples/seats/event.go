@@ -75,8 +75,8 @@ func (e *hallEvent) refuses(by source) error {
 		return nil
 	case e.sale.Opens != nil && e.now.Before(*e.sale.Opens):
 		return &refusal{
-			status: http.StatusConflict, code: "sale_not_open", detail: "The sale has not begun yet.",
-			retryAfter: e.sale.Opens.Sub(e.now),
+			Status: http.StatusConflict, Code: "sale_not_open", Detail: "The sale has not begun yet.",
+			RetryAfterSeconds: seconds(e.sale.Opens.Sub(e.now)),
 		}
 	case e.over():
 		return errSaleClosed

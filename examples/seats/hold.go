@@ -151,8 +151,8 @@ func (a *app) whyTaken(ctx context.Context, r *request) error {
 	}
 	until := endOf(h)
 	return &refusal{
-		status: http.StatusConflict, code: "seat_held", detail: "Somebody else is holding this seat.",
-		retryAfter: h.Remaining(), held: &until,
+		Status: http.StatusConflict, Code: "seat_held", Detail: "Somebody else is holding this seat.", RetryAfterSeconds: seconds(h.Remaining()),
+		Extra: map[string]any{"held_until": until.HeldUntil, "held_until_unix": until.HeldUntilUnix, "expires_in_seconds": until.ExpiresInSeconds},
 	}
 }
 

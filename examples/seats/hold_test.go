@@ -54,7 +54,7 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 
 	// The key belongs to that request, and to that user.
 	a = ben.ask(http.MethodPost, ben.seatPath(h.seats[124], "hold"), "click-1", nil)
-	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, http.StatusUnprocessableEntity, a.status)
 	require.Equal(t, "operation_conflict", a.code())
 	cleo := h.people(h.org, 1)[0]
 	a = cleo.ask(http.MethodPost, ben.seatPath(h.seats[124], "hold"), "click-1", nil)

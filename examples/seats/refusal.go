@@ -1,40 +1,35 @@
 package main
 
 import (
-	"encoding/json"
+	"cmp"
 	"errors"
 	"log/slog"
 	"math"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // refusal is one of the application's own.
-type refusal struct {
-	status       int
-	code, detail string
-	retryAfter   time.Duration
-	held         *end // until when, of a seat that is
-}
-
-func (e *refusal) Error() string { return e.code + ": " + e.detail }
+type refusal = httpmetered.Problem
 
 // conflict is a refusal for what something is now.
 func conflict(code, detail string) *refusal {
-	return &refusal{status: http.StatusConflict, code: code, detail: detail}
+	return &refusal{Status: http.StatusConflict, Code: code, Detail: detail}
 }
 
+// seconds are whole ones, and not too few.
+func seconds(d time.Duration) int64 { return int64(math.Ceil(d.Seconds())) }
+
 var (
-	errNoSession  = &refusal{status: http.StatusUnauthorized, code: "no_session", detail: "Please sign in."}
-	errNotAllowed = &refusal{status: http.StatusForbidden, code: "not_allowed", detail: "You may not do that."}
+	errNoSession  = &refusal{Status: http.StatusUnauthorized, Code: "no_session", Detail: "Please sign in."}
+	errNotAllowed = &refusal{Status: http.StatusForbidden, Code: "not_allowed", Detail: "You may not do that."}
 	// The same for what does not exist and for what is another organisation's.
-	errNotFound = &refusal{status: http.StatusNotFound, code: "not_found", detail: "There is no such thing."}
+	errNotFound = &refusal{Status: http.StatusNotFound, Code: "not_found", Detail: "There is no such thing."}
 	errNoBody   = badRequest("the body is empty")
-	errDeclined = &refusal{status: http.StatusPaymentRequired, code: "payment_declined", detail: "The payment was declined."}
+	errDeclined = &refusal{Status: http.StatusPaymentRequired, Code: "payment_declined", Detail: "The payment was declined."}
 
 	errDraft      = conflict("event_draft", "This event is not on sale.")
 	errCancelled  = conflict("event_cancelled", "This event is cancelled.")
@@ -49,7 +44,7 @@ var (
 )
 
 func badRequest(why string) *refusal {
-	return &refusal{status: http.StatusBadRequest, code: "bad_request", detail: why}
+	return &refusal{Status: http.StatusBadRequest, Code: "bad_request", Detail: why}
 }
 
 // words are what people are told of the library's errors, by their codes.
@@ -67,33 +62,20 @@ var words = map[string]string{
 	"operation_future":   "The request cannot be carried out.",
 }
 
-// problem is the body of a refusal.
-type problem struct {
-	httplimit.Problem
-	*end
-}
-
 // explain says what an error is in HTTP: what the library decides, with codes and words of a hall.
-func explain(err error) problem {
-	var own *refusal
+func explain(err error) httpmetered.Problem {
 	if errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
-		own = errNotFound
+		err = errNotFound
 	}
-	if own != nil || errors.As(err, &own) {
-		return problem{httplimit.Problem{
-			Title: http.StatusText(own.status), Status: own.status, Code: own.code, Detail: own.detail,
-			RetryAfterSeconds: int64(math.Ceil(own.retryAfter.Seconds())),
-		}, own.held}
-	}
-	p := httplimit.ProblemOf(err)
+	p := httpmetered.ProblemOf(err)
 	switch {
 	case p.Status == http.StatusTooManyRequests: // perUser: somebody is in too much of a hurry
 		p.Code = "too_many_holds"
 	case p.Code == "budget_exceeded": // also of a section without any seat, which is no want of credit
 		p.Code, p.Status, p.Title = "block_full", http.StatusConflict, http.StatusText(http.StatusConflict)
 	}
-	p.Detail = words[p.Code]
-	return problem{Problem: p}
+	p.Detail = cmp.Or(p.Detail, words[p.Code])
+	return p
 }
 
 func refuse(w http.ResponseWriter, operation string, err error) {
@@ -102,12 +84,7 @@ func refuse(w http.ResponseWriter, operation string, err error) {
 		p.Detail = "Not known yet: repeat the request with this Idempotency-Key."
 		w.Header().Set("Idempotency-Key", operation)
 	}
-	if p.RetryAfterSeconds > 0 {
-		w.Header().Set("Retry-After", strconv.FormatInt(p.RetryAfterSeconds, 10))
-	}
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(p.Status)
-	_ = json.NewEncoder(w).Encode(p) // it fails if the client has gone
+	p.Write(w)
 	if p.Status >= http.StatusInternalServerError {
 		slog.Warn("not answered", "operation", operation, "status", p.Status, "error", err)
 	}

@@ -9,9 +9,9 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // requestTimeout bounds a request, payment aside. What cannot be found out about a lost COMMIT by then is a 503.
@@ -82,7 +82,6 @@ type request struct {
 var (
 	uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 	holdForm = regexp.MustCompile(`^claim_[0-9a-f]{32}_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-	keyForm  = regexp.MustCompile(`^[!-~]{1,255}$`)
 )
 
 // api checks a request before it is carried out: the session and the ids before anything reaches the database, then what
@@ -123,7 +122,7 @@ func (a *app) serve(w http.ResponseWriter, r *request, act action) (err error) {
 }
 
 // read looks at the ids. Those that are none are left out.
-func (r *request) read() error {
+func (r *request) read() (err error) {
 	for name, id := range map[string]*string{"event": &r.event, "seat": &r.seat, "block": &r.block} {
 		given := r.PathValue(name)
 		if given != "" && !uuidForm.MatchString(given) {
@@ -136,14 +135,8 @@ func (r *request) read() error {
 	} else {
 		return badRequest("hold is not an id")
 	}
-	key := r.Header.Get("Idempotency-Key")
-	if key == "" {
-		key = metered.NewID()
-	} else if !keyForm.MatchString(key) {
-		return badRequest("the Idempotency-Key cannot be used")
-	}
-	r.operation = key
-	return nil
+	r.operation, err = httpmetered.OptionalKey(r.Request)
+	return err
 }
 
 // decode reads a request's body, which has to be what is expected and no more. errNoBody is a body that is empty.

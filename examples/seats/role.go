@@ -73,7 +73,7 @@ func (r *request) via(name string) (string, error) {
 	case !ok:
 		return "", badRequest("the source is none")
 	case !slices.Contains(s.roles, r.who.Role):
-		return "", &refusal{status: http.StatusForbidden, code: "source_not_allowed", detail: "You may not hold seats this way."}
+		return "", &refusal{Status: http.StatusForbidden, Code: "source_not_allowed", Detail: "You may not hold seats this way."}
 	}
 	return name, nil
 }

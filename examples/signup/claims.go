@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/mail"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // usersSQL is the application's own table. It needs no unique index on the address: the claim keeps it unique, from before
@@ -42,8 +44,8 @@ type signup struct {
 const emailType = "email"
 
 var (
-	errAddress = errors.New("that is no e-mail address")
-	errName    = errors.New("that is no name")
+	errAddress = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "that is no e-mail address"}
+	errName    = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "that is no name"}
 )
 
 // normalise is the application's idea of when two addresses are the same: whatever their case and their Unicode form. The

@@ -1,16 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"math"
 	"net/http"
 	"time"
 
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 )
 
 // handler serves
@@ -113,13 +113,12 @@ var words = map[string]string{
 
 // refuse says no more than the visitor may know.
 func refuse(w http.ResponseWriter, r *http.Request, err error) {
-	if errors.Is(err, errAddress) || errors.Is(err, errName) {
-		fail(w, http.StatusBadRequest, err.Error())
-		return
-	}
-	problem := httplimit.ProblemOf(err)
-	problem.Detail = words[problem.Code]
-	if problem.Code == "claim_taken" {
+	problem := httpmetered.ProblemOf(err)
+	problem.Detail = cmp.Or(problem.Detail, words[problem.Code])
+	switch problem.Code {
+	case "operation_conflict": // the id is the claim's, and no Idempotency-Key
+		problem.Status, problem.Title = http.StatusConflict, http.StatusText(http.StatusConflict)
+	case "claim_taken":
 		problem.Detail = "there is an account with this address"
 		if problem.RetryAfterSeconds > 0 {
 			problem.Detail = "somebody is signing up with this address"
@@ -131,10 +130,6 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-func fail(w http.ResponseWriter, status int, detail string) {
-	httplimit.Problem{Title: http.StatusText(status), Status: status, Detail: detail}.Write(w)
-}
-
 func answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
@@ -142,10 +137,12 @@ func answer(w http.ResponseWriter, status int, body any) {
 	_ = json.NewEncoder(w).Encode(body)
 }
 
+var errBody = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "that is not the JSON that is expected here"}
+
 func read(w http.ResponseWriter, r *http.Request, request any) bool {
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(request)
 	if err != nil {
-		fail(w, http.StatusBadRequest, "that is not the JSON that is expected here")
+		httpmetered.Write(w, errBody)
 	}
 	return err == nil
 }

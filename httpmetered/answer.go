@@ -1,9 +1,12 @@
-package httplimit
+package httpmetered
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"net/http"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 )
@@ -34,7 +37,12 @@ var statuses = map[string]int{
 	"job_key_not_found":    http.StatusNotFound,
 	"carve_unknown":        http.StatusNotFound,
 
-	"operation_conflict":    http.StatusConflict,
+	"operation_conflict": http.StatusUnprocessableEntity, // as the draft of Idempotency-Key has it
+
+	"idempotency_key_missing":   http.StatusBadRequest,
+	"idempotency_key_invalid":   http.StatusBadRequest,
+	"idempotency_key_in_flight": http.StatusConflict,
+
 	"operation_retired":     http.StatusConflict,
 	"hold_conflict":         http.StatusConflict,
 	"hold_retired":          http.StatusConflict,
@@ -58,6 +66,9 @@ var statuses = map[string]int{
 	"position_unknown":      http.StatusConflict,
 }
 
+// StatusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
+const StatusClientClosedRequest = 499
+
 // ProblemOf decides what HTTP says of an error of this library: status, Retry-After and body.
 //
 //	400  invalid arguments, TTLs, an operation from the future
@@ -66,20 +77,35 @@ var statuses = map[string]int{
 //	403  tokens.ErrInvalid
 //	404  a hold, a scope, an operation, an entry or a key that is not there; 410 for a scope that was retired or closed
 //	409  another limit over the lifetime (budget.Lifetime), with Retry-After if open holds may make room;
-//	     a claim that is taken, with Retry-After if it may fall free; a hold in another state; conflicts
+//	     a claim that is taken, with Retry-After if it may fall free; a hold in another state; conflicts;
+//	     ErrInFlight, with Retry-After: 1
+//	413  *http.MaxBytesError
+//	422  metered.ErrConflict: the id, or Idempotency-Key, was used for another request
 //	429  a limit over a window, and metered.ErrTooManyAttempts; with Retry-After, unless waiting does not help
-//	503  what metered.Retryable says may pass, with Retry-After: 1
+//	499  a cancelled call (StatusClientClosedRequest)
+//	503  what metered.Retryable says may pass, with Retry-After: 1; of a *metered.IndefiniteError with the operation's id
 //	500  all else, an error of a command's function too, without a code
 //
-// If several limits refuse, 402 comes before 409, and 409 before 429. The body has the
-// stable code, and nothing of an error's text: no scope, no amount, nobody's name. Add a
+// A *Problem is itself. If several limits refuse, 402 comes before 409, and 409 before 429. The body has the
+// stable code, and nothing of an error's text: no scope, no amount, nobody's name, not why a token was refused. Add a
 // Detail in your own words, and then call Write.
 func ProblemOf(err error) Problem {
 	code := fault.Code(err)
 	p := Problem{Status: http.StatusInternalServerError}
 	var exceeded *budget.ExceededError
+	var own *Problem
+	var lost *metered.IndefiniteError
+	var tooLarge *http.MaxBytesError
 	switch {
+	case errors.As(err, &own):
+		p = *own
+		p.Status = cmp.Or(p.Status, http.StatusInternalServerError)
+		p.Title = cmp.Or(p.Title, http.StatusText(p.Status))
+		return p
 	case fault.Retryable(err):
+		if errors.As(err, &lost) {
+			p.Operation = lost.ID
+		}
 		p.Status, p.RetryAfterSeconds = http.StatusServiceUnavailable, 1
 	case errors.As(err, &exceeded):
 		p = denial(exceeded, errors.Is(err, fault.ErrTooManyAttempts))
@@ -87,12 +113,23 @@ func ProblemOf(err error) Problem {
 		p.Status = http.StatusTooManyRequests
 	case statuses[code] != 0:
 		p.Status = statuses[code]
+	case errors.Is(err, context.Canceled):
+		p.Status, p.Title = StatusClientClosedRequest, "Client Closed Request"
+	case errors.As(err, &tooLarge):
+		p.Status = http.StatusRequestEntityTooLarge
 	}
 	if p.Status != http.StatusInternalServerError {
 		p.Code = code
 	}
-	if code == "claim_taken" {
+	switch code {
+	case "claim_taken":
 		p.RetryAfterSeconds = wait(err)
+	case "idempotency_key_missing":
+		p.Detail = "the request needs an Idempotency-Key"
+	case "idempotency_key_invalid":
+		p.Detail = "the Idempotency-Key cannot be used"
+	case "idempotency_key_in_flight":
+		p.RetryAfterSeconds, p.Detail = 1, "a request with the Idempotency-Key is being carried out"
 	}
 	if p.Title == "" {
 		p.Title = http.StatusText(p.Status)
@@ -101,11 +138,10 @@ func ProblemOf(err error) Problem {
 }
 
 // Write answers an error as ProblemOf decides, and returns the status: of 500 and more you
-// will want a line in the log.
+// will want a line in the log. In a handler below Idempotent the command then fails
+// with the error: a writer in between needs Unwrap, as http.ResponseController does.
 func Write(w http.ResponseWriter, err error) (status int) {
-	p := ProblemOf(err)
-	p.Write(w)
-	return p.Status
+	return (*Policies)(nil).Write(w, err)
 }
 
 // denial decides by the kind of the limits that refused.
@@ -174,11 +210,17 @@ func (p *Policies) ProblemOf(err error) Problem {
 // Write is the function of that name, with the names of the policies that refused, and with
 // the fields of a denial (ShowRefusal). After another error the fields stay as they are.
 func (p *Policies) Write(w http.ResponseWriter, err error) (status int) {
-	var exceeded *budget.ExceededError
-	if errors.As(err, &exceeded) {
-		p.ShowRefusal(w.Header(), exceeded)
-	}
-	problem := p.ProblemOf(err)
+	failing(w, err)
+	problem := p.problem(w, err)
 	problem.Write(w)
 	return problem.Status
+}
+
+// problem sets the fields of a denial, and returns the problem.
+func (p *Policies) problem(w http.ResponseWriter, err error) Problem {
+	var exceeded *budget.ExceededError
+	if p != nil && errors.As(err, &exceeded) {
+		p.ShowRefusal(w.Header(), exceeded)
+	}
+	return p.ProblemOf(err)
 }

@@ -1,4 +1,4 @@
-package httplimit
+package httpmetered
 
 import (
 	"net/http"

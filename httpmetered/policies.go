@@ -1,4 +1,4 @@
-package httplimit
+package httpmetered
 
 import (
 	"encoding/base64"
@@ -14,7 +14,7 @@ import (
 // Bounds. With all of them reached a field is about 4 kB long; servers and proxies
 // usually stop at 8 kB for all fields together.
 const (
-	MaxPolicies  = 16 // of Config.Limits, and of Config.Shared
+	MaxPolicies  = 16 // of PoliciesConfig.Limits, and of PoliciesConfig.Shared
 	MaxNameBytes = 64 // of a name or a unit
 	MaxKeyBytes  = 32 // of a partition key: a SHA-256 fits
 )
@@ -30,10 +30,10 @@ const (
 // ErrArgument is every refused argument. The error is a *budget.ArgumentError.
 var ErrArgument error = errArgument
 
-var errArgument = fault.New("invalid_argument", "httplimit: invalid argument")
+var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 
-// Config says what clients get to see.
-type Config struct {
+// PoliciesConfig says what clients get to see.
+type PoliciesConfig struct {
 	// Limits are those of a client's own budget, as given to budget.Charge. Each needs a name, which is shown: 1 to
 	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds. Prepaid credit is no policy.
 	Limits []budget.Limit
@@ -56,14 +56,14 @@ type policy struct {
 	params string
 }
 
-// New returns Policies, or a *budget.ArgumentError.
-func New(cfg Config) (*Policies, error) {
+// NewPolicies returns Policies, or a *budget.ArgumentError.
+func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 	p := &Policies{}
 	seen := map[string]bool{}
 	for _, part := range []struct {
 		field  string
 		limits []budget.Limit
-	}{{"Config.Limits", cfg.Limits}, {"Config.Shared", cfg.Shared}} {
+	}{{"PoliciesConfig.Limits", cfg.Limits}, {"PoliciesConfig.Shared", cfg.Shared}} {
 		if len(part.limits) > MaxPolicies {
 			return nil, fault.Invalid(errArgument, part.field, "are %d, want at most %d", len(part.limits), MaxPolicies)
 		}
@@ -83,9 +83,9 @@ func New(cfg Config) (*Policies, error) {
 	}
 	for name, unit := range cfg.Units {
 		if !seen[name] || slices.Contains(p.shared, name) {
-			return nil, fault.Invalid(errArgument, "Config.Units", "name %q, which is none of Config.Limits", name)
+			return nil, fault.Invalid(errArgument, "PoliciesConfig.Units", "name %q, which is none of PoliciesConfig.Limits", name)
 		}
-		if err := checkText("Config.Units", unit); err != nil {
+		if err := checkText("PoliciesConfig.Units", unit); err != nil {
 			return nil, err
 		}
 	}

@@ -1,4 +1,4 @@
-package httplimit_test
+package httpmetered_test
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
@@ -51,7 +51,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 	}{
 		"budget_exceeded":    {denied(budget.PerWindow(9, time.Hour)), answered{429, "90"}},
 		"token_invalid":      {tokens.ErrInvalid, answered{403, ""}},
-		"operation_conflict": {metered.ErrConflict, answered{409, ""}},
+		"operation_conflict": {metered.ErrConflict, answered{422, ""}},
 		"operation_retired":  {metered.ErrRetired, answered{409, ""}},
 		"operation_future":   {metered.ErrFuture, answered{400, ""}},
 
@@ -115,6 +115,11 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"ttl_too_short":       {&holds.TTLError{TTL: 1, Min: 777, Max: 777}, answered{400, ""}},
 		"ttl_too_long":        {&holds.TTLError{TTL: 778, Max: 777}, answered{400, ""}},
 
+		"idempotency_key_missing":   {httpmetered.ErrKeyMissing, answered{400, ""}},
+		"idempotency_key_invalid":   {httpmetered.ErrKeyInvalid, answered{400, ""}},
+		"idempotency_key_in_flight": {httpmetered.ErrInFlight, answered{409, "1"}},
+		"answer_unrecordable":       {httpmetered.ErrAnswer, answered{500, ""}},
+
 		"operation_unknown": {metered.ErrUnknownOperation, answered{404, ""}},
 		"sticky_failed":     {metered.ErrSticky, answered{500, ""}},
 		"stale_read":        {&replica.StaleError{Wanted: 777}, answered{503, "1"}},
@@ -145,7 +150,7 @@ func requireAnswer(t *testing.T, want answered, code string, err error) {
 	t.Helper()
 	w := httptest.NewRecorder()
 	w.Header().Set("Retry-After", "77")
-	require.Equal(t, want.status, httplimit.Write(w, fmt.Errorf("while working for secret: %w", err)), code)
+	require.Equal(t, want.status, httpmetered.Write(w, fmt.Errorf("while working for secret: %w", err)), code)
 	require.Equal(t, want, answered{w.Code, w.Header().Get("Retry-After")}, code)
 	require.Equal(t, "application/problem+json", w.Header().Get("Content-Type"))
 	body := w.Body.String()
@@ -188,8 +193,37 @@ func TestWrite_AnswersWhatHasNoCode(t *testing.T) {
 	requireAnswer(t, answered{503, "1"}, "sticky_failed", fmt.Errorf("%w: %w", metered.ErrSticky, postgres("57P01")))
 	requireAnswer(t, answered{500, ""}, "", postgres("23505"))
 	requireAnswer(t, answered{500, ""}, "", errors.New("the function's own"))
-	requireAnswer(t, answered{500, ""}, "", context.Canceled)
-	require.Equal(t, 500, httplimit.Write(httptest.NewRecorder(), nil))
+	requireAnswer(t, answered{499, ""}, "", context.Canceled)
+	requireAnswer(t, answered{413, ""}, "", &http.MaxBytesError{Limit: 777})
+	require.Equal(t, 500, httpmetered.Write(httptest.NewRecorder(), nil))
+}
+
+func TestWrite_NamesTheOperationWhoseOutcomeIsNotKnown(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	require.Equal(t, 503, httpmetered.Write(w, fmt.Errorf("order: %w", &metered.IndefiniteError{Namespace: "secret", ID: "op-1"})))
+	require.JSONEq(t, `{"title":"Service Unavailable","status":503,"code":"indefinite","retry_after_seconds":1,"operation":"op-1"}`, w.Body.String())
+}
+
+func TestWrite_AnswersAProblemAsItIs(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		problem httpmetered.Problem
+		want    string
+	}{
+		{httpmetered.Problem{Status: 404, Code: "no_seat", Detail: "no such seat"}, `{"title":"Not Found","status":404,"code":"no_seat","detail":"no such seat"}`},
+		{httpmetered.Problem{Status: 409, Code: "claim_taken", RetryAfterSeconds: 7}, `{"title":"Conflict","status":409,"code":"claim_taken","retry_after_seconds":7}`},
+		{httpmetered.Problem{Detail: "broken"}, `{"title":"Internal Server Error","status":500,"detail":"broken"}`},
+		{httpmetered.Problem{Status: 409, Title: "Held", Extra: map[string]any{"until": 9, "a": []int{1}}}, `{"title":"Held","status":409,"until":9,"a":[1]}`},
+	} {
+		w := httptest.NewRecorder()
+		status := httpmetered.Write(w, fmt.Errorf("while working: %w", &test.problem))
+		require.Equal(t, status, w.Code)
+		require.JSONEq(t, test.want, w.Body.String())
+	}
+	w := httptest.NewRecorder()
+	require.Equal(t, 404, httpmetered.Write(w, &httpmetered.Problem{Status: 404, Extra: map[string]any{"a": func() {}}}))
+	require.JSONEq(t, `{"title":"Not Found","status":404}`, w.Body.String())
 }
 
 // While credit is reserved the ledger knows when it may come back. Nobody is told to ask again and again for it.
@@ -219,7 +253,7 @@ func TestWrite_WantOfCreditIs402WhileHoldsAreOpen(t *testing.T) {
 		_, err := metered.Do[any](ctx, c, cmd, nil)
 		require.ErrorIs(t, err, budget.ErrExceeded)
 		w := httptest.NewRecorder()
-		httplimit.Write(w, err)
+		httpmetered.Write(w, err)
 		return answered{w.Code, w.Header().Get("Retry-After")}, w.Body.String()
 	}
 	charge := func(scope string, limit budget.Limit) []budget.Charge {

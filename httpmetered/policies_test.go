@@ -1,4 +1,4 @@
-package httplimit_test
+package httpmetered_test
 
 import (
 	"encoding/json"
@@ -18,7 +18,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/httplimit"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/niltest"
 )
 
@@ -29,9 +29,9 @@ var (
 	everyone = budget.Limit{Name: "everyone", Max: 77_777, Window: time.Minute}
 )
 
-func policies(t testing.TB, cfg httplimit.Config) *httplimit.Policies {
+func policies(t testing.TB, cfg httpmetered.PoliciesConfig) *httpmetered.Policies {
 	t.Helper()
-	p, err := httplimit.New(cfg)
+	p, err := httpmetered.NewPolicies(cfg)
 	require.NoError(t, err)
 	return p
 }
@@ -42,7 +42,7 @@ func standing(l budget.Limit, available int64) budget.Standing {
 
 func TestShow_SetsBothFieldsInTheOrderOfThePolicies(t *testing.T) {
 	t.Parallel()
-	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, stock}})
+	p := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst, daily, stock}})
 	h := http.Header{}
 	p.Show(h, budget.Receipt{Entries: []budget.Posted{
 		{Scope: "a", Standings: []budget.Standing{standing(stock, 4), standing(daily, 420)}},
@@ -60,7 +60,7 @@ func TestShow_SetsBothFieldsInTheOrderOfThePolicies(t *testing.T) {
 
 func TestShow_LeastOfAPolicyThatIsThereTwice(t *testing.T) {
 	t.Parallel()
-	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst}})
+	p := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst}})
 	h := http.Header{}
 	p.Show(h, budget.Receipt{Entries: []budget.Posted{
 		{Standings: []budget.Standing{standing(burst, 5)}}, {Standings: []budget.Standing{standing(burst, 3)}}, {Standings: []budget.Standing{standing(burst, 8)}},
@@ -71,9 +71,9 @@ func TestShow_LeastOfAPolicyThatIsThereTwice(t *testing.T) {
 func TestPolicies_UnitsKeysAndNamesAreWrittenAsStructuredFields(t *testing.T) {
 	t.Parallel()
 	odd := budget.Limit{Name: `a"b\c;q=9, d`, Max: math.MaxInt64 / 4, Window: 1500 * time.Millisecond}
-	p := policies(t, httplimit.Config{
+	p := policies(t, httpmetered.PoliciesConfig{
 		Limits: []budget.Limit{odd, burst},
-		Units:  map[string]string{odd.Name: httplimit.ContentBytes, "burst": httplimit.Requests},
+		Units:  map[string]string{odd.Name: httpmetered.ContentBytes, "burst": httpmetered.Requests},
 	})
 	p, err := p.Partition([]byte("trial121323"))
 	require.NoError(t, err)
@@ -131,7 +131,7 @@ func TestPolicies_WriteSaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := policies(t, httplimit.Config{Limits: []budget.Limit{burst, daily, stock, prepaid}, Shared: []budget.Limit{everyone}})
+			p := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst, daily, stock, prepaid}, Shared: []budget.Limit{everyone}})
 			w := httptest.NewRecorder()
 			w.Header().Set("Retry-After", "77") // what was there before is not left to stand
 			p.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(daily, 1)}}}})
@@ -140,10 +140,10 @@ func TestPolicies_WriteSaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 			body, err := io.ReadAll(answer.Body)
 			require.NoError(t, err)
 			require.Equal(t, test.status, answer.StatusCode)
-			want := httplimit.Problem{Title: http.StatusText(test.status), Status: test.status, Code: "budget_exceeded"}
+			want := httpmetered.Problem{Title: http.StatusText(test.status), Status: test.status, Code: "budget_exceeded"}
 			switch test.status {
 			case 429:
-				want.Type, want.Title = httplimit.QuotaExceeded, "Request cannot be satisfied as assigned quota has been exceeded"
+				want.Type, want.Title = httpmetered.QuotaExceeded, "Request cannot be satisfied as assigned quota has been exceeded"
 			case 402:
 				want.Detail = "a part of the credit is reserved"
 			}
@@ -154,7 +154,7 @@ func TestPolicies_WriteSaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 				want.RetryAfterSeconds, err = strconv.ParseInt(test.retryAfter[0], 10, 64)
 				require.NoError(t, err)
 			}
-			var got httplimit.Problem
+			var got httpmetered.Problem
 			require.NoError(t, json.Unmarshal(body, &got))
 			require.Equal(t, want, got)
 			require.Equal(t, "application/problem+json", answer.Header.Get("Content-Type"))
@@ -174,7 +174,7 @@ func TestPolicies_WriteSaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 
 func TestPolicies_WriteLeavesTheFieldsAfterAnotherError(t *testing.T) {
 	t.Parallel()
-	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst}})
+	p := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst}})
 	w := httptest.NewRecorder()
 	p.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(burst, 4)}}}}) // of an attempt
 	require.Equal(t, 404, p.Write(w, holds.ErrUnknown))
@@ -184,12 +184,12 @@ func TestPolicies_WriteLeavesTheFieldsAfterAnotherError(t *testing.T) {
 
 func TestShow_NumbersOfSharedLimitsStayOut(t *testing.T) {
 	t.Parallel()
-	p := policies(t, httplimit.Config{Limits: []budget.Limit{burst}, Shared: []budget.Limit{everyone}})
+	p := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst}, Shared: []budget.Limit{everyone}})
 	h := http.Header{}
 	p.Show(h, budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(everyone, 12), standing(burst, 1)}}}})
 	require.Equal(t, http.Header{"Ratelimit-Policy": {`"burst";q=10;w=1`}, "Ratelimit": {`"burst";r=1;t=1`}}, h)
 
-	none := policies(t, httplimit.Config{Shared: []budget.Limit{everyone}})
+	none := policies(t, httpmetered.PoliciesConfig{Shared: []budget.Limit{everyone}})
 	none.Show(h, budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(everyone, 12)}}}})
 	require.Empty(t, h, "an empty list is no field")
 }
@@ -202,15 +202,15 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		}
 		return limits
 	}
-	many := named(strings.Split("abcdefghijklmnopqrstuvwxyz", "")[:httplimit.MaxPolicies+1]...)
-	for _, cfg := range []httplimit.Config{
+	many := named(strings.Split("abcdefghijklmnopqrstuvwxyz", "")[:httpmetered.MaxPolicies+1]...)
+	for _, cfg := range []httpmetered.PoliciesConfig{
 		{Limits: named("")},
 		{Limits: named("two", "two")},
 		{Limits: named("both"), Shared: named("both")},
 		{Limits: named("line\r\nSet-Cookie: a=b")},
 		{Shared: named("täglich")},
 		{Limits: named("del\x7f")},
-		{Limits: named(strings.Repeat("n", httplimit.MaxNameBytes+1))},
+		{Limits: named(strings.Repeat("n", httpmetered.MaxNameBytes+1))},
 		{Limits: many},
 		{Shared: many},
 		{Limits: []budget.Limit{budget.Lifetime(-1).Named("n")}},
@@ -220,17 +220,17 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		{Limits: named("a"), Shared: named("b"), Units: map[string]string{"b": "requests"}},
 		{Limits: named("a"), Units: map[string]string{"a": "by\ntes"}},
 	} {
-		_, err := httplimit.New(cfg)
-		require.ErrorIs(t, err, httplimit.ErrArgument, "%+v", cfg)
+		_, err := httpmetered.NewPolicies(cfg)
+		require.ErrorIs(t, err, httpmetered.ErrArgument, "%+v", cfg)
 		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 	}
 	nothing := budget.Prepaid().Named("nothing")
-	policies(t, httplimit.Config{Limits: append(many[2:], nothing), Shared: named("~", strings.Repeat("n", httplimit.MaxNameBytes))})
-	p := policies(t, httplimit.Config{})
-	for _, size := range []int{0, httplimit.MaxKeyBytes + 1} {
+	policies(t, httpmetered.PoliciesConfig{Limits: append(many[2:], nothing), Shared: named("~", strings.Repeat("n", httpmetered.MaxNameBytes))})
+	p := policies(t, httpmetered.PoliciesConfig{})
+	for _, size := range []int{0, httpmetered.MaxKeyBytes + 1} {
 		_, err := p.Partition(make([]byte, size))
-		require.ErrorIs(t, err, httplimit.ErrArgument)
+		require.ErrorIs(t, err, httpmetered.ErrArgument)
 	}
 	_, err := p.Partition(make([]byte, 1))
 	require.NoError(t, err)
@@ -238,17 +238,17 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 
 func TestFields_StayBelowFourKilobytes(t *testing.T) {
 	t.Parallel()
-	cfg := httplimit.Config{Units: map[string]string{}}
+	cfg := httpmetered.PoliciesConfig{Units: map[string]string{}}
 	receipt := budget.Receipt{Entries: []budget.Posted{{}}}
-	for i := range httplimit.MaxPolicies {
+	for i := range httpmetered.MaxPolicies {
 		l := budget.Limit{
-			Name: strings.Repeat(`"`, httplimit.MaxNameBytes-1) + string(rune('a'+i)), Max: budget.MaxLimit, Window: budget.MaxWindow,
+			Name: strings.Repeat(`"`, httpmetered.MaxNameBytes-1) + string(rune('a'+i)), Max: budget.MaxLimit, Window: budget.MaxWindow,
 		}
 		cfg.Limits = append(cfg.Limits, l)
-		cfg.Units[l.Name] = httplimit.ConcurrentRequests
+		cfg.Units[l.Name] = httpmetered.ConcurrentRequests
 		receipt.Entries[0].Standings = append(receipt.Entries[0].Standings, standing(l, math.MaxInt64))
 	}
-	p, err := policies(t, cfg).Partition(make([]byte, httplimit.MaxKeyBytes))
+	p, err := policies(t, cfg).Partition(make([]byte, httpmetered.MaxKeyBytes))
 	require.NoError(t, err)
 	h := http.Header{}
 	p.Show(h, receipt)
@@ -261,12 +261,12 @@ func TestProblem_WritesOnlyWhatItHas(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
 	w.Header().Set("Retry-After", "77")
-	httplimit.Problem{Title: "Not Found", Status: 404, Detail: `no <such> "code"`}.Write(w)
+	httpmetered.Problem{Title: "Not Found", Status: 404, Detail: `no <such> "code"`}.Write(w)
 	require.Equal(t, 404, w.Code)
 	require.Empty(t, w.Header().Values("Retry-After"))
 	require.JSONEq(t, `{"title":"Not Found","status":404,"detail":"no <such> \"code\""}`, w.Body.String())
 	w = httptest.NewRecorder()
-	httplimit.Problem{}.Write(w)
+	httpmetered.Problem{}.Write(w)
 	require.Equal(t, 500, w.Code)
 	require.JSONEq(t, `{"status":500}`, w.Body.String())
 }
@@ -278,7 +278,7 @@ func FuzzName(f *testing.F) {
 	}
 	item := regexp.MustCompile(`^"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)";q=1;w=1$`) // RFC 9651, 3.3.3
 	f.Fuzz(func(t *testing.T, name string) {
-		p, err := httplimit.New(httplimit.Config{Limits: []budget.Limit{{Name: name, Max: 1, Window: time.Second}}})
+		p, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: []budget.Limit{{Name: name, Max: 1, Window: time.Second}}})
 		if err != nil {
 			return
 		}
@@ -289,29 +289,29 @@ func FuzzName(f *testing.F) {
 		require.Equal(t, name, regexp.MustCompile(`\\(.)`).ReplaceAllString(parts[1], "$1"))
 		body, err := json.Marshal(p.ProblemOf(&budget.ExceededError{Refusals: []budget.Refusal{{Limit: budget.Limit{Name: name}}}}))
 		require.NoError(t, err)
-		var back httplimit.Problem
+		var back httpmetered.Problem
 		require.NoError(t, json.Unmarshal(body, &back))
 		require.Equal(t, []string{name}, back.ViolatedPolicies)
 	})
 }
 
-func TestImports_AreBudgetItsOwnAndTheStandardLibrary(t *testing.T) {
+// Any router can use what is for net/http alone.
+func TestImports_NoRouterAndNoServer(t *testing.T) {
 	t.Parallel()
-	const own = "github.com/pgmetered/metered/"
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", own+"httplimit").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "..", ".").CombinedOutput()
 	require.NoError(t, err, string(out))
-	require.Regexp(t, `(?m)^`+own+`httplimit$`, string(out))
-	for _, p := range strings.Fields(string(out)) {
-		require.Regexp(t, `^(`+own+`(httplimit|budget|internal/.*)|github\.com/jackc/.*|golang\.org/x/.*)$`, p)
-	}
+	core, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "..").CombinedOutput()
+	require.NoError(t, err, string(core))
+	const own = "github.com/pgmetered/metered/httpmetered"
+	require.ElementsMatch(t, append(strings.Fields(string(core)), own), strings.Fields(string(out)))
 }
 
 // An answer to a client is given whatever was left out.
 func TestPolicies_NilAndZeroShowNothing(t *testing.T) {
 	t.Parallel()
 	denied := &budget.ExceededError{Refusals: []budget.Refusal{{Limit: burst, RetryAfter: time.Second}}}
-	niltest.Func(t, "Partition", (*httplimit.Policies).Partition, policies(t, httplimit.Config{}), []byte("k"))
-	for _, p := range []*httplimit.Policies{nil, {}, policies(t, httplimit.Config{Limits: []budget.Limit{burst}})} {
+	niltest.Func(t, "Partition", (*httpmetered.Policies).Partition, policies(t, httpmetered.PoliciesConfig{}), []byte("k"))
+	for _, p := range []*httpmetered.Policies{nil, {}, policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst}})} {
 		answer := httptest.NewRecorder()
 		require.Equal(t, 429, p.Write(answer, denied))
 		require.Equal(t, "1", answer.Header().Get("Retry-After"))

@@ -1,7 +1,10 @@
-package httplimit
+package httpmetered
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 )
@@ -19,6 +22,29 @@ type Problem struct {
 	Code              string   `json:"code,omitempty"`                // the stable code of the error: see metered.Code
 	RetryAfterSeconds int64    `json:"retry_after_seconds,omitempty"` // 0 means that there is no Retry-After
 	ViolatedPolicies  []string `json:"violated-policies,omitempty"`   // the names of the policies that refused
+	Operation         string   `json:"operation,omitempty"`           // the id of an operation whose outcome is not known
+	// Extra are members of your own (RFC 9457, 3.2), over those above; left out if they are no JSON. Defaults to none.
+	Extra map[string]any `json:"-"`
+}
+
+// Error makes a Problem an error: one that a handler's own code returns, and that Write answers as it is.
+func (p *Problem) Error() string {
+	return fmt.Sprintf("httpmetered: %d %s", p.Status, cmp.Or(p.Detail, p.Title, p.Code))
+}
+
+// MarshalJSON writes all members into one object.
+func (p Problem) MarshalJSON() ([]byte, error) {
+	type plain Problem
+	b, err := json.Marshal(plain(p))
+	if err != nil || len(p.Extra) == 0 {
+		return b, err
+	}
+	var members map[string]any
+	if err := json.Unmarshal(b, &members); err != nil {
+		return nil, err
+	}
+	maps.Copy(members, p.Extra)
+	return json.Marshal(members)
 }
 
 // Write answers with the problem and its Status, 500 if it has none, and sets Retry-After.
@@ -28,9 +54,9 @@ func (p Problem) Write(w http.ResponseWriter) {
 		p.Status = http.StatusInternalServerError
 	}
 	body, err := json.Marshal(p)
-	if err != nil { // strings and numbers: it cannot be
-		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
-		return
+	if err != nil { // Extra cannot be encoded
+		p.Extra = nil
+		body, _ = json.Marshal(p)
 	}
 	w.Header().Del("Retry-After") // what was set before is not left to stand
 	if p.RetryAfterSeconds > 0 {

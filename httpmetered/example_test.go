@@ -1,0 +1,134 @@
+package httpmetered_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"time"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/httpmetered"
+)
+
+// signedIn stands for what your sessions say.
+func signedIn(r *http.Request) (string, error) {
+	if user, _, ok := r.BasicAuth(); ok {
+		return user, nil
+	}
+	return "", &httpmetered.Problem{Status: http.StatusUnauthorized, Detail: "please sign in"}
+}
+
+// createOrder takes an order: its row, its charge and its answer are there together, once for each Idempotency-Key.
+func createOrder(w http.ResponseWriter, r *http.Request) {
+	var order struct {
+		ID   int64  `json:"id"`
+		Item string `json:"item"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&order); err != nil {
+		httpmetered.Write(w, &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "want an item"})
+		return
+	}
+	err := httpmetered.Tx(r).QueryRow(r.Context(), `insert into orders (item) values ($1) returning id`, order.Item).Scan(&order.ID)
+	if err != nil {
+		httpmetered.Write(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(order)
+}
+
+// An endpoint whose requests can be sent again: the first answer comes back, and one order is made.
+func ExampleIdempotent() {
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	once, err := httpmetered.Idempotent(client, httpmetered.IdempotentConfig{
+		Tenant: signedIn,
+		Command: func(r *http.Request, _ []byte) (metered.Command, error) {
+			user, err := signedIn(r)
+			return metered.Command{Charges: []budget.Charge{{
+				Scope: budget.ScopeKey("orders", user, ""), Amount: 1, Limits: []budget.Limit{budget.PerWindow(2, time.Hour)},
+			}}}, err
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders", once(http.HandlerFunc(createOrder)))
+
+	for _, send := range []struct{ key, item string }{{"a", "tea"}, {"a", "tea"}, {"a", "rum"}, {"b", "tea"}, {"c", "tea"}, {"", "tea"}} {
+		r := httptest.NewRequest("POST", "/orders", strings.NewReader(fmt.Sprintf(`{"item": %q}`, send.item)))
+		r.SetBasicAuth("ann", "secret")
+		if send.key != "" {
+			r.Header.Set("Idempotency-Key", send.key)
+		}
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, r)
+		fmt.Println(send.key, send.item, w.Code, w.Header().Get("Content-Type"))
+	}
+	// Output:
+	// a tea 201 application/json
+	// a tea 201 application/json
+	// a rum 422 application/problem+json
+	// b tea 201 application/json
+	// c tea 429 application/problem+json
+	//  tea 400 application/problem+json
+}
+
+// address tells clients apart that are not signed in. Behind a proxy it is the one that the proxy vouches for.
+func address(r *http.Request) (string, error) {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	return host, err
+}
+
+// A limit in front of a handler: counted exactly, over any number of processes.
+func ExampleLimit() {
+	pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit, err := httpmetered.Limit(pool, ledger, httpmetered.LimitConfig{
+		Kind: "api", Key: address, Limits: []budget.Limit{budget.PerWindow(2, time.Hour).Named("hourly")},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := limit(http.NotFoundHandler())
+	for range 3 {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		left, _, _ := strings.Cut(w.Header().Get("RateLimit"), ";t=")
+		fmt.Println(w.Code, left, "come back later:", w.Header().Get("Retry-After") != "")
+	}
+	// Output:
+	// 404 "hourly";r=1 come back later: false
+	// 404 "hourly";r=0 come back later: false
+	// 429 "hourly";r=0 come back later: true
+}
+
+// A program's own refusals are errors, and answered in the same way as the library's.
+func ExampleWrite() {
+	errSoldOut := &httpmetered.Problem{Status: http.StatusConflict, Code: "sold_out", Detail: "no more of these"}
+	for _, err := range []error{fmt.Errorf("order: %w", errSoldOut), metered.ErrConflict, errors.New("a secret")} {
+		w := httptest.NewRecorder()
+		httpmetered.Write(w, err)
+		fmt.Print(w.Body)
+	}
+	// Output:
+	// {"title":"Conflict","status":409,"detail":"no more of these","code":"sold_out"}
+	// {"title":"Unprocessable Entity","status":422,"code":"operation_conflict"}
+	// {"title":"Internal Server Error","status":500}
+}

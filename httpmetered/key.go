@@ -1,0 +1,80 @@
+package httpmetered
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/fault"
+)
+
+// MaxIdempotencyKeyBytes bounds an Idempotency-Key, without its quotes: what an operation's id can hold.
+const MaxIdempotencyKeyBytes = 255
+
+// What is wrong with an Idempotency-Key, or with the request that has it.
+var (
+	ErrKeyMissing error = fault.New("idempotency_key_missing", "httpmetered: the request has no Idempotency-Key")
+	ErrKeyInvalid error = fault.New("idempotency_key_invalid", "httpmetered: the Idempotency-Key cannot be used")
+	// ErrInFlight: another request with the key is being carried out. Ask again.
+	ErrInFlight error = fault.New("idempotency_key_in_flight", "httpmetered: another request with the Idempotency-Key is being carried out")
+)
+
+const fieldKey = "Idempotency-Key"
+
+// Key returns the Idempotency-Key of a request, for Command.ID of a command that the handler runs itself. It is 1 to
+// MaxIdempotencyKeyBytes printable ASCII characters: as the draft has it, a String of structured fields ("8e03…"), or bare, as
+// most clients send it, then without spaces and ",;"\. Both spellings are the same key. ErrKeyMissing; ErrKeyInvalid, also
+// for several fields.
+func Key(r *http.Request) (string, error) {
+	values := r.Header.Values(fieldKey)
+	switch len(values) {
+	case 0:
+		return "", ErrKeyMissing
+	case 1:
+	default:
+		return "", ErrKeyInvalid
+	}
+	key, ok := parseKey(strings.Trim(values[0], " \t"))
+	if !ok || key == "" || len(key) > MaxIdempotencyKeyBytes {
+		return "", ErrKeyInvalid
+	}
+	return key, nil
+}
+
+// OptionalKey is Key, or an id of its own for a request without one.
+func OptionalKey(r *http.Request) (string, error) {
+	key, err := Key(r)
+	if errors.Is(err, ErrKeyMissing) {
+		return metered.NewID(), nil
+	}
+	return key, err
+}
+
+// parseKey reads a String of RFC 9651, 4.2.5, without parameters, or a bare key.
+func parseKey(field string) (key string, ok bool) {
+	inner, quoted := strings.CutPrefix(field, `"`)
+	if !quoted {
+		for i := range len(field) {
+			if c := field[i]; c <= ' ' || c > '~' || strings.IndexByte(`,;"\`, c) >= 0 {
+				return "", false
+			}
+		}
+		return field, true
+	}
+	var b strings.Builder
+	for i := 0; i < len(inner); i++ {
+		switch c := inner[i]; {
+		case c == '"':
+			return b.String(), i == len(inner)-1
+		case c == '\\':
+			if i++; i == len(inner) || inner[i] != '"' && inner[i] != '\\' {
+				return "", false
+			}
+		case c < ' ' || c > '~':
+			return "", false
+		}
+		b.WriteByte(inner[i])
+	}
+	return "", false
+}

@@ -1,0 +1,164 @@
+package httpmetered
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/leases"
+)
+
+// LimitConfig configures Limit and LimitLeased.
+type LimitConfig struct {
+	// Kind begins the scopes: budget.ScopeKey(Kind, "client", key) for one client, and (Kind, "all", "") for Shared. For
+	// LimitLeased the Pool needs a Rule for the prefix Kind + "/". Required.
+	Kind string
+	// Key says who the client is: who is signed in, an API key, an address that a proxy of yours vouches for. An error is
+	// answered as Write does, a *Problem as it is, and so is "" (500). Required with Limits.
+	Key    func(*http.Request) (string, error)
+	Limits []budget.Limit // of each client; each needs a name, which is shown (PoliciesConfig.Limits)
+	Shared []budget.Limit // of all clients together; their numbers are never shown
+	// Amount says how many units a request is charged. 0 lets it through uncharged. Defaults to 1.
+	Amount func(*http.Request) (int64, error)
+	// FailOpen lets requests through, uncharged and unlimited, while the database cannot be asked. OnError is told of each.
+	// Defaults to false: 503.
+	FailOpen bool
+	// OnError is told of errors that are answered with 500 and more, or that FailOpen let pass. Defaults to slog.
+	OnError func(*http.Request, error)
+}
+
+// Limit returns a middleware that charges each request before its handler: in a transaction of its own, exactly, over any number
+// of processes. All limits let a request in, or nothing is charged. What the handler answers changes nothing: attempts count.
+//
+// An answer has RateLimit-Policy and RateLimit. A refusal is a problem as Policies.Write has it, of a window a 429 with Retry-After. A database
+// that cannot be asked is a 503, unless FailOpen is set.
+//
+// With both Limits and Shared a request costs three round trips, else one. A limit for all clients is one scope, whose charges commit one
+// after the other; LimitLeased does not.
+func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
+	if err := cmp.Or(fault.NotNil(errArgument, "db", db), fault.NotNil(errArgument, "ledger", ledger)); err != nil {
+		return nil, err
+	}
+	return newLimiter(cfg, func(ctx context.Context, charges []budget.Charge) (receipt budget.Receipt, err error) {
+		if len(charges) == 1 {
+			posted, err := ledger.ChargeNow(ctx, db, charges[0])
+			return budget.Receipt{Entries: []budget.Posted{posted}}, err
+		}
+		err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+			receipt, err = ledger.Charge(ctx, tx, charges...)
+			return err
+		})
+		return receipt, err
+	})
+}
+
+// LimitLeased is Limit from memory (leases.Pool.Allow): in nanoseconds, as exact, and without the database for as long as
+// leased units last. When they are used up and the database cannot be asked, the answer is a 503 (leases.ErrUnavailable).
+// RateLimit is what this process knows of. The units that a killed process had leased count as used until its leases end.
+func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
+	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
+		return nil, err
+	}
+	limits := cfg.Shared
+	if len(limits) == 0 {
+		limits = cfg.Limits
+	}
+	// What the Pool would refuse of every request, it refuses here.
+	if _, err := pool.Limiter(budget.Charge{Scope: budget.ScopeKey(cfg.Kind, "all", ""), Amount: 1, Limits: limits}); err != nil {
+		return nil, err
+	}
+	return newLimiter(cfg, func(ctx context.Context, charges []budget.Charge) (budget.Receipt, error) {
+		if err := pool.Allow(ctx, charges...); err != nil {
+			return budget.Receipt{}, err
+		}
+		return pool.Receipt(charges...), nil
+	})
+}
+
+type limiter struct {
+	LimitConfig
+	policies *Policies
+	charge   func(context.Context, []budget.Charge) (budget.Receipt, error)
+}
+
+func newLimiter(cfg LimitConfig, charge func(context.Context, []budget.Charge) (budget.Receipt, error)) (func(http.Handler) http.Handler, error) {
+	policies, err := NewPolicies(PoliciesConfig{Limits: cfg.Limits, Shared: cfg.Shared})
+	switch {
+	case err != nil:
+		return nil, err
+	case budget.ScopeKey(cfg.Kind, "all", "") != cfg.Kind+"/all":
+		return nil, fault.Invalid(errArgument, "LimitConfig.Kind", "%q is empty, or has a / or %%", cfg.Kind)
+	case len(cfg.Limits) > 0 && cfg.Key == nil:
+		return nil, fault.Invalid(errArgument, "LimitConfig.Key", "is nil: LimitConfig.Limits are of each client")
+	case len(cfg.Limits)+len(cfg.Shared) == 0:
+		return nil, fault.Invalid(errArgument, "LimitConfig.Limits", "are none, and so are Shared")
+	}
+	if cfg.OnError == nil {
+		cfg.OnError = logError
+	}
+	l := &limiter{cfg, policies, charge}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if l.admit(w, r) {
+				next.ServeHTTP(w, r)
+			}
+		})
+	}, nil
+}
+
+// admit charges a request, or answers it.
+func (l *limiter) admit(w http.ResponseWriter, r *http.Request) bool {
+	charges, err := l.charges(r)
+	if err == nil && len(charges) > 0 {
+		var receipt budget.Receipt
+		if receipt, err = l.charge(r.Context(), charges); err == nil {
+			l.policies.Show(w.Header(), receipt)
+		} else if l.FailOpen && unasked(err) {
+			l.OnError(r, err)
+			return true
+		}
+	}
+	if err != nil && l.policies.Write(w, err) >= http.StatusInternalServerError {
+		l.OnError(r, err)
+	}
+	return err == nil
+}
+
+// unasked reports whether the database could not be asked. One that is busy can: whoever keeps it so is not let in by that.
+func unasked(err error) bool {
+	if errors.Is(err, leases.ErrUnavailable) || fault.Is(err, "commit_unknown") {
+		return true
+	}
+	return fault.Retryable(err) && !errors.Is(err, fault.ErrBusy) && !errors.Is(err, fault.ErrSerialization)
+}
+
+var errNoKey = errors.New("httpmetered: LimitConfig.Key returned none: all clients would be one")
+
+func (l *limiter) charges(r *http.Request) (charges []budget.Charge, err error) {
+	amount := int64(1)
+	if l.Amount != nil {
+		if amount, err = l.Amount(r); err != nil || amount == 0 {
+			return nil, err
+		}
+	}
+	if len(l.Limits) > 0 {
+		key, err := l.Key(r)
+		if err == nil && key == "" {
+			err = errNoKey
+		}
+		if err != nil {
+			return nil, err
+		}
+		charges = append(charges, budget.Charge{Scope: budget.ScopeKey(l.Kind, "client", key), Amount: amount, Limits: l.Limits})
+	}
+	if len(l.Shared) > 0 {
+		charges = append(charges, budget.Charge{Scope: budget.ScopeKey(l.Kind, "all", ""), Amount: amount, Limits: l.Shared})
+	}
+	return charges, nil
+}

@@ -1,0 +1,207 @@
+package httpmetered_test
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/leases"
+)
+
+// byHeader tells clients apart.
+func byHeader(r *http.Request) (string, error) {
+	if who := r.Header.Get("Authorization"); who != "nobody" {
+		return who, nil
+	}
+	return "", errNobody
+}
+
+// ways are both limiters on one database.
+func ways(t *testing.T, pool *pgxpool.Pool, cfg httpmetered.LimitConfig) map[string]func(http.Handler) http.Handler {
+	t.Helper()
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	leased, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "leased/", Least: 1}}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = leased.Close(t.Context()) })
+	cfg.Kind = "exact"
+	exactly, err := httpmetered.Limit(pool, ledger, cfg)
+	require.NoError(t, err)
+	cfg.Kind = "leased"
+	fromMemory, err := httpmetered.LimitLeased(leased, cfg)
+	require.NoError(t, err)
+	return map[string]func(http.Handler) http.Handler{"exact": exactly, "leased": fromMemory}
+}
+
+func serve(t *testing.T, limit func(http.Handler) http.Handler) func(who string, cost int64) reply {
+	t.Helper()
+	server := httptest.NewServer(limit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })))
+	t.Cleanup(server.Close)
+	s := &shop{t: t, url: server.URL}
+	return func(who string, cost int64) reply {
+		r, err := s.send(t.Context(), "GET", "/?cost="+strconv.FormatInt(cost, 10), who, "")
+		require.NoError(t, err)
+		return r
+	}
+}
+
+func cost(r *http.Request) (int64, error) {
+	return strconv.ParseInt(r.FormValue("cost"), 10, 64)
+}
+
+func TestLimit_AdmitsExactlyAndTellsWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	cfg := httpmetered.LimitConfig{
+		Key: byHeader, Amount: cost, OnError: func(*http.Request, error) {},
+		Limits: []budget.Limit{budget.PerWindow(3, time.Hour).Named("hourly")}, Shared: []budget.Limit{budget.PerWindow(5, time.Hour).Named("everyone")},
+	}
+	for way, limit := range ways(t, pgtest.Open(t), cfg) {
+		ask := serve(t, limit)
+		for left := 2; left >= 0; left-- {
+			r := ask("ann", 1)
+			require.Equal(t, 418, r.status, way)
+			require.Equal(t, `"hourly";q=3;w=3600`, r.header.Get("RateLimit-Policy"))
+			require.Equal(t, `"hourly";r=`+strconv.Itoa(left)+`;t=3600`, r.header.Get("RateLimit"), way)
+		}
+		r := ask("ann", 1)
+		require.Equal(t, 429, r.status, way)
+		after, err := strconv.Atoi(r.header.Get("Retry-After"))
+		require.NoError(t, err)
+		require.True(t, after > 0 && after <= 3600, after)
+		require.Equal(t, "application/problem+json", r.header.Get("Content-Type"))
+		require.Equal(t, "budget_exceeded", r.code())
+		require.Contains(t, r.body, `"violated-policies":["hourly"]`)
+		require.Equal(t, 418, ask("ann", 0).status, "it costs nothing")
+
+		require.Equal(t, 418, ask("ben", 2).status, way)
+		r = ask("ben", 1)
+		require.Equal(t, 429, r.status, way)
+		require.Contains(t, r.body, `"violated-policies":["everyone"]`, "and ben keeps what is his")
+
+		require.Equal(t, 401, ask("nobody", 1).status)
+		require.Equal(t, 500, ask("", 1).status, "all clients would be one")
+		require.Equal(t, 400, ask("carl", -1).status)
+	}
+}
+
+func TestLimit_ConcurrentRequestsNeverExceedTheLimit(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	cfg := httpmetered.LimitConfig{Key: byHeader, Limits: []budget.Limit{budget.PerWindow(7, time.Hour).Named("hourly")}}
+	first, second := ways(t, pool, cfg), ways(t, pool, cfg)
+	for way := range first {
+		asks := []func(string, int64) reply{serve(t, first[way]), serve(t, second[way])}
+		var group sync.WaitGroup
+		var mu sync.Mutex
+		got := map[int]int{}
+		for i := range 24 {
+			group.Go(func() {
+				r := asks[i%2]("ann", 1)
+				mu.Lock()
+				defer mu.Unlock()
+				got[r.status]++
+			})
+		}
+		group.Wait()
+		require.Equal(t, 24, got[418]+got[429], got)
+		if way == "exact" {
+			require.Equal(t, 7, got[418])
+		}
+		require.LessOrEqual(t, got[418], 7, way) // units that the other process has leased are refused meanwhile
+	}
+}
+
+func TestLimit_ADatabaseThatIsAwayLetsNobodyInUnlessAskedTo(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	away := pgtest.Reopen(t, pool, func(c *pgxpool.Config) {
+		c.ConnConfig.Port = 1
+		c.ConnConfig.Host = "127.0.0.1"
+		c.ConnConfig.Fallbacks = nil
+	})
+	for _, open := range []bool{false, true} {
+		var mu sync.Mutex
+		var told []error
+		cfg := httpmetered.LimitConfig{
+			Key: byHeader, Limits: []budget.Limit{budget.PerWindow(3, time.Hour).Named("hourly")}, FailOpen: open,
+			OnError: func(_ *http.Request, err error) { mu.Lock(); defer mu.Unlock(); told = append(told, err) },
+		}
+		for way, limit := range ways(t, away, cfg) {
+			r := serve(t, limit)("ann", 1)
+			if open {
+				require.Equal(t, 418, r.status, way)
+				continue
+			}
+			require.Equal(t, 503, r.status, way)
+			require.Empty(t, r.header.Values("RateLimit"))
+			if way == "leased" {
+				require.Equal(t, "leases_unavailable", r.code())
+			}
+		}
+		require.Len(t, told, 2)
+		require.ErrorIs(t, errors.Join(told...), leases.ErrUnavailable)
+	}
+}
+
+// Whoever keeps a scope locked is not let in by that.
+func TestLimit_FailOpenIsNotForADatabaseThatIsBusy(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	ledger, err := budget.New(budget.Config{LockTimeout: 10 * time.Millisecond})
+	require.NoError(t, err)
+	limit, err := httpmetered.Limit(pool, ledger, httpmetered.LimitConfig{
+		Kind: "k", Key: byHeader, Limits: []budget.Limit{budget.PerWindow(3, time.Hour).Named("hourly")}, FailOpen: true, OnError: func(*http.Request, error) {},
+	})
+	require.NoError(t, err)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	require.NoError(t, ledger.Lock(t.Context(), tx, budget.ScopeKey("k", "client", "ann")))
+	r := serve(t, limit)("ann", 1)
+	require.Equal(t, 503, r.status)
+	require.Equal(t, "busy", r.code())
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+}
+
+func TestLimit_RefusesWhatItCannotWorkWith(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	named, nameless := []budget.Limit{budget.PerWindow(3, time.Hour).Named("a")}, []budget.Limit{budget.PerWindow(3, time.Hour)}
+	for _, cfg := range []httpmetered.LimitConfig{
+		{}, {Kind: "k"}, {Kind: "k", Limits: named}, {Kind: "k", Key: byHeader, Limits: nameless}, {Key: byHeader, Limits: named},
+		{Kind: "a/b", Key: byHeader, Limits: named}, {Kind: "k", Key: byHeader, Limits: named, Shared: named},
+	} {
+		_, err := httpmetered.Limit(pool, ledger, cfg)
+		require.ErrorIs(t, err, httpmetered.ErrArgument, "%+v", cfg)
+	}
+	cfg := httpmetered.LimitConfig{Kind: "k", Shared: named}
+	_, err = httpmetered.Limit(pool, ledger, cfg)
+	require.NoError(t, err, "what is of all clients needs no key")
+	_, err = httpmetered.Limit(nil, ledger, cfg)
+	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	_, err = httpmetered.Limit(pool, nil, cfg)
+	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	_, err = httpmetered.LimitLeased(nil, cfg)
+	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	leased, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "k/"}}})
+	require.NoError(t, err)
+	_, err = httpmetered.LimitLeased(leased, cfg)
+	require.NoError(t, err)
+	_, err = httpmetered.LimitLeased(leased, httpmetered.LimitConfig{Kind: "without-rule", Key: byHeader, Limits: named})
+	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	require.NoError(t, leased.Close(t.Context()))
+	_, err = httpmetered.LimitLeased(leased, cfg)
+	require.ErrorIs(t, err, leases.ErrClosed)
+}
