@@ -49,6 +49,7 @@ var Functions = []Function{
 	{"charge_each", Application, write + "\nset enable_bitmapscan = off"},
 	{"check_charge", Application, write},
 	{"usage", Application, write},
+	{"usage_at", Application, write},
 	{"credit", Application, write},
 	{"refund", Application, write},
 	{"purge_scope", Maintenance, write},
