@@ -1667,7 +1667,6 @@ declare
     tip  metered.ledger := metered.last_entry(of_scope);
     open bigint[];
     t    timestamptz;
-    b    record;
 begin
     perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
@@ -1684,22 +1683,22 @@ begin
             return next;
             continue;
         end if;
-        b := metered.base(of_scope, tip.seq, tip.epoch, t);
-        if b.seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
-            b := row(0::bigint, 0::bigint, 0::bigint);  -- before the scope began, which entry 1 still says
-        elsif b.seq is null then
+        select b.seq, b.spent, b.refunded into seq, spent, refunded
+        from metered.base(of_scope, tip.seq, tip.epoch, t) b;
+        if seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
+            seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
+            spent := 0;
+            refunded := 0;
+        elsif seq is null then
             known_from := metered.usage_known_from(tip);
             return next;
             return;
         end if;
-        seq := b.seq;
-        spent := b.spent;
-        refunded := b.refunded;
         credited := case when tip.credited = 0 then 0 else
-            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = b.seq), 0) end;
-        -- Nothing was refunded before, or what a purge took of the refunds is not missed.
-        refunded_after := case when b.refunded = tip.refunded then 0 when b.seq = 0 then tip.refunded
-            else metered.refunds_after(of_scope, tip.seq, b.seq) end;
+            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
+        -- What a purge took of refund_sum is of charges before seq.
+        refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
+            else metered.refunds_after(of_scope, tip.seq, seq) end;
         return next;
     end loop;
 end
