@@ -188,3 +188,45 @@ func check(err error) {
 		panic(err)
 	}
 }
+
+// The invoice of a month by day, by the calendar of the customer's city. It is written when the month is over: behind
+// the scope's lock, no charge of the month is still missing.
+func ExampleLedger_Series() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	check(err)
+	exampleUsage(ctx, pool, "org/acme", // what happened in March 2026, which has a day of 23 hours
+		use{at: time.Date(2026, 3, 1, 0, 0, 0, 0, berlin), charged: 100},
+		use{at: time.Date(2026, 3, 28, 23, 59, 59, 999_999_000, berlin), charged: 70},
+		use{at: time.Date(2026, 3, 29, 3, 0, 0, 0, berlin), charged: 30},
+		use{at: time.Date(2026, 3, 31, 12, 0, 0, 0, berlin), refunded: 20, of: 2},
+		use{at: time.Date(2026, 4, 1, 0, 0, 0, 0, berlin), charged: 500})
+
+	from := time.Date(2026, 3, 1, 0, 0, 0, 0, berlin)
+	var total int64
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := ledger.Lock(ctx, tx, "org/acme"); err != nil {
+			return err
+		}
+		days, err := ledger.Series(ctx, tx, "org/acme", from, from.AddDate(0, 1, 0), budget.ByDay, berlin)
+		for _, day := range days {
+			if total += day.Billed(); day.Charged > 0 || day.RefundsMade > 0 {
+				fmt.Printf("%s, %v: %d charged, %d of it refunded by now; %d given back\n",
+					day.From.Format(time.DateOnly), day.To.Sub(day.From), day.Charged, day.RefundedOfCharged, day.RefundsMade)
+			}
+		}
+		return err
+	})
+	check(err)
+	fmt.Println("to pay:", total)
+	// Output:
+	// 2026-03-01, 24h0m0s: 100 charged, 0 of it refunded by now; 0 given back
+	// 2026-03-28, 24h0m0s: 70 charged, 20 of it refunded by now; 0 given back
+	// 2026-03-29, 23h0m0s: 30 charged, 0 of it refunded by now; 0 given back
+	// 2026-03-31, 24h0m0s: 0 charged, 0 of it refunded by now; 20 given back
+	// to pay: 180
+}

@@ -23,7 +23,10 @@ type EntrySearch struct {
 	Note      Note   // entries whose notes have the same texts, in those of its fields that are not ""
 	Operation string // entries of the command or event with this id
 	Namespace string // of Operation; defaults to "", which is a namespace, too
-	Look      int    // how many entries are looked at, up to MaxSearch; defaults to 10,000
+	// Name is the name of the command that made the entry (metered.Command.Name). Names are on record as long as operations
+	// are: until metered.Client.PurgeOperations.
+	Name string
+	Look int // how many entries are looked at, up to MaxSearch; defaults to 10,000
 }
 
 // EntriesFound is what a search found, in the order in which it looked.
@@ -34,36 +37,10 @@ type EntriesFound struct {
 	Next int64 `json:"next,omitempty"`
 }
 
-// The last entry to be looked at is found first, and always comes: it says how far the search came. What is looked at is
-// bounded also where nothing matches.
-const (
-	searchSQL = `
-with looked as materialized (
-    select max(x.seq) as last, count(*) as n
-    from (select seq from metered.ledger where scope = $1 and seq > $2 and seq < $3 order by seq limit $4) x
-)
-select e.*, looked.n >= $4
-from looked, lateral (
-    select ` + entryColumns + `, ` + matches + ` as matches
-    from metered.ledger l
-    where scope = $1 and seq > $2 and seq <= looked.last and (seq = looked.last or ` + matches + `)
-    order by seq limit $5) e`
-	searchBackSQL = `
-with looked as materialized (
-    select min(x.seq) as last, count(*) as n
-    from (select seq from metered.ledger where scope = $1 and seq > $2 and seq < $3 order by seq desc limit $4) x
-)
-select e.*, looked.n >= $4
-from looked, lateral (
-    select ` + entryColumns + `, ` + matches + ` as matches
-    from metered.ledger l
-    where scope = $1 and seq < $3 and seq >= looked.last and (seq = looked.last or ` + matches + `)
-    order by seq desc limit $5) e`
-
-	matches = `coalesce(($6 = '' or note ->> 'actor' = $6) and ($7 = '' or note ->> 'tenant' = $7)
-        and ($8 = '' or note ->> 'correlation' = $8) and ($9 = '' or note ->> 'reason' = $9)
-        and ($10 = '' or operation = $10 and coalesce(namespace, '') = $11), false)`
-)
+const searchSQL = `
+select ` + entryColumns + `, matched, more
+from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
+    row(nullif($7::text, ''), nullif($8::text, ''), nullif($9::text, '')::jsonb), nullif($10::text, '')) f) x`
 
 // SearchEntries looks for entries of a scope by what they say. No index knows that: it reads the entries one after the other, up
 // to Look of them, in one statement, and says where to go on. A range of time (From, To) leaves it less to read.
@@ -76,12 +53,8 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 	if err != nil {
 		return EntriesFound{}, err
 	}
-	sql, n := l.sql.search, search.Note
-	if search.NewestFirst {
-		sql = l.sql.searchBack
-	}
-	rows, err := db.Query(ctx, sql, pgx.QueryExecModeExec, scope, after, before, look, most+1,
-		n.Actor, n.Tenant, n.Correlation, n.Reason, search.Operation, search.Namespace)
+	rows, err := db.Query(ctx, l.sql.search, scope, after, before, search.NewestFirst, look, most,
+		search.Namespace, search.Operation, search.Note.json(), search.Name)
 	if err != nil {
 		return EntriesFound{}, failed("search", err)
 	}
@@ -112,7 +85,7 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 func (s *EntrySearch) check() error {
 	for _, f := range []struct{ name, text string }{
 		{"Note.Actor", s.Note.Actor}, {"Note.Tenant", s.Note.Tenant}, {"Note.Correlation", s.Note.Correlation}, {"Note.Reason", s.Note.Reason},
-		{"Operation", s.Operation}, {"Namespace", s.Namespace},
+		{"Operation", s.Operation}, {"Namespace", s.Namespace}, {"Name", s.Name},
 	} {
 		if err := checkText("EntrySearch."+f.name, f.text, maxIDBytes); err != nil {
 			return err

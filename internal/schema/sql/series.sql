@@ -89,3 +89,41 @@ begin
     return since + interval '1 microsecond';
 end
 $$;
+
+-- Looks for entries between two numbers, in the order of the chain or backwards, that say what is looked for: the texts of
+-- made_by.note, made_by.operation (with made_by.namespace), the name of their operation; null is anything. It reads up to
+-- look entries, and returns up to most that match. The last entry that was read comes in any case. more: there may be others behind it.
+create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
+    made_by metered.origin, named text)
+returns table (entry metered.ledger, matched boolean, more boolean)
+language plpgsql stable
+as $$
+declare
+    stop bigint;    -- the last entry to be read
+begin
+    perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    if backwards then
+        select min(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq desc limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+            and (made_by.operation is null or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+            and (named is null or (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation) = named), false) as ok) m
+        where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
+        order by l.seq desc limit most + 1;
+    else
+        select max(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+            and (made_by.operation is null or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+            and (named is null or (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation) = named), false) as ok) m
+        where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
+        order by l.seq limit most + 1;
+    end if;
+end
+$$;
