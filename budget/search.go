@@ -40,7 +40,7 @@ type EntriesFound struct {
 const searchSQL = `
 select ` + entryColumns + `, matched, more
 from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
-    row(nullif($7::text, ''), nullif($8::text, ''), nullif($9::text, '')::jsonb), nullif($10::text, '')) f) x`
+    row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
 // SearchEntries looks for entries of a scope by what they say. No index knows that: it reads the entries one after the other, up
 // to Look of them, in one statement, and says where to go on. A range of time (From, To) leaves it less to read.
@@ -54,7 +54,7 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 		return EntriesFound{}, err
 	}
 	rows, err := db.Query(ctx, l.sql.search, scope, after, before, search.NewestFirst, look, most,
-		search.Namespace, search.Operation, search.Note.json(), search.Name)
+		search.Namespace, orNull(search.Operation), orNull(search.Note.json()), orNull(search.Name))
 	if err != nil {
 		return EntriesFound{}, failed("search", err)
 	}
@@ -80,6 +80,13 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 		found.Next = last
 	}
 	return found, nil
+}
+
+func orNull(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
 }
 
 func (s *EntrySearch) check() error {
