@@ -23,8 +23,8 @@ type EntrySearch struct {
 	Note      Note   // entries whose notes have the same texts, in those of its fields that are not ""
 	Operation string // entries of the command or event with this id
 	Namespace string // of Operation; defaults to "", which is a namespace, too
-	// Name is the name of the command that made the entry (metered.Command.Name). Names are on record as long as operations
-	// are: until metered.Client.PurgeOperations.
+	// Name is that of the command that made the entry (metered.Command.Name). It is on record until
+	// metered.Client.PurgeOperations deletes the operation.
 	Name string
 	Look int // how many entries are looked at, up to MaxSearch; defaults to 10,000
 }
@@ -32,8 +32,8 @@ type EntrySearch struct {
 // EntriesFound is what a search found, in the order in which it looked.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
-	// Next is the number of the last entry that was looked at. To go on, pass it as After, or with NewestFirst as Before.
-	// It is 0 if there is nothing more to look at.
+	// Next is the number of the last entry that was looked at, if there may be more: to go on, pass it as After, or
+	// with NewestFirst as Before. Else it is 0.
 	Next int64 `json:"next,omitempty"`
 }
 
@@ -42,8 +42,8 @@ select ` + entryColumns + `, matched, more
 from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
     row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
-// SearchEntries looks for entries of a scope by what they say. No index knows that: it reads the entries one after the other, up
-// to Look of them, in one statement, and says where to go on. A range of time (From, To) leaves it less to read.
+// SearchEntries looks for entries of a scope by what they say. There is no index for that: it scans the scope's entries, up
+// to Look of them in one statement, and says where to go on. A range of time (From, To) leaves it less to scan.
 func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (EntriesFound, error) {
 	if err := search.check(); err != nil {
 		return EntriesFound{}, err
