@@ -44,7 +44,7 @@ func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotL
 	if err != nil {
 		return HotList{}, err
 	}
-	list := HotList{Within: within}
+	list := HotList{Within: within, Scopes: []Hot{}}
 	if list.Now, err = r.now(ctx); err != nil {
 		return HotList{}, err
 	}
