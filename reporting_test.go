@@ -79,7 +79,7 @@ func TestGrantReportingSQL_OnlyReads(t *testing.T) {
 	require.NoError(t, report.Err())
 	_, err = c.Budget.Usage(ctx, role, budget.Query{Scope: "s"})
 	require.NoError(t, err)
-	_, err = c.Budget.Check(ctx, role, charge("s", 1, 10))
+	_, err = c.Budget.Check(ctx, role, charge("s", 1, 1000))
 	require.NoError(t, err)
 	_, err = c.Holds.Due(ctx, role, holds.DueFilter{AllTenants: true})
 	require.NoError(t, err)

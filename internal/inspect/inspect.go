@@ -10,6 +10,7 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,14 +31,11 @@ const (
 
 // Errors of this package, beside those of the public calls.
 var (
-	ErrArgument error = errArgument // every refused argument; the error is a *budget.ArgumentError
-	ErrUnknown  error = errUnknown  // no such scope or operation, or it was purged
+	ErrArgument error = errArgument                                                     // every refused argument; the error is a *budget.ArgumentError
+	ErrUnknown        = errors.New("inspect: there is no such thing, or it was purged") // of a scope or an operation
 )
 
-var (
-	errArgument = fault.New("invalid_argument", "inspect: invalid argument")
-	errUnknown  = fault.New("unknown", "inspect: there is no such thing, or it was purged")
-)
+var errArgument = fault.New("invalid_argument", "inspect: invalid argument")
 
 // DB is what a *pgxpool.Pool, a *pgx.Conn and a pgx.Tx have in common.
 type DB = budget.Querier
