@@ -10,7 +10,7 @@ package inspect
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,14 +31,11 @@ const (
 
 // Errors of this package, beside those of the public calls.
 var (
-	ErrArgument error = errArgument // every refused argument; the error is a *budget.ArgumentError
-	ErrUnknown  error = errUnknown  // no such scope or operation, or it was purged
+	ErrArgument error = errArgument                                                     // every refused argument; the error is a *budget.ArgumentError
+	ErrUnknown        = errors.New("inspect: there is no such thing, or it was purged") // of a scope or an operation
 )
 
-var (
-	errArgument = fault.New("invalid_argument", "inspect: invalid argument")
-	errUnknown  = fault.New("unknown", "inspect: there is no such thing, or it was purged")
-)
+var errArgument = fault.New("invalid_argument", "inspect: invalid argument")
 
 // DB is what a *pgxpool.Pool, a *pgx.Conn and a pgx.Tx have in common.
 type DB = budget.Querier
@@ -135,6 +132,3 @@ func (r *Reader) now(ctx context.Context) (now time.Time, err error) {
 func (r *Reader) scopeKey(scope string) int64 {
 	return lockkey.Of("metered/scope/"+r.schema.String(), scope)
 }
-
-// cursorTime is a time in a cursor, to the microsecond.
-func cursorTime(t time.Time) string { return fmt.Sprint(t.UnixMicro()) }

@@ -97,7 +97,7 @@ type ScopeDetail struct {
 	HeldNow     int64         `json:"held_now"`          // what open holds keep, leases aside; without those that are due
 	HoldDue     time.Time     `json:"hold_due,omitzero"` // when an open hold may fall due, if HeldNow > 0
 	Purged      bool          `json:"purged,omitempty"`  // entries behind the first are gone
-	Created     time.Time     `json:"created,omitzero"`  // when it was declared (Ledger.CreateScopes); zero if it was not
+	Created     time.Time     `json:"created,omitzero"`  // when it was declared (Ledger.Create); zero if it was not
 	Retired     time.Time     `json:"retired,omitzero"`
 	Parent      string        `json:"parent,omitempty"` // the scope that it was carved from
 	LockKey     int64         `json:"lock_key,string"`
