@@ -5,6 +5,9 @@
 // has metered.GrantReportingSQL alone. Every call is bounded: it looks at a few times MaxLooked rows at most,
 // whatever is in the database, and lists go on by a cursor. No statement reads a large table from end to end.
 //
+// Let connections have jit = off: with statistics that are old, the planner expects all rows that a statement may
+// read, and compiling it takes half a second.
+//
 // What a public call answers is not answered again: Ledger and Book are there for that.
 package inspect
 
