@@ -33,7 +33,7 @@ type HotList struct {
 // Hot returns the scopes that got most entries within the time before now, 1s to 24h, and those whose lock somebody waits
 // for now: up to 200.
 //
-// The numbers of each scope are exact. Which scopes are looked at is not: they are those of the newest MaxLooked
+// The numbers of each scope are exact. Which scopes are looked at is not: they are those of the newest 5,000
 // records of operations, and of the ledger's last pages. A scope that is charged outside of commands alone can be missed
 // where a purge has made room for new entries in older pages.
 func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotList, error) {
