@@ -2,8 +2,11 @@
 // operation, why a charge would be refused. The command line and the page are made of it.
 //
 // Every call is a few statements without a lock, in whatever transaction it is given, READ ONLY too, and by a role that
-// has metered.GrantReportingSQL alone. Every call is bounded: it looks at no more than MaxLooked rows, whatever is in
-// the database, and lists go on by a cursor. No statement reads a large table from end to end.
+// has metered.GrantReportingSQL alone. Every call is bounded: it looks at a few times MaxLooked rows at most,
+// whatever is in the database, and lists go on by a cursor. No statement reads a large table from end to end.
+//
+// Let connections have jit = off: with statistics that are old, the planner expects all rows that a statement may
+// read, and compiling it takes half a second.
 //
 // What a public call answers is not answered again: Ledger and Book are there for that.
 package inspect
@@ -26,7 +29,7 @@ import (
 const (
 	DefaultPage = 100    // rows of a list
 	MaxPage     = 1000   // of limit, rows of a list at most
-	MaxLooked   = 10_000 // rows that one call looks at
+	MaxLooked   = 10_000 // rows of a table that one statement looks at
 )
 
 // Errors of this package, beside those of the public calls.
