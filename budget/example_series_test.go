@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // The invoice of a month by day, by the clock of the customer's city. It is written when the month is over: behind
@@ -18,19 +17,19 @@ func ExampleLedger_Series() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	check(err)
 	march := func(day, hour int) time.Time { return time.Date(2026, 3, day, hour, 0, 0, 0, berlin) }
-	pool, clock, done := pgtest.ExampleAt(march(1, 0)) // your own database has a clock that goes by itself
+	pool, setClock, done := exampleDatabaseAt(march(1, 0))
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 	charge := func(at time.Time, amount int64) {
-		clock.Set(at)
+		setClock(at)
 		_, err := ledger.ChargeNow(ctx, pool, budget.Charge{Scope: "org/acme", Amount: amount})
 		check(err)
 	}
 	charge(march(1, 0), 100)
 	charge(march(29, 0).Add(-time.Microsecond), 70)
 	charge(march(29, 3), 30) // a day of 23 hours
-	clock.Set(march(31, 12))
+	setClock(march(31, 12))
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := ledger.Refund(ctx, tx, budget.Refund{Scope: "org/acme", Seq: 2, Amount: 20})
 		return err
