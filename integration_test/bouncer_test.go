@@ -40,7 +40,10 @@ func bouncerVersion(t *testing.T) (path string, version [2]int) {
 	return path, version
 }
 
-// startBouncer starts one. prepared is max_prepared_statements, which PgBouncer has since 1.21; 0 is off.
+// tracksStatements reports whether PgBouncer has max_prepared_statements.
+func tracksStatements(version [2]int) bool { return version[0] > 1 || version[1] >= 21 }
+
+// startBouncer starts one. prepared is max_prepared_statements; 0 is off.
 func startBouncer(t *testing.T, pool *pgxpool.Pool, prepared int) bouncer {
 	t.Helper()
 	path, version := bouncerVersion(t)
@@ -66,7 +69,7 @@ func startBouncer(t *testing.T, pool *pgxpool.Pool, prepared int) bouncer {
 		"[pgbouncer]", "listen_addr = 127.0.0.1", fmt.Sprintf("listen_port = %d", port), "unix_socket_dir =", "auth_type = any",
 		"pool_mode = transaction", "default_pool_size = 3", "min_pool_size = 3", "server_round_robin = 1", "max_client_conn = 200", "query_wait_timeout = 10",
 	}
-	if prepared > 0 {
+	if tracksStatements(version) {
 		config = append(config, fmt.Sprintf("max_prepared_statements = %d", prepared))
 	}
 	file := filepath.Join(dir, "pgbouncer.ini")
