@@ -1,25 +1,20 @@
-// Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of database/sql, for programs that use pgx's
-// stdlib driver. Their own writes by the *sql.Tx and the command commit together, or neither does:
+// Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of pgx's stdlib driver. Your own writes by
+// the *sql.Tx and the command commit together, or neither does:
 //
-//	tx, err := db.BeginTx(ctx, nil)
+//	tx, err := db.BeginTx(ctx, nil) // db is best stdlib.OpenDBFromPool of the Client's pool
 //	defer tx.Rollback()
 //	… your writes through tx …
 //	out, err := sqlmetered.DoTx(ctx, client, tx, cmd, nil)
 //	err = sqlmetered.Commit(tx)
 //
-// Most programs want [DoTx] and [Commit]. [InTx] is for the pieces (budget, holds, tokens, jobs), which take a pgx.Tx. Let
-// the Client and database/sql share one pool with stdlib.OpenDBFromPool.
+// Most programs want [DoTx] and [Commit]; [InTx] is for budget, holds, tokens and jobs alone. Beside what metered.DoTx says:
 //
-// What to know, beside what metered.DoTx says:
-//
-//   - A function called here must use only the transaction that it is given. A call of the *sql.Tx in it waits for the
-//     function to return, so it never ends. Calls of other goroutines wait, and go on afterwards.
-//   - database/sql rolls back when the context of BeginTx is done. While a function runs here, that waits for its return.
-//   - A repetition of a committed command is a replay, but your own writes through the *sql.Tx are repeated. After a
-//     replay (Outcome.Replayed) roll back, or make those writes in the command's function, which is not called then.
-//   - Large objects cannot be used: they are as of a transaction that is closed.
-//   - A *sql.Tx of another driver (lib/pq) is a *metered.ArgumentError, with nothing sent. A driver that wraps pgx's, for
-//     traces, works if it hands arguments on as they are.
+//   - A function called here uses only the transaction that it is given. A call of the *sql.Tx in it never returns. Calls
+//     of other goroutines, and the rollback of database/sql when the context of BeginTx is done, wait for the function.
+//   - In a repetition the command is a replay (Outcome.Replayed), but your writes through the *sql.Tx are repeated: roll
+//     back then, or make them in the command's function.
+//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is an *ArgumentError, with nothing sent; one that
+//     wraps pgx's has to hand arguments on as they are.
 package sqlmetered
 
 import (
