@@ -108,9 +108,10 @@ create type metered.capture_terms as (closing boolean, policy text, entity text)
 -- A command as its first and its last statement name it. key is that of its id's lock.
 -- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
 -- settings, since the transaction is the caller's. standing: its receipt says what limits stand at. leased: some of its
--- charges are spent from leases.
+-- charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.
 create type metered.new_command as (
-    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean);
+    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
+    name text, jobs bigint[]);
 
 -- A token as it was presented.
 create type metered.presented_token as (digest bytea, purpose text, subject text);
@@ -395,6 +396,8 @@ create table metered.operations (
     ats         timestamptz[],          -- the time of each entry
     holds       text[],                 -- JSON: what was placed, captured, released
     refusal     json,                   -- of one that was refused: why; its result is empty
+    name        text collate "C",       -- what the command is; null for none, and of a record of version 1
+    jobs        bigint[],               -- the ids of River's jobs that it made
     primary key (namespace, id)
 );
 
@@ -1645,6 +1648,151 @@ begin
             extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;
     end loop;
+end
+$$;
+
+-- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two entries, so
+-- a range costs the two look-ups, and a series of ranges one look-up for each edge.
+
+-- What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it;
+-- refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases
+-- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
+-- is known. STABLE, so that all its statements see one snapshot.
+create function metered.usage_at(of_scope text, times timestamptz[])
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
+    known_from timestamptz)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip  metered.ledger := metered.last_entry(of_scope);
+    open bigint[];
+    t    timestamptz;
+begin
+    perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
+        and array_position(times, null) is null, 'times');
+    open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
+    for i in 1..cardinality(times) loop
+        t := times[i] - interval '1 microsecond';       -- what happened at an edge is after it
+        unsettled := coalesce(open[i], 0);
+        if tip.at <= t then
+            seq := tip.seq;
+            spent := tip.spent;
+            refunded := tip.refunded;
+            credited := tip.credited;
+            refunded_after := 0;
+            return next;
+            continue;
+        end if;
+        select b.seq, b.spent, b.refunded into seq, spent, refunded
+        from metered.base(of_scope, tip.seq, tip.epoch, t) b;
+        if seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
+            seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
+            spent := 0;
+            refunded := 0;
+        elsif seq is null then
+            known_from := metered.usage_known_from(tip);
+            return next;
+            return;
+        end if;
+        credited := case when tip.credited = 0 then 0 else
+            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
+        -- What a purge took of refund_sum is of charges before seq.
+        refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
+            else metered.refunds_after(of_scope, tip.seq, seq) end;
+        return next;
+    end loop;
+end
+$$;
+
+-- What was spent from the open leases of a scope, from each time on until the next one. It reads all of their spends.
+create function metered.unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    r     record;
+begin
+    for r in
+        select width_bucket(x.at, times) as nth, sum(x.amount)::bigint as amount
+        -- In order, or the planner may take the index of the history, and read all that was ever settled.
+        from (select y.no from metered.leases y
+              where y.scope = of_scope and y.settled_at is null and y.mode = 's' order by y.ends_at) l,
+             lateral (select s.at, s.amount from metered.lease_spends s where s.lease = l.no and s.at >= times[1] offset 0) x
+        group by 1
+    loop
+        units[r.nth] := r.amount;
+    end loop;
+    return units;
+end
+$$;
+
+-- Since when the usage of a scope is known, of which a purge took entries: after the first of those that it left. That
+-- one counts no later than the clock repairs that follow it.
+create function metered.usage_known_from(tip metered.ledger) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    since timestamptz;
+    first int;
+begin
+    select l.at, l.epoch into since, first from metered.ledger l where l.scope = tip.scope and l.seq > 1 order by l.seq limit 1;
+    for e in first + 1..tip.epoch loop
+        since := least(since, (select l.at from metered.ledger l
+            where l.scope = tip.scope and l.epoch = e and (l.seq & 15 = 1 or l.kind = 'k') order by l.at, l.seq limit 1));
+    end loop;
+    return since + interval '1 microsecond';
+end
+$$;
+
+-- Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the
+-- texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to
+-- most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.
+create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
+    made_by metered.origin, named text)
+returns table (entry metered.ledger, matched boolean, more boolean)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    stop bigint;    -- the last entry to be read
+begin
+    perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    if backwards then
+        select min(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq desc limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
+        order by l.seq desc limit most + 1;
+    else
+        select max(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
+        order by l.seq limit most + 1;
+    end if;
 end
 $$;
 
@@ -4209,6 +4357,7 @@ declare
     unused  text;
 begin
     if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576
+        or octet_length(command.name) > 255 or cardinality(command.jobs) > 1000
         or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0 or octet_length(of_refusal::text) > 1048576) then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
@@ -4239,10 +4388,10 @@ begin
             amounts := array(select x.amount from unnest(charges) x);
         end if;
     end if;
-    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal)
+    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal, name, jobs)
     values (command.namespace, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
         scopes, amounts, complete_command.seqs, complete_command.ats,
-        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal)
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal, command.name, command.jobs)
     on conflict do nothing
     returning operations.at into at;
     if not found then
@@ -4580,49 +4729,91 @@ begin
 end
 $$;
 
--- What a person reads in psql: the same rows with words for kinds and states. No function
--- reads them.
+-- What people and their tools read: the tables with words for kinds and states, and without what
+-- is nobody's business. No function of a command reads them. See metered.GrantReportingSQL.
+--
+-- They are stable: a later version may add columns at the end, and changes none. A view belongs to
+-- the schema's owner and reads with the owner's rights; so whoever may read the view needs no right
+-- on its tables. None of them hides rows, so none is a security_barrier, which would keep conditions
+-- from the indexes. Now is the statement's time: a view that called metered.clock() would
+-- demand a right to execute it.
 
--- The ledger, with words for the kinds of entries.
-create view metered.ledger_words as
+-- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1
+-- ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time
+-- alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.
+create view metered.statement as
 select l.scope,                                 -- what is charged
     l.seq,                                      -- 1, 2, 3 and so on in the scope
+    l.at,                                       -- by the database's clock
     case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
         when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire' end as kind, -- what the entry does
-    l.amount,                                   -- of the entry
-    l.at,                                       -- by the database's clock
+    l.amount,                                   -- of the entry, never negative
+    case when l.kind in ('c', 'u') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
+    l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
+    l.held,                                     -- in open holds now
     l.spent,                                    -- charges so far
     l.refunded,                                 -- refunds so far
     l.credited,                                 -- credits so far
-    l.held,                                     -- in open holds now
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.namespace,                                -- of the operation
     l.operation,                                -- the operation's id
-    l.note                                      -- actor, tenant, correlation, reason
+    l.note ->> 'actor' as actor,                -- who made it
+    l.note ->> 'tenant' as tenant,              -- for whom
+    l.note ->> 'correlation' as correlation,    -- what it belongs to
+    l.note ->> 'reason' as reason,              -- why
+    l.note ->> 'occurred_at' as occurred_at     -- of a usage event: when it happened, in ISO 8601
 from metered.ledger l;
 
+-- What each scope stands at, by its last entry. One scope, or a range of names, takes 20
+-- microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is
+-- indexed by time, and each scope's last entry: 0.1 s for ten thousand scopes.
+create view metered.scopes as
+select f.scope,                                 -- its name
+    l.seq as entries,                           -- how many entries were ever made
+    l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits
+    l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
+    l.spent,                                    -- charges
+    l.refunded,                                 -- refunds
+    l.credited,                                 -- credits
+    f.at as first_at,                           -- when the first entry was made
+    l.at as last_at,                            -- when the last entry was made
+    l.epoch as clock_repairs,                   -- so many
+    coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and given back: nothing new is let in
+    r.created_at,                               -- when it was declared; null if it was not
+    r.retired_at                                -- since when nothing new is let in that demands a declared scope
+from metered.ledger f
+    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due
+        from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
+    left join metered.resources r on r.scope = f.scope
+where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
+
 -- Holds, with words for their states. One that is due has expired, whether that is recorded or not.
+-- By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units
+-- and reason cost a look-up for each row that is shown. Everything else reads all holds.
 create view metered.holds_words as
-select h.tenant,                                -- keeps the ids of tenants apart
+select h.no,                                    -- the number of the hold, in the order of placing
+    h.tenant,                                   -- keeps the ids of tenants apart
     h.id,                                       -- chosen by the caller, or made up
     h.holder,                                   -- who has it
-    case when h.state = 'h' and h.due <= pg_catalog.clock_timestamp() then 'expired' when h.state = 'h' then 'held'
+    case when h.state = 'h' and h.due <= pg_catalog.statement_timestamp() then 'expired' when h.state = 'h' then 'held'
         when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
         when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
     h.placed_at,                                -- when it was placed
     h.deadline,                                 -- when it ends, unless it is extended
     h.due,                                      -- deadline and grace: its units are free from here on
-    h.ended_at,                                 -- when it ended, if that is recorded
+    case when h.state = 'h' and h.due <= pg_catalog.statement_timestamp() then h.due else h.ended_at end as ended_at, -- when it ended
     h.claim,                                    -- the scope of what is claimed, if it is a claim
     h.entity,                                   -- what a capture linked
     h.metadata,                                 -- of the caller
-    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope
+    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
+    (select jsonb_object_agg(l.scope, l.captured) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
     case when h.state = 'r' or h.returned then (
         select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
 from metered.holds h;
 
--- What happened to holds, with words for the transitions.
+-- What happened to holds, with words for the transitions. By tenant and id it reads an index;
+-- everything else reads all that ever happened.
 create view metered.hold_events_words as
 select h.tenant,                                -- of the hold
     h.id,                                       -- of the hold
@@ -4638,20 +4829,76 @@ select h.tenant,                                -- of the hold
     e.operation                                 -- the operation's id
 from metered.hold_events e join metered.holds h on h.no = e.hold;
 
--- Leases, with words.
+-- Leases, with words. By no, or by scope, it reads an index; everything else reads all leases.
 create view metered.leases_words as
 select l.no,                                    -- the number of the lease
     l.scope,                                    -- whose units they are
     l.owner,                                    -- the process that opened it
     l.child,                                    -- the scope that its units were carved for
     case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are told
+    case when l.settled_at is not null then 'settled' when l.ends_at <= pg_catalog.statement_timestamp() then 'ended' else 'out' end as state, -- ended: its time is over, and nobody has settled it
     l.opened_at,                                -- when it was opened
     l.ends_at,                                  -- nothing is spent of it from here on
     l.settled_at,                               -- when it was settled
     l.settled_by,                               -- who settled it
     l.granted,                                  -- units that it held
-    l.spent                                     -- of granted, what was captured
+    l.spent,                                    -- of granted, what was captured when it was settled
+    l.opened_seq,                               -- the entry of the ledger that holds its units
+    l.settled_seq                               -- the last entry of its end
 from metered.leases l;
+
+-- What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.
+create view metered.lease_spends_words as
+select s.lease,                                 -- leases_words.no
+    s.at_offset,                                -- where its range begins in the lease
+    s.amount,                                   -- units
+    s.at,                                       -- when
+    s.namespace,                                -- of the operation
+    s.operation,                                -- the operation's id, where a command spent it
+    s.note ->> 'actor' as actor,                -- who spent it
+    s.note ->> 'tenant' as tenant,              -- for whom
+    s.note ->> 'correlation' as correlation,    -- what it belongs to
+    s.note ->> 'reason' as reason               -- why
+from metered.lease_spends s;
+
+-- Commands that committed, and refusals that were to be remembered; usage events, too. Without the
+-- input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads
+-- an index; everything else reads all records.
+create view metered.operations_words as
+select o.namespace,                             -- keeps the ids of tenants apart
+    o.id,                                       -- chosen by the caller
+    o.name,                                     -- what the command is; null of a usage event, and of a record of version 1
+    case when o.refusal is null then 'committed' else 'refused' end as state, -- what became of it
+    o.at,                                       -- when it was completed
+    o.issued_at,                                -- the time that the id carries, if it does
+    o.scopes,                                   -- what was charged
+    o.amounts,                                  -- what each was charged
+    o.seqs,                                     -- the number of each entry; 0 of what was spent from a lease
+    o.ats,                                      -- the time of each entry
+    (select jsonb_agg(jsonb_build_object('tenant', j.h ->> 'tenant', 'id', j.h ->> 'id', 'state', case
+            when (j.h ->> 'returned')::boolean then 'returned' else case j.h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end))
+        from (select x::json as h from unnest(o.holds) x) j) as holds, -- what it placed, captured, released or gave back
+    o.jobs,                                     -- the ids of River's jobs that it made
+    o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
+    o.refusal ->> 'text' as refusal_text,       -- the same for people
+    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a denial by limits: which, and by how much
+from metered.operations o;
+
+-- Tokens without what one could use: neither the token, which is stored nowhere, nor its digest, nor
+-- its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for;
+-- everything else reads all tokens.
+create view metered.tokens_words as
+select t.purpose,                               -- what it grants
+    t.subject,                                  -- to whom or for what
+    case when t.used >= t.uses then 'used up' when t.revoked then 'revoked'
+        when t.ended_at is not null or t.expires_at <= pg_catalog.statement_timestamp() then 'expired' else 'open' end as state, -- what became of it
+    t.minted_at,                                -- when it was minted
+    t.expires_at,                               -- when it is no longer good
+    t.ended_at,                                 -- last use, revocation, or expiry seen by a revocation
+    t.uses,                                     -- how often it can be used
+    t.used,                                     -- how often it was
+    t.sole                                      -- whether it replaced the subject's token before it
+from metered.tokens t;
 
 comment on function metered.keep_memory() is 'True, and makes a session faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. On Postgres 14 it gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 20.';
 comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
@@ -4667,7 +4914,7 @@ comment on type metered.new_hold is 'A hold to be placed. chosen: the caller cho
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they are charged).';
-comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases.';
+comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
 comment on type metered.posted is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; or else why it is denied.';
@@ -4805,6 +5052,8 @@ comment on column metered.operations.seqs is 'the number of each entry';
 comment on column metered.operations.ats is 'the time of each entry';
 comment on column metered.operations.holds is 'JSON: what was placed, captured, released';
 comment on column metered.operations.refusal is 'of one that was refused: why; its result is empty';
+comment on column metered.operations.name is 'what the command is; null for none, and of a record of version 1';
+comment on column metered.operations.jobs is 'the ids of River''s jobs that it made';
 comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
 comment on column metered.operations_horizon.one is 'there is one row';
@@ -4816,6 +5065,8 @@ comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the f
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime. with_leases: what open leases spent is used, and not held.';
+comment on function metered.usage_at(text, timestamptz[]) is 'What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it; refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
+comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
@@ -4857,22 +5108,43 @@ comment on function metered.complete_command(metered.new_command, metered.finger
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and what is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
-comment on view metered.ledger_words is 'The ledger, with words for the kinds of entries.';
-comment on column metered.ledger_words.scope is 'what is charged';
-comment on column metered.ledger_words.seq is '1, 2, 3 and so on in the scope';
-comment on column metered.ledger_words.kind is 'what the entry does';
-comment on column metered.ledger_words.amount is 'of the entry';
-comment on column metered.ledger_words.at is 'by the database''s clock';
-comment on column metered.ledger_words.spent is 'charges so far';
-comment on column metered.ledger_words.refunded is 'refunds so far';
-comment on column metered.ledger_words.credited is 'credits so far';
-comment on column metered.ledger_words.held is 'in open holds now';
-comment on column metered.ledger_words.refunds_seq is 'of a refund: the number of its charge';
-comment on column metered.ledger_words.hold is 'the hold''s id, where the entry is about one alone';
-comment on column metered.ledger_words.namespace is 'of the operation';
-comment on column metered.ledger_words.operation is 'the operation''s id';
-comment on column metered.ledger_words.note is 'actor, tenant, correlation, reason';
-comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not.';
+comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.';
+comment on column metered.statement.scope is 'what is charged';
+comment on column metered.statement.seq is '1, 2, 3 and so on in the scope';
+comment on column metered.statement.at is 'by the database''s clock';
+comment on column metered.statement.kind is 'what the entry does';
+comment on column metered.statement.amount is 'of the entry, never negative';
+comment on column metered.statement.change is 'of used';
+comment on column metered.statement.used is 'charges less refunds and credits, so far';
+comment on column metered.statement.held is 'in open holds now';
+comment on column metered.statement.spent is 'charges so far';
+comment on column metered.statement.refunded is 'refunds so far';
+comment on column metered.statement.credited is 'credits so far';
+comment on column metered.statement.refunds_seq is 'of a refund: the number of its charge';
+comment on column metered.statement.hold is 'the hold''s id, where the entry is about one alone';
+comment on column metered.statement.namespace is 'of the operation';
+comment on column metered.statement.operation is 'the operation''s id';
+comment on column metered.statement.actor is 'who made it';
+comment on column metered.statement.tenant is 'for whom';
+comment on column metered.statement.correlation is 'what it belongs to';
+comment on column metered.statement.reason is 'why';
+comment on column metered.statement.occurred_at is 'of a usage event: when it happened, in ISO 8601';
+comment on view metered.scopes is 'What each scope stands at, by its last entry. One scope, or a range of names, takes 20 microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is indexed by time, and each scope''s last entry: 0.1 s for ten thousand scopes.';
+comment on column metered.scopes.scope is 'its name';
+comment on column metered.scopes.entries is 'how many entries were ever made';
+comment on column metered.scopes.used is 'charges less refunds and credits';
+comment on column metered.scopes.held is 'in open holds, those that are due and not swept among them, and on leases';
+comment on column metered.scopes.spent is 'charges';
+comment on column metered.scopes.refunded is 'refunds';
+comment on column metered.scopes.credited is 'credits';
+comment on column metered.scopes.first_at is 'when the first entry was made';
+comment on column metered.scopes.last_at is 'when the last entry was made';
+comment on column metered.scopes.clock_repairs is 'so many';
+comment on column metered.scopes.closed is 'carved from another scope, and given back: nothing new is let in';
+comment on column metered.scopes.created_at is 'when it was declared; null if it was not';
+comment on column metered.scopes.retired_at is 'since when nothing new is let in that demands a declared scope';
+comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not. By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units and reason cost a look-up for each row that is shown. Everything else reads all holds.';
+comment on column metered.holds_words.no is 'the number of the hold, in the order of placing';
 comment on column metered.holds_words.tenant is 'keeps the ids of tenants apart';
 comment on column metered.holds_words.id is 'chosen by the caller, or made up';
 comment on column metered.holds_words.holder is 'who has it';
@@ -4880,13 +5152,14 @@ comment on column metered.holds_words.state is 'what became of it';
 comment on column metered.holds_words.placed_at is 'when it was placed';
 comment on column metered.holds_words.deadline is 'when it ends, unless it is extended';
 comment on column metered.holds_words.due is 'deadline and grace: its units are free from here on';
-comment on column metered.holds_words.ended_at is 'when it ended, if that is recorded';
+comment on column metered.holds_words.ended_at is 'when it ended';
 comment on column metered.holds_words.claim is 'the scope of what is claimed, if it is a claim';
 comment on column metered.holds_words.entity is 'what a capture linked';
 comment on column metered.holds_words.metadata is 'of the caller';
-comment on column metered.holds_words.units is 'by scope';
+comment on column metered.holds_words.units is 'by scope, as they were placed';
+comment on column metered.holds_words.captured is 'of these, by scope';
 comment on column metered.holds_words.reason is 'why it was released or given back';
-comment on view metered.hold_events_words is 'What happened to holds, with words for the transitions.';
+comment on view metered.hold_events_words is 'What happened to holds, with words for the transitions. By tenant and id it reads an index; everything else reads all that ever happened.';
 comment on column metered.hold_events_words.tenant is 'of the hold';
 comment on column metered.hold_events_words.id is 'of the hold';
 comment on column metered.hold_events_words.version is '1, 2, 3 and so on in the hold';
@@ -4898,18 +5171,58 @@ comment on column metered.hold_events_words.detail is 'more about it';
 comment on column metered.hold_events_words.note is 'actor, tenant, correlation, reason';
 comment on column metered.hold_events_words.namespace is 'of the operation';
 comment on column metered.hold_events_words.operation is 'the operation''s id';
-comment on view metered.leases_words is 'Leases, with words.';
+comment on view metered.leases_words is 'Leases, with words. By no, or by scope, it reads an index; everything else reads all leases.';
 comment on column metered.leases_words.no is 'the number of the lease';
 comment on column metered.leases_words.scope is 'whose units they are';
 comment on column metered.leases_words.owner is 'the process that opened it';
 comment on column metered.leases_words.child is 'the scope that its units were carved for';
 comment on column metered.leases_words.mode is 'how its spends are told';
+comment on column metered.leases_words.state is 'ended: its time is over, and nobody has settled it';
 comment on column metered.leases_words.opened_at is 'when it was opened';
 comment on column metered.leases_words.ends_at is 'nothing is spent of it from here on';
 comment on column metered.leases_words.settled_at is 'when it was settled';
 comment on column metered.leases_words.settled_by is 'who settled it';
 comment on column metered.leases_words.granted is 'units that it held';
-comment on column metered.leases_words.spent is 'of granted, what was captured';
+comment on column metered.leases_words.spent is 'of granted, what was captured when it was settled';
+comment on column metered.leases_words.opened_seq is 'the entry of the ledger that holds its units';
+comment on column metered.leases_words.settled_seq is 'the last entry of its end';
+comment on view metered.lease_spends_words is 'What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.';
+comment on column metered.lease_spends_words.lease is 'leases_words.no';
+comment on column metered.lease_spends_words.at_offset is 'where its range begins in the lease';
+comment on column metered.lease_spends_words.amount is 'units';
+comment on column metered.lease_spends_words.at is 'when';
+comment on column metered.lease_spends_words.namespace is 'of the operation';
+comment on column metered.lease_spends_words.operation is 'the operation''s id, where a command spent it';
+comment on column metered.lease_spends_words.actor is 'who spent it';
+comment on column metered.lease_spends_words.tenant is 'for whom';
+comment on column metered.lease_spends_words.correlation is 'what it belongs to';
+comment on column metered.lease_spends_words.reason is 'why';
+comment on view metered.operations_words is 'Commands that committed, and refusals that were to be remembered; usage events, too. Without the input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads an index; everything else reads all records.';
+comment on column metered.operations_words.namespace is 'keeps the ids of tenants apart';
+comment on column metered.operations_words.id is 'chosen by the caller';
+comment on column metered.operations_words.name is 'what the command is; null of a usage event, and of a record of version 1';
+comment on column metered.operations_words.state is 'what became of it';
+comment on column metered.operations_words.at is 'when it was completed';
+comment on column metered.operations_words.issued_at is 'the time that the id carries, if it does';
+comment on column metered.operations_words.scopes is 'what was charged';
+comment on column metered.operations_words.amounts is 'what each was charged';
+comment on column metered.operations_words.seqs is 'the number of each entry; 0 of what was spent from a lease';
+comment on column metered.operations_words.ats is 'the time of each entry';
+comment on column metered.operations_words.holds is 'what it placed, captured, released or gave back';
+comment on column metered.operations_words.jobs is 'the ids of River''s jobs that it made';
+comment on column metered.operations_words.refusal_code is 'why it was refused, as metered.Code has it';
+comment on column metered.operations_words.refusal_text is 'the same for people';
+comment on column metered.operations_words.refusal_limits is 'of a denial by limits: which, and by how much';
+comment on view metered.tokens_words is 'Tokens without what one could use: neither the token, which is stored nowhere, nor its digest, nor its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for; everything else reads all tokens.';
+comment on column metered.tokens_words.purpose is 'what it grants';
+comment on column metered.tokens_words.subject is 'to whom or for what';
+comment on column metered.tokens_words.state is 'what became of it';
+comment on column metered.tokens_words.minted_at is 'when it was minted';
+comment on column metered.tokens_words.expires_at is 'when it is no longer good';
+comment on column metered.tokens_words.ended_at is 'last use, revocation, or expiry seen by a revocation';
+comment on column metered.tokens_words.uses is 'how often it can be used';
+comment on column metered.tokens_words.used is 'how often it was';
+comment on column metered.tokens_words.sole is 'whether it replaced the subject''s token before it';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$
@@ -4931,9 +5244,10 @@ begin
             purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,recorded_meanwhile,refund,
             refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
             release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
-            retire_scopes,revoke_token,revoke_tokens,scope_key,settle_away,settle_lease,shorter,spend,spend_range,
-            spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,unfinished,usage,
-            with_absent,with_keys,write_charges,write_exact,write_plain,written_here}')
+            retire_scopes,revoke_token,revoke_tokens,scope_key,search_entries,settle_away,settle_lease,
+            shorter,spend,spend_range,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,
+            unfinished,unsettled_spends,usage,usage_at,usage_known_from,with_absent,with_keys,write_charges,
+            write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -1,0 +1,136 @@
+-- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two entries, so
+-- a range costs the two look-ups, and a series of ranges one look-up for each edge.
+
+-- What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it;
+-- refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases
+-- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
+-- is known. STABLE, so that all its statements see one snapshot.
+create function metered.usage_at(of_scope text, times timestamptz[])
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
+    known_from timestamptz)
+language plpgsql stable
+as $$
+declare
+    tip  metered.ledger := metered.last_entry(of_scope);
+    open bigint[];
+    t    timestamptz;
+begin
+    perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
+        and array_position(times, null) is null, 'times');
+    open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
+    for i in 1..cardinality(times) loop
+        t := times[i] - interval '1 microsecond';       -- what happened at an edge is after it
+        unsettled := coalesce(open[i], 0);
+        if tip.at <= t then
+            seq := tip.seq;
+            spent := tip.spent;
+            refunded := tip.refunded;
+            credited := tip.credited;
+            refunded_after := 0;
+            return next;
+            continue;
+        end if;
+        select b.seq, b.spent, b.refunded into seq, spent, refunded
+        from metered.base(of_scope, tip.seq, tip.epoch, t) b;
+        if seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
+            seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
+            spent := 0;
+            refunded := 0;
+        elsif seq is null then
+            known_from := metered.usage_known_from(tip);
+            return next;
+            return;
+        end if;
+        credited := case when tip.credited = 0 then 0 else
+            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
+        -- What a purge took of refund_sum is of charges before seq.
+        refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
+            else metered.refunds_after(of_scope, tip.seq, seq) end;
+        return next;
+    end loop;
+end
+$$;
+
+-- What was spent from the open leases of a scope, from each time on until the next one. It reads all of their spends.
+create function metered.unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    r     record;
+begin
+    for r in
+        select width_bucket(x.at, times) as nth, sum(x.amount)::bigint as amount
+        -- In order, or the planner may take the index of the history, and read all that was ever settled.
+        from (select y.no from metered.leases y
+              where y.scope = of_scope and y.settled_at is null and y.mode = 's' order by y.ends_at) l,
+             lateral (select s.at, s.amount from metered.lease_spends s where s.lease = l.no and s.at >= times[1] offset 0) x
+        group by 1
+    loop
+        units[r.nth] := r.amount;
+    end loop;
+    return units;
+end
+$$;
+
+-- Since when the usage of a scope is known, of which a purge took entries: after the first of those that it left. That
+-- one counts no later than the clock repairs that follow it.
+create function metered.usage_known_from(tip metered.ledger) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    since timestamptz;
+    first int;
+begin
+    select l.at, l.epoch into since, first from metered.ledger l where l.scope = tip.scope and l.seq > 1 order by l.seq limit 1;
+    for e in first + 1..tip.epoch loop
+        since := least(since, (select l.at from metered.ledger l
+            where l.scope = tip.scope and l.epoch = e and (l.seq & 15 = 1 or l.kind = 'k') order by l.at, l.seq limit 1));
+    end loop;
+    return since + interval '1 microsecond';
+end
+$$;
+
+-- Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the
+-- texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to
+-- most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.
+create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
+    made_by metered.origin, named text)
+returns table (entry metered.ledger, matched boolean, more boolean)
+language plpgsql stable
+as $$
+declare
+    stop bigint;    -- the last entry to be read
+begin
+    perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    if backwards then
+        select min(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq desc limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
+        order by l.seq desc limit most + 1;
+    else
+        select max(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
+        order by l.seq limit most + 1;
+    end if;
+end
+$$;
