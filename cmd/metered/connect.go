@@ -37,7 +37,7 @@ func (a *app) open(ctx context.Context) (*pgxpool.Pool, error) {
 	if a.configure != nil {
 		a.configure(config)
 	}
-	a.user = config.ConnConfig.User
+	a.user = cmp.Or(config.ConnConfig.RuntimeParams["role"], config.ConnConfig.User)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, err

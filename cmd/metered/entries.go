@@ -29,7 +29,7 @@ go on behind the last one of a page. For a period of time, and for CSV, see mete
 	flags.Int64Var(&opts.After, "after", 0, "skip the entries up to this number")
 	flags.Int64Var(&opts.Before, "before", 0, "skip the entries from this number on")
 	flags.IntVarP(&opts.Max, "limit", "n", opts.Max, "list so many at most; 0 is all")
-	return a.does(c, needApplication, func(ctx context.Context, args []string) error {
+	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		opts.NewestFirst = !oldest
 		ledger, err := budget.New(budget.Config{Schema: a.schema})
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/inspect"
 )
 
 // The exit codes, as metered help exit-codes has them.
@@ -84,7 +85,7 @@ func (a *app) exit(ctx context.Context, err error) int {
 		return exitUsage
 	case errors.Is(err, errRefused):
 		return exitRefused
-	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired), errors.Is(err, metered.ErrUnknownOperation):
+	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired), errors.Is(err, inspect.ErrUnknown):
 		return exitUnknown
 	case notGranted(err):
 		return exitNotGranted

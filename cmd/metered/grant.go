@@ -13,20 +13,21 @@ import (
 func (a *app) grantCmd() *cobra.Command {
 	var apply bool
 	grants := map[string]func(schemaName, role string) (string, error){
-		"application": metered.GrantSQL, "maintenance": metered.GrantMaintenanceSQL,
+		"application": metered.GrantSQL, "maintenance": metered.GrantMaintenanceSQL, "reporting": metered.GrantReportingSQL,
 	}
-	names := []string{"application", "maintenance"}
+	names := []string{"application", "maintenance", "reporting"}
 	c := &cobra.Command{
-		Use:   "grant {application|maintenance} ROLE",
+		Use:   "grant {application|maintenance|reporting} ROLE",
 		Short: "Print or apply the grants that a role needs",
 		Long: `Grant prints the SQL that gives a role what it needs, or runs it, in one transaction, with --apply.
 
-  application  to charge, hold, mint and so on: all calls of the library but these:
-  maintenance  to purge and to repair the clock
+  application  to charge, hold, mint and so on: all calls of the library but those below; to sweep and verify
+  maintenance  to purge, and to repair the clock
+  reporting    to read the views, scopes, holds and operations, and nothing else: for the commands that look, and the page
 
 A role may have several. The role must exist. Apply as the schema's owner, after metered migrate up.`,
 		Example: `  metered grant application app
-  metered grant maintenance keeper --apply`,
+  metered grant reporting viewer --apply`,
 		Args:      cobra.ExactArgs(2),
 		ValidArgs: names,
 	}

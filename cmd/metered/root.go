@@ -61,7 +61,7 @@ const exitCodes = `The exit code says what came of a command:
   5    there is no such hold, operation or scope
   6    the role lacks a grant; the message says which
   7    the schema is missing, or older or newer than this build works with
-  130  interrupted: by Ctrl-C or SIGTERM
+  130  interrupted: by Ctrl-C or SIGTERM (top, serve and demo end so, with 0)
 
 A command that was interrupted, or failed, leaves nothing half done: each of its transactions is there or not. With
 --json the error is an object on the standard error: {"error": …, "code": …, "exit": …}.`
@@ -91,7 +91,8 @@ func (a *app) root() *cobra.Command {
 	for group, commands := range map[string][]*cobra.Command{
 		"set-up": {a.migrateCmd(), a.grantCmd()},
 		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.sweepCmd(), a.purgeCmd()},
-		"look":   {a.usageCmd(), a.entriesCmd()},
+		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.statementCmd(), a.holdsCmd(), a.holdCmd(),
+			a.operationCmd(), a.explainCmd()},
 		"page":   {},
 	} {
 		for _, c := range commands {

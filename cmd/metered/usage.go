@@ -24,7 +24,7 @@ credited, from one snapshot. What is held, and leased, counts beside what is use
 		Args: cobra.MinimumNArgs(1),
 	}
 	c.Flags().StringSliceVarP(&windows, "window", "w", windows, "the windows to look at: lifetime, or durations")
-	return a.does(c, needApplication, func(ctx context.Context, scopes []string) error {
+	return a.does(c, needReporting, func(ctx context.Context, scopes []string) error {
 		var queries []budget.Query
 		for _, scope := range scopes {
 			for _, text := range windows {
