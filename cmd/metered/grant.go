@@ -21,9 +21,9 @@ func (a *app) grantCmd() *cobra.Command {
 		Short: "Print or apply the grants that a role needs",
 		Long: `Grant prints the SQL that gives a role what it needs, or runs it, in one transaction, with --apply.
 
-  application  to charge, hold, mint and so on: all calls of the library but those below; to sweep and verify
+  application  to charge, hold, mint and so on: all calls of the library but those below; and to sweep
   maintenance  to purge, and to repair the clock
-  reporting    to read the views, scopes, holds and operations, and nothing else: for the commands that look, and the page
+  reporting    to read views, scopes, holds and operations, and nothing else: to look, to verify, and for the page
 
 A role may have several. The role must exist. Apply as the schema's owner, after metered migrate up.`,
 		Example: `  metered grant application app

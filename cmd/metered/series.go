@@ -109,4 +109,3 @@ func before(end time.Time, bucket budget.Bucket) time.Time {
 	}
 	return end.Add(-(parts + 1) * time.Duration(bucket))
 }
-

@@ -41,7 +41,7 @@ verified.`,
 	flags.IntVar(&opts.MaxDifferences, "max-differences", 1000, "stop after so many differences")
 	c.MarkFlagsMutuallyExclusive("scope", "after")
 	c.MarkFlagsMutuallyExclusive("scope", "checkpoint")
-	return a.does(c, needApplication, func(ctx context.Context, _ []string) error {
+	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
 			if opts.MaxDifferences == 0 {
 				return usagef("--max-differences: 0 is not 1 or more")
