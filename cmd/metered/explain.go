@@ -86,7 +86,13 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 		}
 		t := a.table("COUNTS AGAINST "+limitName(l.Limit)+", OLDEST FIRST", "AT", "LEAVES AT", "KIND", "AMOUNT", "ABOUT")
 		for _, o := range l.Oldest {
-			t.row("entry "+strconv.FormatInt(o.Seq, 10), o.At, o.At.Add(l.Limit.Window), o.Kind, o.Amount, about(o))
+			entry := "entry " + strconv.FormatInt(o.Seq, 10)
+			switch o.Kind {
+			case budget.KindCharge, budget.KindCapture:
+				t.row(entry, o.At, instant(o.At.Add(l.Limit.Window)), o.Kind, o.Amount, about(o))
+			case budget.KindRefund:
+				t.row(entry, o.At, "with its charge", o.Kind, -o.Amount, about(o))
+			}
 		}
 		all = append(all, t)
 	}

@@ -74,13 +74,23 @@ func instant(t time.Time) string {
 }
 
 func lasting(d time.Duration) string {
-	switch {
-	case d >= 48*time.Hour:
-		return fmt.Sprintf("%dd%s", d/(24*time.Hour), (d % (24 * time.Hour)).Round(time.Hour))
-	case d >= time.Second:
-		return d.Round(time.Millisecond).String()
+	whole := ""
+	if d >= 48*time.Hour {
+		whole = fmt.Sprintf("%dd", d/(24*time.Hour))
+		if d = (d % (24 * time.Hour)).Round(time.Hour); d == 0 {
+			return whole
+		}
 	}
-	return d.String()
+	if d >= time.Second {
+		d = d.Round(time.Millisecond)
+	}
+	text := d.String()
+	for _, zero := range []struct{ after, what string }{{"m", "0s"}, {"h", "0m"}} {
+		if strings.HasSuffix(text, zero.after+zero.what) {
+			text = strings.TrimSuffix(text, zero.what)
+		}
+	}
+	return whole + text
 }
 
 // terminal reports whether w is one, and how large it is.
