@@ -3,7 +3,6 @@ package budget
 import (
 	"cmp"
 	"context"
-	"errors"
 	"iter"
 	"time"
 
@@ -48,32 +47,41 @@ func (l *Ledger) Ahead(ctx context.Context, db Querier, tolerance time.Duration)
 			yield(ScopeAhead{}, invalid("tolerance", "%v is not from 1µs to %v", tolerance, maxClockTolerance))
 			return
 		}
-		done := errors.New("done")
-		err := l.scopePages(ctx, db, "", func(scopes []string) error {
-			rows, err := db.Query(ctx, l.sql.ahead, scopes, interval(tolerance))
-			if err != nil {
-				return failed("scopes ahead", err)
+		for after, n := "", scopesPage; n == scopesPage; {
+			scopes, err := l.listScopes(ctx, db, after)
+			var page []ScopeAhead
+			if err == nil {
+				page, err = l.aheadOf(ctx, db, scopes, tolerance)
 			}
-			page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s ScopeAhead, err error) {
-				var at, ahead int64
-				err = row.Scan(&s.Scope, &s.Seq, &at, &ahead)
-				s.At, s.Ahead = time.UnixMicro(at), time.Duration(ahead)*time.Microsecond
-				return s, err
-			})
 			if err != nil {
-				return failed("scopes ahead", err)
+				yield(ScopeAhead{}, err)
+				return
 			}
 			for _, s := range page {
 				if !yield(s, nil) {
-					return done
+					return
 				}
 			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, done) {
-			yield(ScopeAhead{}, err)
+			if n = len(scopes); n > 0 {
+				after = scopes[n-1]
+			}
 		}
 	}
+}
+
+// aheadOf returns those of the scopes that are ahead.
+func (l *Ledger) aheadOf(ctx context.Context, db Querier, scopes []string, tolerance time.Duration) ([]ScopeAhead, error) {
+	rows, err := db.Query(ctx, l.sql.ahead, scopes, interval(tolerance))
+	if err != nil {
+		return nil, failed("scopes ahead", err)
+	}
+	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s ScopeAhead, err error) {
+		var at, ahead int64
+		err = row.Scan(&s.Scope, &s.Seq, &at, &ahead)
+		s.At, s.Ahead = time.UnixMicro(at), time.Duration(ahead)*time.Microsecond
+		return s, err
+	})
+	return page, failed("scopes ahead", err)
 }
 
 const repairSQL = `

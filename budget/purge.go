@@ -22,7 +22,7 @@ type PurgeOptions struct {
 	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
-	// DryRun counts what would be deleted now, without a lock, and deletes nothing. Not with Forget. Defaults to false.
+	// DryRun counts what would be deleted now, without a lock, in READ ONLY transactions. Not with Forget. Defaults to false.
 	DryRun bool
 }
 
@@ -139,9 +139,11 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 }
 
 // countScope adds to the report what purgeScope would delete.
-func (l *Ledger) countScope(ctx context.Context, db Querier, scope string, opts PurgeOptions, report *PurgeReport) error {
+func (l *Ledger) countScope(ctx context.Context, pool *pgxpool.Pool, scope string, opts PurgeOptions, report *PurgeReport) error {
 	var entries int64
-	err := db.QueryRow(ctx, l.sql.purgeable, scope, interval(opts.OlderThan)).Scan(&entries)
+	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, l.sql.purgeable, scope, interval(opts.OlderThan)).Scan(&entries)
+	})
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return failed("purge", err)
 	}
@@ -153,36 +155,41 @@ func (l *Ledger) countScope(ctx context.Context, db Querier, scope string, opts 
 	return nil
 }
 
+// scopesPage is how many scopes are listed at once.
+const scopesPage = 1000
+
 // eachScope calls f for every scope after one, in order, with no statement left open.
-func (l *Ledger) eachScope(ctx context.Context, db Querier, after string, f func(scope string) error) error {
-	return l.scopePages(ctx, db, after, func(scopes []string) error {
+func (l *Ledger) eachScope(ctx context.Context, pool *pgxpool.Pool, after string, f func(scope string) error) error {
+	for n := scopesPage; n == scopesPage; {
+		var scopes []string
+		err := readOnly(ctx, pool, func(tx pgx.Tx) (err error) {
+			scopes, err = l.listScopes(ctx, tx, after)
+			return err
+		})
+		if err != nil {
+			return err
+		}
 		for _, scope := range scopes {
 			if err := f(scope); err != nil {
 				return err
 			}
+			after = scope
 		}
-		return nil
-	})
+		n = len(scopes)
+	}
+	return nil
 }
 
-// scopePages calls f with every page of scopes after one, in order, with no statement left open.
-func (l *Ledger) scopePages(ctx context.Context, db Querier, after string, f func(scopes []string) error) error {
-	const page = 1000
-	for {
-		rows, err := db.Query(ctx, l.sql.scopes, after, page)
-		if err != nil {
-			return failed("list scopes", err)
-		}
-		scopes, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			return failed("list scopes", err)
-		}
-		if err := f(scopes); err != nil {
-			return err
-		}
-		if len(scopes) < page {
-			return nil
-		}
-		after = scopes[len(scopes)-1]
+// listScopes returns the next scopes after one.
+func (l *Ledger) listScopes(ctx context.Context, db Querier, after string) ([]string, error) {
+	rows, err := db.Query(ctx, l.sql.scopes, after, scopesPage)
+	if err != nil {
+		return nil, failed("list scopes", err)
 	}
+	scopes, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return scopes, failed("list scopes", err)
+}
+
+func readOnly(ctx context.Context, pool *pgxpool.Pool, f func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, f)
 }

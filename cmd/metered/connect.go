@@ -20,9 +20,6 @@ const connectTimeout = 10 * time.Second
 
 // open returns a pool on the database. It has answered once.
 func (a *app) open(ctx context.Context) (*pgxpool.Pool, error) {
-	if _, err := schema.Parse(a.schema); err != nil {
-		return nil, usagef("--schema: %v", err)
-	}
 	config, err := pgxpool.ParseConfig(cmp.Or(a.url, os.Getenv("DATABASE_URL")))
 	if err != nil {
 		return nil, err

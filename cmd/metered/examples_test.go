@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
-
 )
 
 // endless are the commands that go on until they are interrupted.
@@ -74,4 +73,3 @@ func shellWords(t *testing.T, text string) (words []string) {
 	}
 	return words
 }
-

@@ -58,7 +58,9 @@ A role may have several. The role must exist. Apply as the schema's owner, after
 	})
 }
 
-// runSQL runs statements in one transaction.
+const ownerSQL = `select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = $1`
+
+// runSQL runs statements in one transaction, as the schema's owner.
 func (a *app) runSQL(ctx context.Context, sql string) error {
 	pool, err := a.open(ctx)
 	if err != nil {
@@ -69,6 +71,13 @@ func (a *app) runSQL(ctx context.Context, sql string) error {
 		return err
 	}
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var owner bool
+		if err := tx.QueryRow(ctx, ownerSQL, a.schema).Scan(&owner); err != nil {
+			return err
+		}
+		if !owner { // a grant by another is a warning, and does nothing
+			return fmt.Errorf("%w: it does not own the schema", metered.ErrNotGranted)
+		}
 		_, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
 		return err
 	})

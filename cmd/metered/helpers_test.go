@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"net/url"
 	"strings"
 	"sync"
@@ -30,6 +31,8 @@ type line struct {
 	ctx       context.Context
 	configure func(*pgxpool.Config)
 	until     func(out string) bool // interrupts it once this is true of what it has printed
+	silent    bool                  // nobody answers its questions
+	errs      *lockedBuffer         // what it says on the standard error
 }
 
 // cli is the command line on a pool's database, as the role that the pool acts as.
@@ -54,8 +57,17 @@ type result struct {
 // run runs a command line. A word with a space in it is given as it is.
 func (l *line) run(args ...string) result {
 	l.t.Helper()
-	var out, errs lockedBuffer
-	a := &app{streams: streams{strings.NewReader(l.in), &out, &errs}, configure: l.configure}
+	var out lockedBuffer
+	in, errs := io.Reader(strings.NewReader(l.in)), l.errs
+	if errs == nil {
+		errs = new(lockedBuffer)
+	}
+	if l.silent {
+		r, w := io.Pipe()
+		defer w.Close()
+		in = r
+	}
+	a := &app{streams: streams{in, &out, errs}, configure: l.configure}
 	if l.url != "" {
 		args = append(args, "--database-url", l.url)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -37,14 +38,24 @@ type state struct {
 	Previous    []string                   `json:"previous"`
 }
 
+// onlyReading begins READ ONLY transactions.
+type onlyReading struct{ *pgxpool.Pool }
+
+func (p onlyReading) Begin(ctx context.Context) (pgx.Tx, error) {
+	return p.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly})
+}
+
 func (a *app) state(ctx context.Context) (s state, err error) {
 	pool, err := a.open(ctx)
 	if err != nil {
 		return s, err
 	}
 	defer pool.Close()
-	r, err := metered.Validate(ctx, pool, a.schema)
-	return state{a.schema, r.Version, metered.SchemaVersion, r.OK(), append([]metered.SchemaDifference{}, r.Differences...),
+	r, err := metered.Validate(ctx, onlyReading{pool}, a.schema)
+	if r.Version == 0 {
+		r.Differences = nil // everything is missing
+	}
+	return state{a.schema, r.Version, metered.SchemaVersion, r.Version > 0 && r.OK(), append([]metered.SchemaDifference{}, r.Differences...),
 		append([]string{}, r.Previous...)}, err
 }
 

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
+
+	"github.com/pgmetered/metered/internal/schema"
 )
 
 // streams are what a command reads and writes.
@@ -115,6 +117,9 @@ func version() string {
 func (a *app) does(c *cobra.Command, needs need, f func(ctx context.Context, args []string) error) *cobra.Command {
 	c.RunE = func(c *cobra.Command, args []string) error {
 		a.started, a.needs = true, needs
+		if _, err := schema.Parse(a.schema); err != nil {
+			return usagef("--schema: %v", err)
+		}
 		return f(c.Context(), args)
 	}
 	if c.Args == nil {

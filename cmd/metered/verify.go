@@ -67,11 +67,15 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 	bar := a.progress("entries verified", entriesEstimated(ctx, pool, a.schema, opts.Scope))
 	saved := time.Now()
 	var unsaved error
+	var done budget.VerifyReport // of the scopes that were verified to their end
 	opts.Progress = func(r budget.VerifyReport) {
 		bar.at(before.Entries + r.Entries)
+		if r.Last != done.Last {
+			done = r
+		}
 		if time.Since(saved) > time.Second {
 			saved = time.Now()
-			unsaved = cmp.Or(unsaved, before.plus(r).save(file, a.schema))
+			unsaved = cmp.Or(unsaved, before.plus(done).save(file, a.schema))
 		}
 	}
 	r, err := ledger.Verify(ctx, pool, opts)
@@ -79,7 +83,7 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 	stopped := err != nil || len(r.Differences) >= opts.MaxDifferences
 	all := before.plus(r)
 	if stopped {
-		unsaved = all.save(file, a.schema)
+		unsaved = before.plus(done).save(file, a.schema)
 	} else if file != "" {
 		if gone := os.Remove(file); !errors.Is(gone, os.ErrNotExist) {
 			unsaved = gone
@@ -124,7 +128,13 @@ const estimateSQL = `select coalesce((select c.reltuples::bigint from pg_class c
 
 // entriesEstimated is about how many entries there are, -1 if that is not known.
 func entriesEstimated(ctx context.Context, pool *pgxpool.Pool, schemaName, scope string) (n int64) {
-	if scope != "" || pool.QueryRow(ctx, estimateSQL, pgx.Identifier{schemaName, "ledger"}.Sanitize()).Scan(&n) != nil || n <= 0 {
+	if scope != "" {
+		return -1
+	}
+	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, estimateSQL, pgx.Identifier{schemaName, "ledger"}.Sanitize()).Scan(&n)
+	})
+	if err != nil || n <= 0 {
 		return -1
 	}
 	return n
