@@ -15,14 +15,16 @@
 package console
 
 import (
+	"fmt"
 	"log/slog"
-	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/schema"
 )
 
 // ArgumentError says why a field of Config was refused.
@@ -55,20 +57,87 @@ type Config struct {
 
 // Handler serves the pages. It is safe for concurrent use, and works at the root or behind http.StripPrefix.
 type Handler struct {
-	pool *pgxpool.Pool
-	cfg  Config
+	pool  *pgxpool.Pool
+	cfg   Config
+	begin string        // the statements that begin each transaction
+	slots chan struct{} // has an element for each connection in use
+	live  *live
 }
 
 // New returns a Handler on a pool, or an *ArgumentError. It does not touch the database. The pool may lead to a replica.
 func New(pool *pgxpool.Pool, cfg Config) (*Handler, error) {
-	return &Handler{pool: pool, cfg: cfg}, nil
-}
-
-// ServeHTTP answers GET and HEAD.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	http.Error(w, "not yet", http.StatusNotImplemented)
+	if pool == nil {
+		return nil, fault.Invalid(errArgument, "pool", "is nil")
+	}
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, err
+	}
+	return &Handler{
+		pool: pool, cfg: cfg,
+		begin: fmt.Sprintf(beginSQL, cfg.Timeout.Milliseconds()),
+		slots: make(chan struct{}, cfg.MaxConns),
+		live:  newLive(cfg.Refresh, cfg.MaxViewers),
+	}, nil
 }
 
 // Close ends the streams of all viewers, and lets none begin: call it before http.Server.Shutdown, which waits for them
 // (http.Server.RegisterOnShutdown). Pages are served as before.
-func (h *Handler) Close() {}
+func (h *Handler) Close() { h.live.close() }
+
+var errArgument = fault.New("argument", "console: refused argument")
+
+// complete fills in defaults, and refuses what is out of bounds.
+func (c Config) complete() (Config, error) {
+	for _, s := range []struct{ field, name string }{{"Config.Schema", c.Schema}, {"Config.RiverSchema", c.RiverSchema}} {
+		if _, err := schema.Parse(s.name); err != nil {
+			return c, fault.Invalid(errArgument, s.field, "%s", err)
+		}
+	}
+	for _, d := range []struct {
+		field          string
+		value          *time.Duration
+		least, most, d time.Duration
+	}{
+		{"Config.Refresh", &c.Refresh, 100 * time.Millisecond, time.Hour, 2 * time.Second},
+		{"Config.Timeout", &c.Timeout, 10 * time.Millisecond, time.Minute, 2 * time.Second},
+	} {
+		if *d.value == 0 {
+			*d.value = d.d
+		}
+		if *d.value < d.least || *d.value > d.most {
+			return c, fault.Invalid(errArgument, d.field, "is %v, want %v to %v", *d.value, d.least, d.most)
+		}
+	}
+	for _, n := range []struct {
+		field   string
+		value   *int
+		most, d int
+	}{
+		{"Config.MaxConns", &c.MaxConns, 64, 2},
+		{"Config.MaxViewers", &c.MaxViewers, 10_000, 100},
+	} {
+		if *n.value == 0 {
+			*n.value = n.d
+		}
+		if *n.value < 1 || *n.value > n.most {
+			return c, fault.Invalid(errArgument, n.field, "is %d, want 1 to %d", *n.value, n.most)
+		}
+	}
+	if c.RiverUI != "" {
+		u, err := url.Parse(c.RiverUI)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return c, fault.Invalid(errArgument, "Config.RiverUI", "is not the address of a page: http or https, and a host")
+		}
+	}
+	if c.Title == "" {
+		c.Title = "metered"
+	}
+	if c.Location == nil {
+		c.Location = time.UTC
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c, nil
+}
