@@ -1,0 +1,131 @@
+// Package inspect reads what people who operate the library want to know: what is hot, what is held, what became of an
+// operation, why a charge would be refused. The command line and the page are made of it.
+//
+// Every call is a few statements without a lock, in whatever transaction it is given, READ ONLY too, and by a role that
+// has metered.GrantReportingSQL alone. Every call is bounded: it looks at no more than MaxLooked rows, whatever is in
+// the database, and lists go on by a cursor. No statement reads a large table from end to end.
+//
+// What a public call answers is not answered again: Ledger and Book are there for that.
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// Bounds of every call.
+const (
+	DefaultPage = 100    // rows of a list
+	MaxPage     = 1000   // of limit, rows of a list at most
+	MaxLooked   = 10_000 // rows that one call looks at
+)
+
+// Errors of this package, beside those of the public calls.
+var (
+	ErrArgument error = errArgument // every refused argument; the error is a *budget.ArgumentError
+	ErrUnknown  error = errUnknown  // no such scope or operation, or it was purged
+)
+
+var (
+	errArgument = fault.New("invalid_argument", "inspect: invalid argument")
+	errUnknown  = fault.New("unknown", "inspect: there is no such thing, or it was purged")
+)
+
+// DB is what a *pgxpool.Pool, a *pgx.Conn and a pgx.Tx have in common.
+type DB = budget.Querier
+
+// Reader reads one schema. It is safe for concurrent use if its DB is.
+type Reader struct {
+	// Ledger and Book answer the rest: Ledger.Usage, Entries and Check, and Book.Get, List, Due and History, on DB.
+	Ledger *budget.Ledger
+	Book   *holds.Book
+	DB     DB
+
+	schema schema.Name
+	river  string // River's job table, quoted
+}
+
+// New returns a Reader of the schema ("" means "metered"), and of River's tables where the search_path finds them.
+func New(db DB, schemaName string) (*Reader, error) {
+	if err := fault.NotNil(errArgument, "db", db); err != nil {
+		return nil, err
+	}
+	name, err := schema.Parse(schemaName)
+	if err != nil {
+		return nil, invalid("schema", "%s", err)
+	}
+	r := &Reader{DB: db, schema: name, river: pgx.Identifier{"river_job"}.Sanitize()}
+	if r.Ledger, err = budget.New(budget.Config{Schema: name.String()}); err != nil {
+		return nil, err
+	}
+	r.Book, err = holds.New(r.Ledger, holds.Config{})
+	return r, err
+}
+
+// WithRiver returns a Reader that finds River's tables in that schema; "" leaves it to the search_path.
+func (r *Reader) WithRiver(schemaName string) *Reader {
+	other := *r
+	other.river = pgx.Identifier{"river_job"}.Sanitize()
+	if schemaName != "" {
+		other.river = pgx.Identifier{schemaName, "river_job"}.Sanitize()
+	}
+	return &other
+}
+
+// On returns a Reader on another connection or transaction.
+func (r *Reader) On(db DB) *Reader {
+	other := *r
+	other.DB = db
+	return &other
+}
+
+func invalid(field, format string, args ...any) error {
+	return fault.Invalid(errArgument, field, format, args...)
+}
+
+func failed(doing string, err error) error { return fault.Failed("inspect", doing, err) }
+
+// pageSize is the size of a page, with its default.
+func pageSize(limit int) (int, error) {
+	if limit == 0 {
+		return DefaultPage, nil
+	}
+	if limit < 1 || limit > MaxPage {
+		return 0, invalid("limit", "%d is not from 1 to %d", limit, MaxPage)
+	}
+	return limit, nil
+}
+
+func checkText(field, text string) error { return fault.Text(errArgument, field, text, 255) }
+
+// query runs a statement of ours. It is planned at each call: a plan kept from when there was little reads all of it.
+func (r *Reader) query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return r.DB.Query(ctx, r.schema.SQL(sql), append([]any{pgx.QueryExecModeExec}, args...)...)
+}
+
+func (r *Reader) row(ctx context.Context, sql string, args ...any) pgx.Row {
+	return r.DB.QueryRow(ctx, r.schema.SQL(sql), append([]any{pgx.QueryExecModeExec}, args...)...)
+}
+
+// now is the database's clock.
+func (r *Reader) now(ctx context.Context) (now time.Time, err error) {
+	err = r.row(ctx, `select metered.clock()`).Scan(&now)
+	return now.UTC(), failed("clock", err)
+}
+
+// scopeKey is the key of the lock of a scope.
+func (r *Reader) scopeKey(scope string) int64 {
+	return lockkey.Of("metered/scope/"+r.schema.String(), scope)
+}
+
+// cursorTime is a time in a cursor, to the microsecond.
+func cursorTime(t time.Time) string { return fmt.Sprint(t.UnixMicro()) }
