@@ -126,7 +126,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		return nil, err
 	}
 	op := &operation{client: c, cmd: cmd, do: do, Operation: command.Operation{
-		Namespace: cmd.Namespace, ID: cmd.ID, IssuedAt: issuedAt(cmd),
+		Namespace: cmd.Namespace, ID: cmd.ID, Name: cmd.Name, IssuedAt: issuedAt(cmd),
 		Isolation: cmd.Isolation, EarlyRelease: cmd.EarlyRelease, LSN: cmd.LSN,
 	}}
 	op.Function = op.attempt

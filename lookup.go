@@ -24,6 +24,7 @@ import (
 type Operation struct {
 	Namespace string          `json:"namespace,omitempty"`
 	ID        string          `json:"id"`
+	Name      string          `json:"name,omitempty"` // Command.Name; "" also if a build of schema version 1 wrote it
 	Result    json.RawMessage `json:"result"`
 	Receipt   budget.Receipt  `json:"receipt"`            // without standings
 	Holds     []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed
@@ -31,10 +32,11 @@ type Operation struct {
 	IssuedAt  time.Time       `json:"issued_at,omitzero"` // zero if the id carried no time
 	Refusal   error           `json:"-"`                  // nil if it committed
 	Code      string          `json:"code,omitempty"`     // that of Refusal
+	Jobs      []int64         `json:"jobs,omitempty"`     // the first 1,000 of River's jobs that Tx.Enqueue made, by id
 }
 
 const lookupSQL = `
-select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal
+select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal, coalesce(name, ''), jobs
 from metered.operations
 where namespace = $1 and id = $2`
 
@@ -52,15 +54,16 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	}
 	var rec command.Record
 	var issued *time.Time
+	op := Operation{Namespace: namespace, ID: id}
 	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
-		Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal)
+		Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal, &op.Name, &op.Jobs)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Operation{}, fmt.Errorf("%w: %q in namespace %q", ErrUnknownOperation, id, namespace)
 	}
 	if err != nil {
 		return Operation{}, fault.Failed("metered", "look up", err)
 	}
-	op := Operation{Namespace: namespace, ID: id, Result: rec.Result, At: rec.At}
+	op.Result, op.At = rec.Result, rec.At
 	if op.Receipt, op.Holds, err = recorded(rec); err != nil {
 		return Operation{}, err
 	}

@@ -188,6 +188,15 @@ func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }
 
+// GrantReportingSQL renders the grants under which a role can read reports, and nothing else: the views, and the tables
+// that budget.Ledger.Usage, Entries and Check, and holds.Book.Get, List, Due and History read. It sees scopes, amounts, notes,
+// and what a caller put into a hold's metadata. It sees neither digests and payloads of tokens, nor results and fingerprints
+// of operations, and it cannot write, lock a row, or wait for one. What River's jobs are is not in this schema: grant select on
+// river_job beside it, to see them.
+func GrantReportingSQL(schemaName, role string) (string, error) {
+	return grants(schemaName, role, schema.Reporting)
+}
+
 func grants(schemaName, role string, set schema.Role) (string, error) {
 	n, err := parseSchema("schema", schemaName)
 	if err != nil {

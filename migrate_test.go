@@ -464,7 +464,7 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 		{"alter function metered.clock() set search_path = public", "", "function clock() differs: it is"},
 		{"alter function metered.clock() reset all; alter function metered.clock() immutable", "", "function clock() differs: it is"},
 		{"grant execute on function metered.clock() to public", "", "function clock() can be executed by everybody"},
-		{"alter table metered.ledger drop column next_due", "alter table metered.ledger add column next_due timestamptz", "column ledger.next_due is missing"},
+		{"alter table metered.ledger drop column anchor_at", "alter table metered.ledger add column anchor_at timestamptz", "column ledger.anchor_at is missing"},
 		{"alter table metered.ledger alter column held drop not null", "alter table metered.ledger alter column held set not null",
 			`column ledger.held differs: it is "bigint" and should be "bigint not null"`},
 		{"alter table metered.tokens alter column used set default 1", "alter table metered.tokens alter column used set default 0",
@@ -478,6 +478,9 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 			"alter table metered.tokens validate constraint tokens_uses_check", "NOT VALID"},
 		{"alter table metered.job_keys set unlogged", "alter table metered.job_keys set logged", "table job_keys differs"},
 		{"alter domain metered.units add constraint small check (value < 10)", "alter domain metered.units drop constraint small", "type units differs"},
+		{"drop view metered.scopes", "", "column scopes.clock_repairs is missing"},
+		{"drop view metered.scopes; create view metered.scopes as select 1 as scope", "", "column scopes.clock_repairs is missing"},
+		{"alter view metered.scopes owner to pg_monitor", "", "table scopes has another owner"},
 	} {
 		execute(t, pool, test.change)
 		found := validate(t, pool)

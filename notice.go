@@ -99,8 +99,14 @@ func notifyJobs(client *river.Client[pgx.Tx]) string {
 	return fmt.Sprintf(notifyJobsSQL, table.Sanitize())
 }
 
-// enqueued takes note of a job, if it is to be told.
+// maxJobIDs is how many jobs the record of an operation names.
+const maxJobIDs = 1000
+
+// enqueued takes note of a job, for the record, and if it is to be told.
 func (t *Tx) enqueued(r jobs.Result) {
+	if r.Created && len(t.jobIDs) < maxJobIDs {
+		t.jobIDs = append(t.jobIDs, r.JobID)
+	}
 	if t.client.cfg.NotifyJobs && r.Created {
 		t.jobs = append(t.jobs, jobs.Enqueued{ID: r.JobID, Queue: r.Job.Queue, Kind: r.Job.Kind, Key: jobs.Key(r.Job), Tenant: jobs.Tenant(r.Job)})
 	}

@@ -52,6 +52,7 @@ type Tx struct {
 	holds   []command.Step
 	done    []holds.Hold    // by the steps of holds
 	jobs    []jobs.Enqueued // made, and to be told
+	jobIDs  []int64         // made: the first maxJobIDs
 }
 
 // guarded is embedded under a name that is not exported.
@@ -76,7 +77,7 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	if err != nil {
 		return command.Ending{}, err
 	}
-	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds), Notice: tx.notice()}
+	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds), Notice: tx.notice(), Jobs: tx.jobIDs}
 	if tx.charged != nil {
 		end.Charges = &tx.charged.Charging
 		if pool := op.client.cfg.Leases; pool != nil {

@@ -193,7 +193,7 @@ func TestCarve_AClosedChildLetsNothingIn(t *testing.T) {
 		kinds = append(kinds, e.Kind)
 	}
 	require.Equal(t, []budget.Kind{budget.KindCredit, budget.KindCharge, budget.KindClose}, kinds)
-	require.Equal(t, "close", pgtest.Value[string](t, f.db, `select kind from metered.ledger_words where scope = 'run' order by seq desc limit 1`))
+	require.Equal(t, "close", pgtest.Value[string](t, f.db, `select kind from metered.statement where scope = 'run' order by seq desc limit 1`))
 }
 
 func TestCarve_HappensOncePerChild(t *testing.T) {

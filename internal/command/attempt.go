@@ -259,6 +259,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	charges, tolerance := sentCharges(end.Charges)
 	completed := e.sent(op, marker)
 	completed.Standing, completed.Leased = end.Charges != nil && end.Charges.Standing, end.Charges.Leased()
+	completed.Name, completed.Jobs = op.Name, end.Jobs
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
 		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 	if telling {

@@ -56,6 +56,7 @@ func (e *Engine) Inside(ctx context.Context) bool { return ctx.Value(inside{e}) 
 // Operation is a validated command.
 type Operation struct {
 	Namespace, ID string
+	Name          string
 	Key           int64 // of the claim's advisory lock
 	IssuedAt      *time.Time
 	Fingerprint   []byte
@@ -99,7 +100,7 @@ func (op *Operation) forget() {
 // Refused is op as one that was refused, with the reason as JSON: it records that, unless there is a record by now.
 func (op *Operation) Refused(reason string) *Operation {
 	return &Operation{
-		Namespace: op.Namespace, ID: op.ID, Key: op.Key, IssuedAt: op.IssuedAt, Fingerprint: op.Fingerprint, Isolation: pgx.ReadCommitted,
+		Namespace: op.Namespace, ID: op.ID, Name: op.Name, Key: op.Key, IssuedAt: op.IssuedAt, Fingerprint: op.Fingerprint, Isolation: pgx.ReadCommitted,
 		Function: func(context.Context, pgx.Tx) (Ending, error) { return Ending{Result: []byte{}, Refusal: &reason}, nil },
 	}
 }
@@ -111,6 +112,7 @@ type Ending struct {
 	Charges *ledger.Charging // nil for none
 	Refusal *string          // JSON: of an operation that was refused, with an empty Result and nothing to do
 	Notice  *Statement       // sent before the steps; nil for none
+	Jobs    []int64          // that the function made, for the record
 }
 
 // Statement is one whose answer says nothing.

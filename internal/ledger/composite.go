@@ -48,6 +48,18 @@ func textOrNull(s string) string {
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
+// numbersOrNull is an array of numbers, or null for none.
+func numbersOrNull(of []int64) string {
+	if len(of) == 0 {
+		return ""
+	}
+	all := make([]string, len(of))
+	for i, n := range of {
+		all[i] = number(n)
+	}
+	return text("{" + strings.Join(all, ",") + "}")
+}
+
 func boolean(b bool) string { return strconv.FormatBool(b) }
 
 func bytes(b []byte) string {

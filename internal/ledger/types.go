@@ -218,6 +218,8 @@ type Command struct {
 	Marker        string
 	Standing      bool // the receipt says what each limit stands at
 	Leased        bool // some of its charges are spent from leases
+	Name          string
+	Jobs          []int64 // what it made, for the record
 }
 
 // String is the command as text.
@@ -227,7 +229,7 @@ func (c Command) String() string {
 		timeout = number(int64(*c.TimeoutMS))
 	}
 	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker),
-		boolean(c.Standing), boolean(c.Leased))
+		boolean(c.Standing), boolean(c.Leased), textOrNull(c.Name), numbersOrNull(c.Jobs))
 }
 
 // PresentedToken is metered.presented_token; without a digest it is no token.

@@ -118,7 +118,7 @@ from pg_class c, pg_roles r
 where c.oid = to_regclass('metered.schema_version') and r.rolname = current_user`
 
 // becomeOwner acts as the owner of the tables from here on, so that all that is created belongs to
-// them. Before that it gives the owner the functions that are somebody else's.
+// them. Before that it gives the owner the functions and views that are somebody else's.
 func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []Difference) error {
 	var owner string // quoted
 	var other bool
@@ -126,8 +126,9 @@ func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []Differenc
 		return err
 	}
 	for _, d := range wrong {
-		if signature, ok := strings.CutPrefix(d.Object, "function "); ok && d.Problem == string(schema.Lost) {
-			if err := m.run(ctx, tx, "alter function metered."+signature+" owner to "+owner); err != nil {
+		kind, name, _ := strings.Cut(d.Object, " ")
+		if (kind == "function" || kind == "table") && d.Problem == string(schema.Lost) { // of tables only views come here
+			if err := m.run(ctx, tx, "alter "+kind+" metered."+name+" owner to "+owner); err != nil {
 				return err
 			}
 		}

@@ -98,10 +98,10 @@ func differences(wrong []schema.Difference) (all []Difference) {
 }
 
 // irreparable is ErrDiffers if some of the differences are more than Migrate can mend by
-// creating functions and types.
+// creating functions, views and types.
 func irreparable(wrong []schema.Difference) error {
 	left := slices.DeleteFunc(slices.Clone(wrong), func(d schema.Difference) bool {
-		return d.Object.Kind == "function" || d.Object.Kind == "type" && d.Problem == schema.Missing
+		return d.Object.Reparable() || d.Object.Kind == "type" && d.Problem == schema.Missing
 	})
 	if len(left) == 0 {
 		return nil

@@ -22,6 +22,12 @@ type Object struct {
 	Public bool
 }
 
+// Reparable: it is created again without a loss.
+func (o Object) Reparable() bool {
+	table, _, _ := strings.Cut(o.Name, ".")
+	return o.Kind == "function" || (o.Kind == "table" || o.Kind == "column") && wanted["table "+table].Definition == "view"
+}
+
 // Key names the object: "function clock()".
 func (o Object) Key() string { return o.Kind + " " + o.Name }
 
@@ -185,12 +191,12 @@ func (c Catalog) Differences() []Difference {
 	return all
 }
 
-// Unusable are those of the Differences that make calls fail: what is missing, and functions
+// Unusable are those of the Differences that make calls fail: what is missing, but for views, and functions
 // that are to be called otherwise. A clock that a test has set is none of them.
 func (c Catalog) Unusable() []Difference {
 	return slices.DeleteFunc(c.Differences(), func(d Difference) bool {
 		switch {
-		case d.Object.Kind == "index" || d.Object.Kind == "constraint":
+		case d.Object.Kind == "index" || d.Object.Kind == "constraint" || d.Object.Kind != "function" && d.Object.Reparable():
 			return true
 		case d.Problem == Missing:
 			return false

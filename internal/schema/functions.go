@@ -12,6 +12,7 @@ type Role uint8
 const (
 	Application Role = 1 << iota
 	Maintenance
+	Reporting
 )
 
 // Attributes that functions share.
@@ -40,15 +41,15 @@ type Function struct {
 // Functions are all that a role may execute. Whatever is not among them is for its owner, and
 // for functions that run with their owner's rights.
 var Functions = []Function{
-	{"clock", Application | Maintenance, plain},
-	{"keep_memory", Application | Maintenance, plain}, // clock calls it
+	{"clock", Application | Maintenance | Reporting, plain},
+	{"keep_memory", Application | Maintenance | Reporting, plain}, // clock calls it
 	{"block_commit", Application, plain},
 
 	{"lock_scopes", Application, owned},
 	{"charge", Application, write},
 	{"charge_each", Application, write + "\nset enable_bitmapscan = off"},
-	{"check_charge", Application, write},
-	{"usage", Application, write},
+	{"check_charge", Application | Reporting, write},
+	{"usage", Application | Reporting, write},
 	{"credit", Application, write},
 	{"refund", Application, write},
 	{"purge_scope", Maintenance, write},
@@ -75,8 +76,8 @@ var Functions = []Function{
 	{"expire_hold", Application, write},
 	{"sweep_holds", Application, write},
 	{"announced", Application, write},
-	{"due_holds", Application, readBatch},
-	{"hold_json", Application, write},
+	{"due_holds", Application | Reporting, readBatch},
+	{"hold_json", Application | Reporting, write},
 	{"lock_all", Application, write},
 	{"purge_holds", Maintenance, purgeBatch},
 

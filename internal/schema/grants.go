@@ -7,26 +7,35 @@ import (
 	"strings"
 )
 
-// Table is one that roles may read.
+// Table is a table or a view that roles may read.
 type Table struct {
 	Name  string
 	Roles Role
 }
 
-// Tables are all that a role may read.
+// Tables are all that a role may read. A reporting role does not read tokens, operations and keys of jobs
+// themselves: a view has what it may see of them.
 var Tables = []Table{
-	{"ledger", Application | Maintenance},
-	{"refund_sum", Application},
-	{"resources", Application},
-	{"leases", Application},
-	{"lease_spends", Application},
-	{"holds", Application},
-	{"hold_lines", Application},
-	{"hold_events", Application},
-	{"holds_horizon", Application},
+	{"ledger", Application | Maintenance | Reporting},
+	{"refund_sum", Application | Reporting},
+	{"resources", Application | Reporting},
+	{"leases", Application | Reporting},
+	{"lease_spends", Application | Reporting},
+	{"holds", Application | Reporting},
+	{"hold_lines", Application | Reporting},
+	{"hold_events", Application | Reporting},
+	{"holds_horizon", Application | Reporting},
 	{"operations", Application},
 	{"job_keys", Application},
-	{"schema_version", Application | Maintenance},
+	{"schema_version", Application | Maintenance | Reporting},
+	{"statement", Reporting},
+	{"scopes", Reporting},
+	{"holds_words", Reporting},
+	{"hold_events_words", Reporting},
+	{"leases_words", Reporting},
+	{"lease_spends_words", Reporting},
+	{"operations_words", Reporting},
+	{"tokens_words", Reporting},
 }
 
 // GrantSQL renders what the role, which is quoted, needs for the calls of a set, in the schema n.
@@ -130,8 +139,26 @@ func carryGrants(before []string) string {
 		}
 		fmt.Fprintf(&b, carrySQL, wrapped(names), strings.TrimPrefix(pairs, ","), strings.Join(readable(set), ", "))
 	}
+	fmt.Fprintf(&b, carryReportingSQL, strings.Join(readable(Reporting), ", "), strings.Join(executable(Reporting), ", "))
 	return b.String()
 }
+
+// carryReportingSQL goes by a view, since all that a reporting role may execute is an application's, too.
+const carryReportingSQL = `-- Whoever could read the reports can read those of this version.
+do $$
+declare
+    role regrole;
+begin
+    for role in
+        select a.grantee from pg_class c, aclexplode(c.relacl) a
+        where c.oid = to_regclass('metered.statement') and a.privilege_type = 'SELECT' and a.grantee not in (0, c.relowner)
+    loop
+        execute format('grant select on %s to %%s', role);
+        execute format('grant execute on function %s to %%s', role);
+    end loop;
+end
+$$;
+`
 
 const carrySQL = `-- Whoever could make the calls of the version before can make those of this one.
 do $$

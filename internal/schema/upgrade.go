@@ -38,8 +38,10 @@ func (u Upgrade) SQL() string {
 	}
 	for _, s := range all {
 		switch s.verb {
-		case "create function", "create view":
-			b.WriteString("\n" + strings.Replace(s.text, s.verb, strings.Replace(s.verb, "create", "create or replace", 1), 1))
+		case "create function":
+			b.WriteString("\n" + strings.Replace(s.text, "create function", "create or replace function", 1))
+		case "create view":
+			b.WriteString("\n" + replaceView(s))
 		case "comment on":
 			if u.From < Version { // a repair leaves comments as they are
 				b.WriteString("\n" + s.text)
@@ -55,6 +57,33 @@ func (u Upgrade) SQL() string {
 	}
 	return b.String()
 }
+
+// replaceView replaces a view, also by one that lacks a column of the old one: that one is dropped then, and who could
+// read it can read the new one. A view of somebody's that reads the old one stops that.
+func replaceView(s statement) string {
+	_, query, _ := strings.Cut(s.text, "create view metered."+s.name+" as\n")
+	return fmt.Sprintf(replaceViewSQL, s.name, strings.TrimSuffix(strings.TrimSpace(query), ";"))
+}
+
+const replaceViewSQL = `do $$
+declare
+    query  text := $view$%[2]s$view$;
+    grants text[];
+    again  text;
+begin
+    execute 'create or replace view metered.%[1]s as ' || query;
+exception when invalid_table_definition then
+    grants := array(
+        select format('grant %%s on metered.%[1]s to %%s', a.privilege_type, case when a.grantee = 0 then 'public' else a.grantee::regrole::text end)
+        from pg_class c, aclexplode(c.relacl) a where c.oid = to_regclass('metered.%[1]s') and a.grantee <> c.relowner);
+    drop view metered.%[1]s;
+    execute 'create view metered.%[1]s as ' || query;
+    foreach again in array grants loop
+        execute again;
+    end loop;
+end
+$$;
+`
 
 // MigrationLock is the advisory lock that migrations queue on, also those of a tool.
 var MigrationLock = lockkey.Of("metered/migrate", "")

@@ -253,6 +253,8 @@ create table metered.operations (
     ats         timestamptz[],          -- the time of each entry
     holds       text[],                 -- JSON: what was placed, captured, released
     refusal     json,                   -- of one that was refused: why; its result is empty
+    name        text collate "C",       -- what the command is; null for none, and of a record of version 1
+    jobs        bigint[],               -- the ids of River's jobs that it made
     primary key (namespace, id)
 );
 

@@ -59,9 +59,10 @@ create type metered.capture_terms as (closing boolean, policy text, entity text)
 -- A command as its first and its last statement name it. key is that of its id's lock.
 -- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
 -- settings, since the transaction is the caller's. standing: its receipt says what limits stand at. leased: some of its
--- charges are spent from leases.
+-- charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.
 create type metered.new_command as (
-    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean);
+    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
+    name text, jobs bigint[]);
 
 -- A token as it was presented.
 create type metered.presented_token as (digest bytea, purpose text, subject text);

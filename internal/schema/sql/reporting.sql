@@ -1,0 +1,170 @@
+-- What people and their tools read: the tables with words for kinds and states, and without what
+-- is nobody's business. No function of a command reads them. See metered.GrantReportingSQL.
+--
+-- They are stable: a later version may add columns at the end, and changes none. A view belongs to
+-- the schema's owner and reads with the owner's rights; so whoever may read the view needs no right
+-- on its tables. None of them hides rows, so none is a security_barrier, which would keep conditions
+-- from the indexes. Now is the statement's time: a view that called metered.clock() would
+-- demand a right to execute it.
+
+-- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1
+-- ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time
+-- alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.
+create view metered.statement as
+select l.scope,                                 -- what is charged
+    l.seq,                                      -- 1, 2, 3 and so on in the scope
+    l.at,                                       -- by the database's clock
+    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
+        when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire' end as kind, -- what the entry does
+    l.amount,                                   -- of the entry, never negative
+    case when l.kind in ('c', 'u') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
+    l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
+    l.held,                                     -- in open holds now
+    l.spent,                                    -- charges so far
+    l.refunded,                                 -- refunds so far
+    l.credited,                                 -- credits so far
+    l.ref as refunds_seq,                       -- of a refund: the number of its charge
+    l.hold,                                     -- the hold's id, where the entry is about one alone
+    l.namespace,                                -- of the operation
+    l.operation,                                -- the operation's id
+    l.note ->> 'actor' as actor,                -- who made it
+    l.note ->> 'tenant' as tenant,              -- for whom
+    l.note ->> 'correlation' as correlation,    -- what it belongs to
+    l.note ->> 'reason' as reason,              -- why
+    l.note ->> 'occurred_at' as occurred_at     -- of a usage event: when it happened, in ISO 8601
+from metered.ledger l;
+
+-- What each scope stands at, by its last entry. One scope, or a range of names, takes 20
+-- microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is
+-- indexed by time, and each scope's last entry: 0.1 s for ten thousand scopes.
+create view metered.scopes as
+select f.scope,                                 -- its name
+    l.seq as entries,                           -- how many entries were ever made
+    l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits
+    l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
+    l.spent,                                    -- charges
+    l.refunded,                                 -- refunds
+    l.credited,                                 -- credits
+    f.at as first_at,                           -- when the first entry was made
+    l.at as last_at,                            -- when the last entry was made
+    l.epoch as clock_repairs,                   -- so many
+    coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and given back: nothing new is let in
+    r.created_at,                               -- when it was declared; null if it was not
+    r.retired_at                                -- since when nothing new is let in that demands a declared scope
+from metered.ledger f
+    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due
+        from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
+    left join metered.resources r on r.scope = f.scope
+where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
+
+-- Holds, with words for their states. One that is due has expired, whether that is recorded or not.
+-- By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units
+-- and reason cost a look-up for each row that is shown. Everything else reads all holds.
+create view metered.holds_words as
+select h.no,                                    -- the number of the hold, in the order of placing
+    h.tenant,                                   -- keeps the ids of tenants apart
+    h.id,                                       -- chosen by the caller, or made up
+    h.holder,                                   -- who has it
+    case when h.state = 'h' and h.due <= pg_catalog.statement_timestamp() then 'expired' when h.state = 'h' then 'held'
+        when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
+        when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
+    h.placed_at,                                -- when it was placed
+    h.deadline,                                 -- when it ends, unless it is extended
+    h.due,                                      -- deadline and grace: its units are free from here on
+    case when h.state = 'h' and h.due <= pg_catalog.statement_timestamp() then h.due else h.ended_at end as ended_at, -- when it ended
+    h.claim,                                    -- the scope of what is claimed, if it is a claim
+    h.entity,                                   -- what a capture linked
+    h.metadata,                                 -- of the caller
+    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
+    (select jsonb_object_agg(l.scope, l.captured) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
+    case when h.state = 'r' or h.returned then (
+        select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
+from metered.holds h;
+
+-- What happened to holds, with words for the transitions. By tenant and id it reads an index;
+-- everything else reads all that ever happened.
+create view metered.hold_events_words as
+select h.tenant,                                -- of the hold
+    h.id,                                       -- of the hold
+    e.version,                                  -- 1, 2, 3 and so on in the hold
+    case e.kind when 'h' then 'placed' when 'p' then 'captured in part' when 'c' then 'captured' when 'e' then 'extended'
+        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part' when 'b' then 'returned' end as kind, -- what happened
+    e.at,                                       -- when it was recorded
+    e.deadline,                                 -- the new one, of a placement or an extension
+    e.entity,                                   -- what a capture linked
+    e.detail,                                   -- more about it
+    e.note,                                     -- actor, tenant, correlation, reason
+    e.namespace,                                -- of the operation
+    e.operation                                 -- the operation's id
+from metered.hold_events e join metered.holds h on h.no = e.hold;
+
+-- Leases, with words. By no, or by scope, it reads an index; everything else reads all leases.
+create view metered.leases_words as
+select l.no,                                    -- the number of the lease
+    l.scope,                                    -- whose units they are
+    l.owner,                                    -- the process that opened it
+    l.child,                                    -- the scope that its units were carved for
+    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are told
+    case when l.settled_at is not null then 'settled' when l.ends_at <= pg_catalog.statement_timestamp() then 'ended' else 'out' end as state, -- ended: its time is over, and nobody has settled it
+    l.opened_at,                                -- when it was opened
+    l.ends_at,                                  -- nothing is spent of it from here on
+    l.settled_at,                               -- when it was settled
+    l.settled_by,                               -- who settled it
+    l.granted,                                  -- units that it held
+    l.spent,                                    -- of granted, what was captured when it was settled
+    l.opened_seq,                               -- the entry of the ledger that holds its units
+    l.settled_seq                               -- the last entry of its end
+from metered.leases l;
+
+-- What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.
+create view metered.lease_spends_words as
+select s.lease,                                 -- leases_words.no
+    s.at_offset,                                -- where its range begins in the lease
+    s.amount,                                   -- units
+    s.at,                                       -- when
+    s.namespace,                                -- of the operation
+    s.operation,                                -- the operation's id, where a command spent it
+    s.note ->> 'actor' as actor,                -- who spent it
+    s.note ->> 'tenant' as tenant,              -- for whom
+    s.note ->> 'correlation' as correlation,    -- what it belongs to
+    s.note ->> 'reason' as reason               -- why
+from metered.lease_spends s;
+
+-- Commands that committed, and refusals that were to be remembered; usage events, too. Without the
+-- input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads
+-- an index; everything else reads all records.
+create view metered.operations_words as
+select o.namespace,                             -- keeps the ids of tenants apart
+    o.id,                                       -- chosen by the caller
+    o.name,                                     -- what the command is; null of a usage event, and of a record of version 1
+    case when o.refusal is null then 'committed' else 'refused' end as state, -- what became of it
+    o.at,                                       -- when it was completed
+    o.issued_at,                                -- the time that the id carries, if it does
+    o.scopes,                                   -- what was charged
+    o.amounts,                                  -- what each was charged
+    o.seqs,                                     -- the number of each entry; 0 of what was spent from a lease
+    o.ats,                                      -- the time of each entry
+    (select jsonb_agg(jsonb_build_object('tenant', j.h ->> 'tenant', 'id', j.h ->> 'id', 'state', case
+            when (j.h ->> 'returned')::boolean then 'returned' else case j.h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end))
+        from (select x::json as h from unnest(o.holds) x) j) as holds, -- what it placed, captured, released or gave back
+    o.jobs,                                     -- the ids of River's jobs that it made
+    o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
+    o.refusal ->> 'text' as refusal_text,       -- the same for people
+    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a denial by limits: which, and by how much
+from metered.operations o;
+
+-- Tokens without what one could use: neither the token, which is stored nowhere, nor its digest, nor
+-- its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for;
+-- everything else reads all tokens.
+create view metered.tokens_words as
+select t.purpose,                               -- what it grants
+    t.subject,                                  -- to whom or for what
+    case when t.used >= t.uses then 'used up' when t.revoked then 'revoked'
+        when t.ended_at is not null or t.expires_at <= pg_catalog.statement_timestamp() then 'expired' else 'open' end as state, -- what became of it
+    t.minted_at,                                -- when it was minted
+    t.expires_at,                               -- when it is no longer good
+    t.ended_at,                                 -- last use, revocation, or expiry seen by a revocation
+    t.uses,                                     -- how often it can be used
+    t.used,                                     -- how often it was
+    t.sole                                      -- whether it replaced the subject's token before it
+from metered.tokens t;
