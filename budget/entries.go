@@ -59,20 +59,25 @@ type EntriesOptions struct {
 	After       int64 // skips entries up to this number: pass the last Seq seen to go on
 	Before      int64 // does the same for NewestFirst: it skips entries from this number on; defaults to 0, none
 	Max         int   // ends the iteration after so many entries; defaults to 0, all
+	// From and To restrict it to the entries of a range of time, as UsageBetween has it: from From on until before To. They
+	// are looked up once, in one more round trip, so a page costs the same wherever it is. If a purge took entries of the range it is
+	// a *PurgedError. Each defaults to the zero time, no restriction.
+	From, To time.Time
 }
 
 const entriesPage = 500
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
-const entrySQL = `
-select scope, seq, kind::text, amount, (extract(epoch from at) * 1000000)::bigint, epoch, spent, refunded, credited, held,
+const entryColumns = `scope, seq, kind::text, amount, (extract(epoch from at) * 1000000)::bigint, epoch, spent, refunded, credited, held,
     (extract(epoch from nullif(next_due, '-infinity')) * 1000000)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''),
     coalesce(note ->> 'actor', ''), coalesce(note ->> 'tenant', ''), coalesce(note ->> 'correlation', ''), coalesce(note ->> 'reason', ''),
-    coalesce(note ->> 'occurred_at', '')
-from metered.ledger
-where scope = $1 and seq > $2 and seq < $3 `
+    coalesce(note ->> 'occurred_at', '')`
 
 const (
+	entrySQL = `
+select ` + entryColumns + `
+from metered.ledger
+where scope = $1 and seq > $2 and seq < $3 `
 	entriesSQL = entrySQL + `order by seq limit $4`
 	newestSQL  = entrySQL + `order by seq desc limit $4`
 )
@@ -81,20 +86,12 @@ const (
 // statement open in between, so the loop may use db. An error is the iteration's last element.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		if err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope)); err != nil {
+		after, before, err := l.between(ctx, db, scope, opts)
+		if err != nil {
 			yield(Entry{}, err)
 			return
 		}
-		for _, option := range []struct {
-			field string
-			value int64
-		}{{"After", opts.After}, {"Before", opts.Before}, {"Max", int64(opts.Max)}} {
-			if option.value < 0 {
-				yield(Entry{}, invalid("EntriesOptions."+option.field, "%d is negative", option.value))
-				return
-			}
-		}
-		after, before, left := opts.After, cmp.Or(opts.Before, math.MaxInt64), opts.Max
+		left := opts.Max
 		sql := l.sql.entries
 		if opts.NewestFirst {
 			sql = l.sql.newest
@@ -110,7 +107,7 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 				yield(Entry{}, failed("entries", err))
 				return
 			}
-			page, err := pgx.CollectRows(rows, scanEntry)
+			page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Entry, error) { return scanEntry(row) })
 			if err != nil {
 				yield(Entry{}, failed("entries", err))
 				return
@@ -133,15 +130,58 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 	}
 }
 
-func scanEntry(row pgx.CollectableRow) (Entry, error) {
+// between is what opts leaves of a chain: the entries after one number, and before another.
+func (l *Ledger) between(ctx context.Context, db Querier, scope string, opts EntriesOptions) (after, before int64, err error) {
+	if err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope)); err != nil {
+		return 0, 0, err
+	}
+	for _, option := range []struct {
+		field string
+		value int64
+	}{{"After", opts.After}, {"Before", opts.Before}, {"Max", int64(opts.Max)}} {
+		if option.value < 0 {
+			return 0, 0, invalid("EntriesOptions."+option.field, "%d is negative", option.value)
+		}
+	}
+	after, before = opts.After, cmp.Or(opts.Before, math.MaxInt64)
+	var times []time.Time
+	for _, t := range []time.Time{opts.From, opts.To} {
+		if !t.IsZero() {
+			times = append(times, upToMicro(t))
+		}
+	}
+	if len(times) == 0 {
+		return after, before, nil
+	}
+	if err := cmp.Or(checkTime("EntriesOptions.From", opts.From), checkTime("EntriesOptions.To", opts.To)); err != nil {
+		return 0, 0, err
+	}
+	if len(times) == 2 && !times[0].Before(times[1]) {
+		return 0, 0, invalid("EntriesOptions.To", "is not after From")
+	}
+	at, err := l.sumsAt(ctx, db, scope, times)
+	if err != nil {
+		return 0, 0, err
+	}
+	if !opts.From.IsZero() {
+		after = max(after, at[0].seq)
+	}
+	if !opts.To.IsZero() {
+		before = min(before, at[len(at)-1].seq+1)
+	}
+	return after, before, nil
+}
+
+// scanEntry reads an entry, and what follows it in the row.
+func scanEntry(row pgx.CollectableRow, more ...any) (Entry, error) {
 	var e Entry
 	var kind string
 	var at int64
 	var due *int64
 	var occurred string
-	err := row.Scan(&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
+	err := row.Scan(append([]any{&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
 		&due, &e.Ref, &e.Hold, &e.Namespace, &e.Operation,
-		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &occurred)
+		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &occurred}, more...)...)
 	if err != nil {
 		return Entry{}, err
 	}

@@ -28,7 +28,7 @@ var (
 	ErrNotGranted    error = fault.ErrNotGranted    // the role has not been given what the call needs
 	ErrClock         error = errClock               // the last entry is too far ahead of the clock (Config.ClockTolerance): a *ClockError
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
-	ErrWindowPurged  error = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
+	ErrWindowPurged  error = errWindowPurged // an answer by time is a *PurgedError
 	// ErrLimitQuery: the query of a Limit.MaxFrom failed, or did not answer with an integer from 0 to MaxLimit.
 	ErrLimitQuery error = fault.New("limit_query", "budget: the query of a limit")
 )
@@ -56,9 +56,10 @@ var (
 )
 
 var (
-	errArgument = fault.New("invalid_argument", "budget: invalid argument")
-	errExceeded = fault.New("budget_exceeded", "budget: limit exceeded")
-	errClock    = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
+	errArgument     = fault.New("invalid_argument", "budget: invalid argument")
+	errExceeded     = fault.New("budget_exceeded", "budget: limit exceeded")
+	errWindowPurged = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
+	errClock        = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
 
 	errScopeUnknown = fault.New("scope_unknown", "budget: no such scope was created")
 	errScopeRetired = fault.New("scope_retired", "budget: the scope was retired")

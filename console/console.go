@@ -16,6 +16,7 @@ package console
 
 import (
 	"fmt"
+	"html/template"
 	"log/slog"
 	"net/url"
 	"time"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/inspect"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -57,11 +59,14 @@ type Config struct {
 
 // Handler serves the pages. It is safe for concurrent use, and works at the root or behind http.StripPrefix.
 type Handler struct {
-	pool  *pgxpool.Pool
-	cfg   Config
-	begin string        // the statements that begin each transaction
-	slots chan struct{} // has an element for each connection in use
-	live  *live
+	pool   *pgxpool.Pool
+	cfg    Config
+	begin  string        // the statements that begin each transaction
+	slots  chan struct{} // has an element for each connection in use
+	live   *live
+	reader *inspect.Reader
+	pages  map[string]shown // by path
+	wrong  *template.Template
 }
 
 // New returns a Handler on a pool, or an *ArgumentError. It does not touch the database. The pool may lead to a replica.
@@ -73,12 +78,19 @@ func New(pool *pgxpool.Pool, cfg Config) (*Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Handler{
+	reader, err := inspect.New(pool, cfg.Schema)
+	if err != nil {
+		return nil, err
+	}
+	h := &Handler{
 		pool: pool, cfg: cfg,
-		begin: fmt.Sprintf(beginSQL, cfg.Timeout.Milliseconds()),
-		slots: make(chan struct{}, cfg.MaxConns),
-		live:  newLive(cfg.Refresh, cfg.MaxViewers),
-	}, nil
+		begin:  fmt.Sprintf(beginSQL, cfg.Timeout.Milliseconds()),
+		slots:  make(chan struct{}, cfg.MaxConns),
+		live:   newLive(cfg.Refresh, cfg.MaxViewers),
+		reader: reader.WithRiver(cfg.RiverSchema),
+	}
+	h.pages = h.parse()
+	return h, nil
 }
 
 // Close ends the streams of all viewers, and lets none begin: call it before http.Server.Shutdown, which waits for them

@@ -96,12 +96,12 @@ func (u usagePlot) svg(l look) ([]byte, error) {
 
 // timeline is when holds began and ended.
 type timeline struct {
-	holds    []span // newest first
+	holds    []bar // newest first
 	from, to time.Time
 	zone     *time.Location
 }
 
-type span struct {
+type bar struct {
 	name     string
 	state    string
 	from, to time.Time

@@ -50,6 +50,7 @@ var Functions = []Function{
 	{"charge_each", Application, write + "\nset enable_bitmapscan = off"},
 	{"check_charge", Application | Reporting, write},
 	{"usage", Application | Reporting, write},
+	{"usage_at", Application | Reporting, write},
 	{"credit", Application, write},
 	{"refund", Application, write},
 	{"purge_scope", Maintenance, write},

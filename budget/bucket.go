@@ -1,0 +1,154 @@
+package budget
+
+import (
+	"time"
+)
+
+// Bucket says how a Series cuts a range: ByHour, ByDay, ByWeek, ByMonth, or a fixed length such as
+// Bucket(15 * time.Minute), in whole microseconds, counted from the range's beginning.
+//
+// The others follow the clock of a place. A day begins at midnight there, so it may have 23 or 25 hours. If that
+// midnight is skipped (daylight saving begins), the day begins right after what was skipped; a day that is skipped whole
+// has no bucket. If midnight comes twice, the day begins at the first. Weeks begin on Monday, months on the 1st. An hour that
+// comes twice is two buckets; where the clock is set by half an hour, an hour may have 30 or 90 minutes.
+type Bucket time.Duration
+
+const (
+	ByHour  Bucket = -1
+	ByDay   Bucket = -2
+	ByWeek  Bucket = -3
+	ByMonth Bucket = -4
+)
+
+// MaxBuckets is how many buckets a Series may have: a day by the minute, eleven weeks by the hour, five years by the day.
+const MaxBuckets = 2000
+
+var bucketNames = map[Bucket]string{ByHour: "hour", ByDay: "day", ByWeek: "week", ByMonth: "month"}
+
+// ParseBucket reads hour, day, week, month, or a duration as time.ParseDuration does.
+func ParseBucket(text string) (Bucket, error) {
+	for b, name := range bucketNames {
+		if text == name {
+			return b, nil
+		}
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 || Bucket(d).check() != nil {
+		return 0, invalid("bucket", "is neither hour, day, week nor month, nor a duration in whole microseconds")
+	}
+	return Bucket(d), nil
+}
+
+// String is what ParseBucket reads.
+func (b Bucket) String() string {
+	if name, ok := bucketNames[b]; ok {
+		return name
+	}
+	return time.Duration(b).String()
+}
+
+func (b Bucket) check() error {
+	switch {
+	case b == 0:
+		return invalid("bucket", "is missing: write budget.ByDay, or budget.Bucket(15 * time.Minute)")
+	case b < ByMonth:
+		return invalid("bucket", "%d is negative", int64(b))
+	case b > 0 && time.Duration(b)%time.Microsecond != 0:
+		return invalid("bucket", "%v is not in whole microseconds", time.Duration(b))
+	}
+	return nil
+}
+
+// edges are where the buckets of a range begin, and where the last one ends: from, what lies between, to.
+func (b Bucket) edges(from, to time.Time, loc *time.Location) ([]time.Time, error) {
+	edges := []time.Time{from}
+	next := b.walk(from, loc)
+	for {
+		edge := next()
+		if !edge.Before(to) {
+			return append(edges, to), nil
+		}
+		if edge.After(edges[len(edges)-1]) {
+			edges = append(edges, edge)
+		}
+		if len(edges) > MaxBuckets {
+			return nil, invalid("bucket", "%v cuts the range into more than %d", b, MaxBuckets)
+		}
+	}
+}
+
+// walk returns what finds one edge after the other. Edges ascend; the first may be before from, and one may come twice.
+func (b Bucket) walk(from time.Time, loc *time.Location) (next func() time.Time) {
+	from = from.In(loc)
+	edge := from
+	if b == ByHour {
+		return func() time.Time {
+			edge = nextHour(edge)
+			return edge
+		}
+	}
+	if b > 0 {
+		return func() time.Time {
+			edge = edge.Add(time.Duration(b))
+			return edge
+		}
+	}
+	years, months, days := from.Date()
+	day := time.Date(years, months, days, 0, 0, 0, 0, time.UTC) // a date, and no instant
+	switch b {
+	case ByWeek:
+		day = day.AddDate(0, 0, -(int(day.Weekday())+6)%7)
+	case ByMonth:
+		day = day.AddDate(0, 0, 1-days)
+	}
+	return func() time.Time {
+		switch b {
+		case ByDay:
+			day = day.AddDate(0, 0, 1)
+		case ByWeek:
+			day = day.AddDate(0, 0, 7)
+		case ByMonth:
+			day = day.AddDate(0, 1, 0)
+		}
+		return firstAt(day, loc)
+	}
+}
+
+// firstAt is the first instant at which the clock of a place shows wall (given in UTC) or later. time.Date does not say
+// which of two instants it returns, and returns one before a gap.
+func firstAt(wall time.Time, loc *time.Location) time.Time {
+	const farthest = 26 * time.Hour // no place's clock is farther from UTC
+	period := wall.Add(-farthest).In(loc)
+	for {
+		begins, ends := period.ZoneBounds()
+		_, offset := period.Zone()
+		at := wall.Add(-time.Duration(offset) * time.Second).In(loc)
+		if at.Before(begins) {
+			at = begins // what it would have shown was skipped
+		}
+		if ends.IsZero() || at.Before(ends) {
+			return at
+		}
+		period = ends
+	}
+}
+
+// nextHour is the next instant at which the clock shows a full hour, or is set to another hour than it was in.
+func nextHour(t time.Time) time.Time {
+	for {
+		_, offset := t.Zone()
+		_, ends := t.ZoneBounds()
+		next := t.Add(time.Duration(3600-mod(t.Unix()+int64(offset), 3600))*time.Second - time.Duration(t.Nanosecond()))
+		if ends.IsZero() || next.Before(ends) {
+			return next
+		}
+		_, after := ends.Zone()
+		was, is := ends.Unix()+int64(offset)-1, ends.Unix()+int64(after)
+		if mod(is, 3600) == 0 || is-mod(is, 3600) != was-mod(was, 3600) {
+			return ends
+		}
+		t = ends
+	}
+}
+
+func mod(a, b int64) int64 { return (a%b + b) % b }

@@ -1,0 +1,155 @@
+package budget
+
+import (
+	"testing"
+	"time"
+	_ "time/tzdata" // the same rules on every machine
+
+	"github.com/stretchr/testify/require"
+)
+
+func place(t testing.TB, name string) *time.Location {
+	t.Helper()
+	loc, err := time.LoadLocation(name)
+	require.NoError(t, err)
+	return loc
+}
+
+// local is the first instant at which a clock shows a time; offset tells two apart.
+func local(t testing.TB, text string, loc *time.Location) time.Time {
+	t.Helper()
+	at, err := time.Parse("2006-01-02 15:04 -0700", text)
+	require.NoError(t, err)
+	return at.In(loc)
+}
+
+func edgesOf(t testing.TB, b Bucket, zone, from, to string) (all []string) {
+	t.Helper()
+	loc := place(t, zone)
+	edges, err := b.edges(local(t, from, loc), local(t, to, loc), loc)
+	require.NoError(t, err)
+	for _, e := range edges {
+		all = append(all, e.In(loc).Format("2006-01-02 15:04 -0700"))
+	}
+	return all
+}
+
+func TestBucket_EdgesAtChangesOfTheClock(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		bucket   Bucket
+		zone     string
+		from, to string
+		between  []string
+	}{
+		"a day of 23 hours": {ByDay, "Europe/Berlin", "2026-03-28 00:00 +0100", "2026-03-31 00:00 +0200",
+			[]string{"2026-03-29 00:00 +0100", "2026-03-30 00:00 +0200"}},
+		"a day of 25 hours": {ByDay, "Europe/Berlin", "2026-10-24 12:00 +0200", "2026-10-26 12:00 +0100",
+			[]string{"2026-10-25 00:00 +0200", "2026-10-26 00:00 +0100"}},
+		"an hour is skipped": {ByHour, "Europe/Berlin", "2026-03-29 00:30 +0100", "2026-03-29 04:30 +0200",
+			[]string{"2026-03-29 01:00 +0100", "2026-03-29 03:00 +0200", "2026-03-29 04:00 +0200"}},
+		"an hour comes twice": {ByHour, "Europe/Berlin", "2026-10-25 01:30 +0200", "2026-10-25 03:30 +0100",
+			[]string{"2026-10-25 02:00 +0200", "2026-10-25 02:00 +0100", "2026-10-25 03:00 +0100"}},
+		"midnight is skipped": {ByDay, "America/Sao_Paulo", "2018-11-03 00:00 -0300", "2018-11-06 00:00 -0200",
+			[]string{"2018-11-04 01:00 -0200", "2018-11-05 00:00 -0200"}},
+		"the hour before midnight comes twice": {ByDay, "America/Sao_Paulo", "2018-02-17 00:00 -0200", "2018-02-19 00:00 -0300",
+			[]string{"2018-02-18 00:00 -0300"}},
+		"midnight comes twice": {ByDay, "America/St_Johns", "2006-10-28 00:00 -0230", "2006-10-30 00:00 -0330",
+			[]string{"2006-10-29 00:00 -0230"}},
+		"from the evening that comes twice": {ByDay, "America/St_Johns", "2006-10-28 23:30 -0330", "2006-10-30 12:00 -0330",
+			[]string{"2006-10-30 00:00 -0330"}},
+		"a day is skipped": {ByDay, "Pacific/Apia", "2011-12-29 00:00 -1000", "2012-01-01 00:00 +1400",
+			[]string{"2011-12-31 00:00 +1400"}},
+		"half an hour is skipped": {ByHour, "Australia/Lord_Howe", "2026-10-04 01:00 +1030", "2026-10-04 04:00 +1100",
+			[]string{"2026-10-04 02:30 +1100", "2026-10-04 03:00 +1100"}},
+		"half an hour comes twice": {ByHour, "Australia/Lord_Howe", "2026-04-05 00:00 +1100", "2026-04-05 03:00 +1030",
+			[]string{"2026-04-05 01:00 +1100", "2026-04-05 02:00 +1030"}},
+		"another hour comes twice, from its second minute on": {ByHour, "America/St_Johns", "2006-10-28 23:30 -0230", "2006-10-29 00:30 -0330",
+			[]string{"2006-10-29 00:00 -0230", "2006-10-28 23:01 -0330", "2006-10-29 00:00 -0330"}},
+		"weeks begin on Monday": {ByWeek, "Asia/Kathmandu", "2026-02-25 10:00 +0545", "2026-03-10 00:00 +0545",
+			[]string{"2026-03-02 00:00 +0545", "2026-03-09 00:00 +0545"}},
+		"a week from a Sunday": {ByWeek, "UTC", "2026-03-01 00:00 +0000", "2026-03-03 00:00 +0000", []string{"2026-03-02 00:00 +0000"}},
+		"a week from a Monday": {ByWeek, "UTC", "2026-03-02 00:00 +0000", "2026-03-09 00:00 +0000", nil},
+		"months from the 31st": {ByMonth, "America/New_York", "2026-01-31 12:00 -0500", "2026-05-01 00:00 -0400",
+			[]string{"2026-02-01 00:00 -0500", "2026-03-01 00:00 -0500", "2026-04-01 00:00 -0400"}},
+		"a fixed length does not look at the clock": {Bucket(12 * time.Hour), "Europe/Berlin", "2026-03-28 18:00 +0100", "2026-03-30 00:00 +0200",
+			[]string{"2026-03-29 07:00 +0200", "2026-03-29 19:00 +0200"}},
+	} {
+		want := append(append([]string{c.from}, c.between...), c.to)
+		require.Equal(t, want, edgesOf(t, c.bucket, c.zone, c.from, c.to), name)
+	}
+}
+
+// A clock that is watched minute by minute says the same: a date begins when it is first shown, or passed; an hour,
+// whenever the clock shows a full one, or another than a minute before.
+func TestBucket_EdgesAreWhatAWatchedClockShows(t *testing.T) {
+	t.Parallel()
+	for _, zone := range []string{
+		"Europe/Berlin", "Europe/Dublin", "America/New_York", "America/St_Johns", "America/Sao_Paulo", "America/Santiago", "America/Havana",
+		"Africa/Cairo", "Africa/Casablanca", "Asia/Tehran", "Asia/Beirut", "Asia/Gaza", "Asia/Pyongyang", "Asia/Kathmandu", "Asia/Amman",
+		"Australia/Lord_Howe", "Pacific/Apia", "Pacific/Chatham", "Pacific/Kiritimati", "Antarctica/Troll",
+	} {
+		loc := place(t, zone)
+		change := 0
+		for at := time.Date(1985, 1, 1, 0, 0, 0, 0, loc); ; change++ {
+			_, at = at.ZoneBounds()
+			if at.IsZero() || at.Year() >= 2027 {
+				break
+			}
+			if change%6 > 1 && at.Year() != 1988 && at.Year() != 2011 {
+				continue
+			}
+			from, to := at.Add(-27*time.Hour-17*time.Minute).Truncate(time.Minute), at.Add(27*time.Hour+11*time.Minute).Truncate(time.Minute)
+			hours, days := []string{from.Format(time.RFC3339)}, []string{from.Format(time.RFC3339)}
+			latest := from.YearDay() + 1000*from.Year()
+			for m := from.Add(time.Minute); m.Before(to); m = m.Add(time.Minute) {
+				if m.Minute() == 0 || m.Hour() != m.Add(-time.Minute).Hour() {
+					hours = append(hours, m.Format(time.RFC3339))
+				}
+				if day := m.YearDay() + 1000*m.Year(); day > latest {
+					days, latest = append(days, m.Format(time.RFC3339)), day
+				}
+			}
+			for b, want := range map[Bucket][]string{ByHour: hours, ByDay: days} {
+				edges, err := b.edges(from, to, loc)
+				require.NoError(t, err)
+				var got []string
+				for _, e := range edges {
+					got = append(got, e.Format(time.RFC3339))
+				}
+				require.Equal(t, append(want, to.Format(time.RFC3339)), got, "%s by %v around %v", zone, b, at)
+			}
+		}
+	}
+}
+
+func TestBucket_Bounds(t *testing.T) {
+	t.Parallel()
+	from := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	edges, err := Bucket(time.Microsecond).edges(from, from.Add(MaxBuckets*time.Microsecond), time.UTC)
+	require.NoError(t, err)
+	require.Len(t, edges, MaxBuckets+1)
+	for _, b := range []Bucket{Bucket(time.Microsecond), ByHour, ByDay, ByWeek, ByMonth} {
+		_, err := b.edges(time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
+		var argument *ArgumentError
+		require.ErrorAs(t, err, &argument)
+		require.Equal(t, "bucket", argument.Field)
+		require.Contains(t, argument.Reason, "more than 2000")
+	}
+	edges, err = Bucket(1<<63-1000).edges(time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
+	require.NoError(t, err)
+	require.Len(t, edges, 36)
+}
+
+func TestBucket_TextIsReadBack(t *testing.T) {
+	t.Parallel()
+	for _, b := range []Bucket{ByHour, ByDay, ByWeek, ByMonth, Bucket(15 * time.Minute), Bucket(time.Microsecond)} {
+		back, err := ParseBucket(b.String())
+		require.NoError(t, err)
+		require.Equal(t, b, back)
+	}
+	for _, text := range []string{"", "year", "0s", "-1h", "1ns", "-1ns", "-2ns"} {
+		_, err := ParseBucket(text)
+		require.ErrorIs(t, err, ErrArgument, text)
+	}
+}

@@ -1,0 +1,159 @@
+package budget
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// RangeUsage is what happened to a scope in the range of time from From on until To, which is no longer part of it. An entry is in
+// the range of its Entry.At, by the database's clock: what a hold held, when it is captured; an event, when it was
+// recorded, and not when it occurred; an entry that was dated ahead by a wrong clock, no later than the clock repair.
+type RangeUsage struct {
+	From     time.Time `json:"from"`
+	To       time.Time `json:"to"`
+	Charged  int64     `json:"charged"`  // charges and captures of the range
+	Credited int64     `json:"credited"` // credits of the range
+	// RefundedOfCharged is how much of Charged was refunded until now, in the range or after it. So it may
+	// still rise when the range is over.
+	RefundedOfCharged int64 `json:"refunded_of_charged"`
+	// RefundsMade are the refunds that were made in the range, of charges of any time. It no longer changes when the range is over.
+	RefundsMade int64 `json:"refunds_made"`
+	// Unsettled is what was spent in the range from leases that are open now (package leases). It is in no Charged yet: a lease
+	// counts in the range in which it is settled. What leases in memory spent is not known before.
+	Unsettled int64 `json:"unsettled,omitempty"`
+}
+
+// Used is what was used of the range, as windows count: Charged less RefundedOfCharged.
+func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
+
+// Billed is what an invoice of the range asks for that takes back refunds when they are made: Charged less
+// RefundsMade. The Billed of all ranges add up to all that is used. It may be negative.
+func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
+
+const usageAtSQL = `
+select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1000000)::bigint
+from metered.usage_at($1::text, $2::timestamptz[])`
+
+// UsageBetween tells what a scope used from a time on until before another, exactly to the microsecond: two look-ups, however
+// many entries there are. It takes one statement, so one snapshot, and no lock, and works on a replica too. A scope that was
+// never charged has used nothing. The zero from is before all entries.
+//
+// If a purge took entries that are needed, it is a *PurgedError, which leaves the transaction usable. A scope that
+// PurgeOptions.Forget let go of is one that was never charged.
+//
+// A range that is over may still gain what transactions charged in it that have not committed yet. To be sure
+// that it does not, call Lock in the same transaction first, at READ COMMITTED.
+func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
+	from, to, err := l.checkRange(db, scope, from, to)
+	if err != nil {
+		return RangeUsage{}, err
+	}
+	ranges, err := l.ranges(ctx, db, scope, []time.Time{from, to})
+	if err != nil {
+		return RangeUsage{}, err
+	}
+	return ranges[0], nil
+}
+
+// Series is UsageBetween of each bucket of the range, in one statement: a month by day is 32 look-ups. The first and the last
+// bucket end where the range does. Times are in location; nil is UTC. The range may have up to MaxBuckets.
+func (l *Ledger) Series(ctx context.Context, db Querier, scope string, from, to time.Time, bucket Bucket, location *time.Location) ([]RangeUsage, error) {
+	from, to, err := l.checkRange(db, scope, from, to)
+	if err != nil {
+		return nil, err
+	}
+	if err := bucket.check(); err != nil {
+		return nil, err
+	}
+	if location == nil {
+		location = time.UTC
+	}
+	edges, err := bucket.edges(from.In(location), to.In(location), location)
+	if err != nil {
+		return nil, err
+	}
+	return l.ranges(ctx, db, scope, edges)
+}
+
+// checkRange returns the range in microseconds. A time between two of them is rounded up: the same entries are in the range.
+func (l *Ledger) checkRange(db Querier, scope string, from, to time.Time) (time.Time, time.Time, error) {
+	err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope), checkTime("from", from), checkTime("to", to))
+	from, to = upToMicro(from), upToMicro(to)
+	if err == nil && !from.Before(to) {
+		err = invalid("to", "is not after from")
+	}
+	return from, to, err
+}
+
+func upToMicro(t time.Time) time.Time { return t.Add(time.Microsecond - 1).Truncate(time.Microsecond) }
+
+// checkTime refuses what Postgres cannot be asked.
+func checkTime(field string, t time.Time) error {
+	if year := t.UTC().Year(); year < 1 || year > 9999 {
+		return invalid(field, "the year %d is not from 1 to 9999", year)
+	}
+	return nil
+}
+
+// sums are what a chain had summed up before some time.
+type sums struct{ seq, spent, refunded, credited, refundedAfter, unsettled int64 }
+
+// sumsAt asks for the sums before each of up to MaxBuckets + 1 times, which ascend, from one snapshot.
+func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []time.Time) ([]sums, error) {
+	rows, err := db.Query(ctx, l.sql.usageAt, scope, times)
+	if err != nil {
+		return nil, failed("usage by time", err)
+	}
+	var purged error
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (sums, error) {
+		var s sums
+		var seq, spent, refunded, credited, after, unsettled, knownFrom *int64
+		err := row.Scan(&seq, &spent, &refunded, &credited, &after, &unsettled, &knownFrom)
+		if err != nil {
+			return s, err
+		}
+		if knownFrom != nil {
+			purged = &PurgedError{Scope: scope, KnownFrom: time.UnixMicro(*knownFrom).In(times[0].Location())}
+			return s, nil
+		}
+		return sums{*seq, *spent, *refunded, *credited, *after, *unsettled}, nil
+	})
+	return all, cmp.Or(failed("usage by time", err), purged)
+}
+
+func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []time.Time) ([]RangeUsage, error) {
+	at, err := l.sumsAt(ctx, db, scope, edges)
+	if err != nil {
+		return nil, err
+	}
+	ranges := make([]RangeUsage, len(edges)-1)
+	for i := range ranges {
+		a, b := at[i], at[i+1]
+		ranges[i] = RangeUsage{
+			From: edges[i], To: edges[i+1],
+			Charged: b.spent - a.spent, Credited: b.credited - a.credited,
+			RefundedOfCharged: a.refundedAfter - b.refundedAfter, RefundsMade: b.refunded - a.refunded,
+			Unsettled: a.unsettled,
+		}
+	}
+	return ranges, nil
+}
+
+// PurgedError says that a purge took entries that an answer needs. It is an ErrWindowPurged.
+type PurgedError struct {
+	Scope string
+	// KnownFrom is from when on usage is known. A range that begins at it or later has an answer.
+	KnownFrom time.Time
+}
+
+func (e *PurgedError) Error() string {
+	return fmt.Sprintf("budget: the range begins before what is retained: usage is known from %s on", e.KnownFrom.Format(time.RFC3339Nano))
+}
+
+func (e *PurgedError) Unwrap() error { return errWindowPurged }
+
+func (e *PurgedError) Code() string { return errWindowPurged.Code() }
