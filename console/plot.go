@@ -221,8 +221,14 @@ func (c clock) Ticks(from, to float64) []plot.Tick {
 	begin := time.UnixMicro(int64(from * 1e6)).In(c.zone)
 	_, offset := begin.Zone()
 	at := begin.Add(time.Duration(offset) * time.Second).Truncate(pace.every).Add(-time.Duration(offset) * time.Second)
+	step := func() { at = at.Add(pace.every) }
+	if pace.every >= day { // not all days have 24 hours
+		year, month, date := begin.Date()
+		at = time.Date(year, month, date, 0, 0, 0, 0, c.zone)
+		step = func() { at = at.AddDate(0, 0, int(pace.every/day)) }
+	}
 	var ticks []plot.Tick
-	for ; seconds(at) <= to; at = at.Add(pace.every) {
+	for ; seconds(at) <= to; step() {
 		if seconds(at) >= from {
 			ticks = append(ticks, plot.Tick{Value: seconds(at), Label: at.In(c.zone).Format(pace.layout)})
 		}
