@@ -2,7 +2,13 @@ package inspect
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
 )
 
 // Denial is one kind of refusal.
@@ -29,5 +35,62 @@ type DenialList struct {
 // it is rolled back. Who wants to know of all of them counts in the application (metered.Config.OnDenial, or the
 // observer). A metered.Notice tells of what committed, and never of a refusal.
 func (r *Reader) Denials(ctx context.Context, within time.Duration, limit int) (DenialList, error) {
-	return DenialList{}, nil
+	limit, err := pageSize(limit)
+	if err == nil && (within < time.Second || within > 366*24*time.Hour) {
+		err = invalid("within", "%v is not from 1s to a year", within)
+	}
+	if err != nil {
+		return DenialList{}, err
+	}
+	list := DenialList{Within: within}
+	if list.Now, err = r.now(ctx); err != nil {
+		return DenialList{}, err
+	}
+	since := list.Now.Add(-within)
+	if err := r.row(ctx, lookedSQL, since, MaxLooked).Scan(&list.Looked); err != nil {
+		return DenialList{}, failed("denials", err)
+	}
+	list.Whole = list.Looked < MaxLooked
+	list.Denials, err = collect(ctx, r, denialsSQL, func(row pgx.CollectableRow) (d Denial, err error) {
+		var limit []byte
+		if err := row.Scan(&d.Code, &d.Name, &limit, &d.Count, &d.Last); err != nil {
+			return d, err
+		}
+		d.Last = d.Last.UTC()
+		if limit != nil {
+			var l budget.Limit
+			if err = json.Unmarshal(limit, &l); err == nil {
+				d.Limit = label(l)
+			}
+		}
+		return d, err
+	}, since, MaxLooked, limit)
+	return list, failed("denials", err)
 }
+
+// label is the name of a limit, or how it reads.
+func label(l budget.Limit) string {
+	switch {
+	case l.Name != "":
+		return l.Name
+	case l.Window == budget.OfCredit:
+		return fmt.Sprintf("credit line %d", l.Max)
+	case l.Window < 0:
+		return fmt.Sprintf("lifetime %d", l.Max)
+	}
+	return fmt.Sprintf("%d per %v", l.Max, l.Window)
+}
+
+const lookedSQL = `
+select count(*) from (select from metered.operations_words o where o.at > $1 order by o.at desc limit $2) x`
+
+// A denial by several limits counts for each of them.
+const denialsSQL = `
+select x.refusal_code, coalesce(x.name, ''), l.this::text, count(*), max(x.at)
+from (select o.at, o.name, o.refusal_code, o.refusal_limits
+      from metered.operations_words o where o.at > $1 order by o.at desc limit $2) x
+    left join lateral (
+        select (e.refusal -> 'limit')::jsonb as this from json_array_elements(
+            case when json_typeof(x.refusal_limits) = 'array' then x.refusal_limits end) e(refusal)) l on true
+where x.refusal_code is not null
+group by 1, 2, 3 order by 4 desc, 1, 2, 3 limit $3`

@@ -2,10 +2,15 @@ package inspect
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/leases"
 )
 
@@ -44,5 +49,117 @@ type ExplainedLimit struct {
 // Explain says what a charge would answer now. It is not binding: it takes no lock, and the next charge may change it.
 // Charge.Note and NoStandings do not matter; Limit.MaxFrom is refused, since it runs SQL of the caller's.
 func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation, error) {
-	return Explanation{}, nil
+	e := Explanation{Scope: charge.Scope, Amount: charge.Amount}
+	for i, l := range charge.Limits {
+		if l != (budget.Limit{Max: l.Max, Window: l.Window, Name: l.Name}) {
+			return e, invalid(fmt.Sprintf("charge.Limits[%d].MaxFrom", i), "is a query, which Explain does not run")
+		}
+	}
+	var err error
+	if e.Now, err = r.now(ctx); err != nil {
+		return e, err
+	}
+	refused := r.apart(ctx, func(db DB) error {
+		_, err := r.Ledger.Check(ctx, db, charge)
+		return err
+	})
+	if refused != nil && !fault.Refused(refused) && !errors.Is(refused, budget.ErrWindowPurged) && !errors.Is(refused, budget.ErrClock) {
+		return Explanation{}, refused
+	}
+	usages, err := r.Ledger.Usage(ctx, r.DB, budget.Query{Scope: charge.Scope})
+	if err != nil {
+		return e, err
+	}
+	e.Usage = usages[0]
+	if e.Fits = refused == nil; !e.Fits {
+		e.Reason, e.Code, e.FitsAfter = refused.Error(), fault.Code(refused), budget.Never
+	}
+	var exceeded *budget.ExceededError
+	if errors.As(refused, &exceeded) {
+		if e.FitsAfter = exceeded.RetryAfter(); e.FitsAfter != budget.Never {
+			e.FitsAt = e.Now.Add(e.FitsAfter)
+		}
+	}
+	for _, l := range charge.Limits {
+		explained, err := r.explainLimit(ctx, charge.Scope, l, e.Now)
+		if err != nil {
+			return e, err
+		}
+		if exceeded != nil {
+			for i := range exceeded.Refusals {
+				if sameLimit(exceeded.Refusals[i].Limit, l) {
+					explained.Refusal = &exceeded.Refusals[i]
+				}
+			}
+		}
+		e.Limits = append(e.Limits, explained)
+	}
+	held, err := r.heldOf(ctx, HoldFilter{Scope: charge.Scope}, explained)
+	if err != nil {
+		return e, err
+	}
+	leased, err := r.Leases(ctx, LeaseFilter{Scope: charge.Scope, State: LeaseOpen, Limit: explained})
+	e.Holds, e.Leases = held.Holds, leased.Leases
+	return e, err
+}
+
+// apart runs what may fail and is gone on after: in a transaction that this is in, behind a savepoint.
+func (r *Reader) apart(ctx context.Context, f func(DB) error) error {
+	if tx, ok := r.DB.(pgx.Tx); ok {
+		return pgx.BeginFunc(ctx, tx, func(sub pgx.Tx) error { return f(sub) })
+	}
+	return f(r.DB)
+}
+
+// explained is how many of what counts against a charge are shown.
+const explained = 20
+
+func sameLimit(a, b budget.Limit) bool {
+	return a.Max == b.Max && a.Window == b.Window && a.Name == b.Name
+}
+
+// windowSQL is the last entry before a time, as in ratesSQL: what comes after it is in the window.
+const windowSQL = `
+select coalesce((
+    select b.seq
+    from (select l.epoch from metered.ledger l where l.scope = $1 order by l.seq desc limit 1) t,
+         lateral generate_series(greatest(0, t.epoch - 15), t.epoch::int) g(e),
+         lateral (select l.seq from metered.ledger l
+          where l.scope = $1 and l.epoch = g.e and l.at <= $2 and (l.seq & 15 = 1 or l.kind = 'k')
+          order by l.at desc, l.seq desc limit 1) k,
+         lateral (select l.seq from metered.ledger l
+          where l.scope = $1 and l.seq between k.seq and k.seq + 15 and l.epoch = g.e and l.at <= $2
+          order by l.seq desc limit 1) b
+    order by g.e desc limit 1), 0)`
+
+func (r *Reader) explainLimit(ctx context.Context, scope string, l budget.Limit, now time.Time) (ExplainedLimit, error) {
+	out := ExplainedLimit{Limit: l}
+	var usages []budget.Usage
+	err := r.apart(ctx, func(db DB) (err error) {
+		usages, err = r.Ledger.Usage(ctx, db, budget.Query{Scope: scope, Window: l.Window})
+		return err
+	})
+	switch {
+	case errors.Is(err, budget.ErrWindowPurged):
+		out.Purged = true
+		return out, nil
+	case err != nil:
+		return out, err
+	}
+	u := usages[0]
+	out.Used, out.Held, out.Leased, out.Available = u.Used, u.Held, u.Leased, u.Available(l.Max)
+	if l.Window < 0 || u.Seq == 0 {
+		return out, nil
+	}
+	var base int64
+	if err := r.row(ctx, windowSQL, scope, now.Add(-l.Window)).Scan(&base); err != nil {
+		return out, failed("explain", err)
+	}
+	for entry, err := range r.Ledger.Entries(ctx, r.DB, scope, budget.EntriesOptions{After: base, Max: explained}) {
+		if err != nil {
+			return out, err
+		}
+		out.Oldest = append(out.Oldest, entry)
+	}
+	return out, nil
 }

@@ -1,9 +1,17 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/lend"
 )
 
 // HoldFilter selects holds. A zero field selects all; the others must all match.
@@ -22,10 +30,99 @@ type HoldList struct {
 }
 
 // Holds lists holds of any tenant. Those that are held of a scope (Scope, and State Held) come in the order in which they
-// fall due; all others newest first. Of those a page looks at MaxLooked holds: it may be empty and have a Next. For one
+// fall due, the first MaxLooked of them; all others newest first. Of those a page looks at MaxLooked holds: it may be empty
+// and have a Next. For one
 // tenant, and by holder, entity or claim, see Book.List; for what falls due next, Book.Due.
 func (r *Reader) Holds(ctx context.Context, f HoldFilter) (HoldList, error) {
-	return HoldList{}, nil
+	limit, err := pageSize(f.Limit)
+	if err := cmp.Or(err, checkText("HoldFilter.Scope", f.Scope)); err != nil {
+		return HoldList{}, err
+	}
+	state, ok := holdStates[f.State]
+	if !ok {
+		return HoldList{}, invalid("HoldFilter.State", "%q is not a state", f.State)
+	}
+	if f.Scope != "" && f.State == holds.Held {
+		return r.heldOf(ctx, f, limit)
+	}
+	before := int64(math.MaxInt64)
+	if f.After != "" {
+		if before, err = strconv.ParseInt(f.After, 10, 64); err != nil {
+			return HoldList{}, invalid("HoldFilter.After", "%q is not a HoldList.Next", f.After)
+		}
+	}
+	list, _, no, err := r.holds(ctx, holdsSQL, before, MaxLooked, f.Tenant, state, f.Scope, limit)
+	if err != nil {
+		return HoldList{}, err
+	}
+	if len(list) < limit {
+		if err := r.row(ctx, holdsEndSQL, before, MaxLooked).Scan(&no); err != nil {
+			return HoldList{}, failed("holds", err)
+		}
+	}
+	page := HoldList{Holds: list}
+	if no > 0 {
+		page.Next = fmt.Sprint(no)
+	}
+	return page, nil
+}
+
+// holdStates are the states as the filter of the query has them.
+var holdStates = map[holds.State]string{"": "", holds.Held: "h", holds.Captured: "c", holds.Released: "r", holds.Expired: "x", holds.Returned: "b"}
+
+// holdsSQL looks at the newest holds before $1, $2 of them at most, and stops when it has found enough. The line of
+// the scope is asked for as a value: an EXISTS could be answered by a hash of all lines.
+const holdsSQL = `
+select x.no, x.due, metered.hold_json(x.no, c.now)
+from (select metered.clock() as now offset 0) c, (
+    select h.no, h.tenant, h.state, h.returned, h.due from metered.holds h where h.no < $1 order by h.no desc limit $2) x
+where ($3::text is null or x.tenant = $3)
+  and ($4 = '' or $4 = case when x.state = 'h' and x.due <= c.now then 'x' when x.returned then 'b' else x.state::text end)
+  and ($5 = '' or (select l.hold from metered.hold_lines l where l.hold = x.no and l.scope = $5) is not null)
+limit $6`
+
+// holdsEndSQL is the last hold that holdsSQL may look at, or 0 if it looks at all that there are.
+const holdsEndSQL = `
+select coalesce((select h.no from metered.holds h where h.no < $1 order by h.no desc offset $2::bigint - 1 limit 1), 0)`
+
+var decodeHold = lend.DecodeHold.(func([]byte) (holds.Hold, error))
+
+// holds runs a query that returns holds, and where the last of them stands.
+func (r *Reader) holds(ctx context.Context, sql string, args ...any) (list []holds.Hold, due time.Time, no int64, err error) {
+	list, err = collect(ctx, r, sql, func(row pgx.CollectableRow) (h holds.Hold, err error) {
+		var raw []byte
+		if err := row.Scan(&no, &due, &raw); err != nil {
+			return h, err
+		}
+		return decodeHold(raw)
+	}, args...)
+	return list, due, no, failed("holds", err)
+}
+
+// heldOfSQL goes by the index of open lines.
+const heldOfSQL = `
+select x.hold, x.due, metered.hold_json(x.hold, c.now)
+from (select metered.clock() as now offset 0) c, lateral (
+    select l.hold, l.due from metered.hold_lines l
+    where l.scope = $1 and l.open > 0 and l.due >= greatest($2, c.now) and (l.due > $2 or l.hold > $3)
+    order by l.due, l.hold limit $4) x, lateral (
+    select h.tenant, h.state, h.due from metered.holds h where h.no = x.hold) h
+where h.state = 'h' and h.due > c.now and ($5::text is null or h.tenant = $5)
+limit $6`
+
+// heldOf are the open holds of a scope, first due first.
+func (r *Reader) heldOf(ctx context.Context, f HoldFilter, limit int) (HoldList, error) {
+	var us, no int64
+	if f.After != "" {
+		if _, err := fmt.Sscanf(f.After, "%d.%d", &us, &no); err != nil {
+			return HoldList{}, invalid("HoldFilter.After", "%q is not a HoldList.Next", f.After)
+		}
+	}
+	list, due, no, err := r.holds(ctx, heldOfSQL, f.Scope, time.UnixMicro(us), no, MaxLooked, f.Tenant, limit)
+	if err != nil || len(list) < limit {
+		return HoldList{Holds: list}, err
+	}
+	return HoldList{Holds: list, Next: fmt.Sprintf("%d.%d", due.UnixMicro(), no)}, nil
 }
 
 // HoldDetail is a hold, and what happened to it.
@@ -36,5 +133,10 @@ type HoldDetail struct {
 
 // Hold returns a hold with its history, or the errors of Book.Get.
 func (r *Reader) Hold(ctx context.Context, tenant, id string) (HoldDetail, error) {
-	return HoldDetail{}, nil
+	h, err := r.Book.Get(ctx, r.DB, tenant, id, "")
+	if err != nil {
+		return HoldDetail{}, err
+	}
+	history, err := r.Book.History(ctx, r.DB, tenant, id, "")
+	return HoldDetail{h, history}, err
 }

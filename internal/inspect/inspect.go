@@ -116,6 +116,15 @@ func (r *Reader) row(ctx context.Context, sql string, args ...any) pgx.Row {
 	return r.DB.QueryRow(ctx, r.schema.SQL(sql), append([]any{pgx.QueryExecModeExec}, args...)...)
 }
 
+// collect runs a statement and returns its rows.
+func collect[T any](ctx context.Context, r *Reader, sql string, scan pgx.RowToFunc[T], args ...any) ([]T, error) {
+	rows, err := r.query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scan)
+}
+
 // now is the database's clock.
 func (r *Reader) now(ctx context.Context) (now time.Time, err error) {
 	err = r.row(ctx, `select metered.clock()`).Scan(&now)

@@ -2,7 +2,12 @@ package inspect
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/jobs"
 )
 
 // Job is one of River's jobs, without its args.
@@ -33,5 +38,55 @@ type JobList struct {
 
 // Jobs returns River's jobs of these ids, up to MaxPage, in this order.
 func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
-	return JobList{}, nil
+	list := JobList{}
+	if len(ids) == 0 {
+		return list, nil
+	}
+	if len(ids) > MaxPage {
+		return list, invalid("ids", "are %d, want at most %d", len(ids), MaxPage)
+	}
+	found := make(map[int64]Job)
+	// Asked before: an error would end a transaction that this is in.
+	var there, readable bool
+	err := r.row(ctx, readableSQL, r.river).Scan(&there, &readable)
+	switch {
+	case err != nil:
+		return list, failed("jobs", err)
+	case !there:
+		list.Unreadable = "there is no table " + r.river
+	case !readable:
+		list.Unreadable = "the role may not read " + r.river
+	default:
+		_, err := collect(ctx, r, fmt.Sprintf(jobsSQL, r.river), func(row pgx.CollectableRow) (struct{}, error) {
+			var j Job
+			var attempted, finalized *time.Time
+			err := row.Scan(&j.ID, &j.Kind, &j.Queue, &j.State, &j.Attempt, &j.MaxAttempts, &j.Priority, &j.Created, &j.Scheduled, &attempted, &finalized,
+				&j.Error, &j.Key, &j.Tenant)
+			j.Created, j.Scheduled, j.Attempted, j.Finalized = j.Created.UTC(), j.Scheduled.UTC(), moment(attempted), moment(finalized)
+			found[j.ID] = j
+			return struct{}{}, err
+		}, ids)
+		if err != nil {
+			return list, failed("jobs", err)
+		}
+	}
+	for _, id := range ids {
+		j, ok := found[id]
+		if !ok {
+			j = Job{ID: id, Gone: list.Unreadable == ""}
+		}
+		list.Jobs = append(list.Jobs, j)
+	}
+	return list, nil
 }
+
+const readableSQL = `
+select t.oid is not null, coalesce(pg_catalog.has_table_privilege(t.oid, 'select'), false)
+from (select pg_catalog.to_regclass($1)::oid as oid) t`
+
+// jobsSQL is for River's table.
+const jobsSQL = `
+select j.id, j.kind, j.queue, j.state::text, j.attempt, j.max_attempts, j.priority, j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at,
+    coalesce(j.errors[array_upper(j.errors, 1)] ->> 'error', ''),
+    coalesce(j.metadata ->> '` + jobs.MetadataKey + `', ''), coalesce(j.metadata ->> '` + jobs.MetadataTenant + `', '')
+from %s j where j.id = any ($1)`

@@ -1,8 +1,15 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
 )
@@ -11,9 +18,8 @@ import (
 type OperationState string
 
 const (
-	Committed OperationState = "committed"
-	Refused   OperationState = "refused" // metered.Command.RecordRefusal
-	Event     OperationState = "event"   // a usage event of budget.Ledger.Ingest
+	Committed OperationState = "committed" // or it is a usage event that was counted (budget.Ledger.Ingest)
+	Refused   OperationState = "refused"   // metered.Command.RecordRefusal
 )
 
 // Operation is the record of an operation, without its input, which nobody stores, and its result, which is not for
@@ -58,7 +64,104 @@ type OperationList struct {
 
 // Operations lists operations, newest first. A page looks at MaxLooked of them: it may be empty and have a Next.
 func (r *Reader) Operations(ctx context.Context, f OperationFilter) (OperationList, error) {
-	return OperationList{}, nil
+	limit, err := pageSize(f.Limit)
+	if err := cmp.Or(err, checkText("OperationFilter.Name", f.Name)); err != nil {
+		return OperationList{}, err
+	}
+	if f.State != "" && f.State != Committed && f.State != Refused {
+		return OperationList{}, invalid("OperationFilter.State", "%q is not a state", f.State)
+	}
+	from := operationCursor{At: endOfTime}
+	if !f.Before.IsZero() {
+		from.At = f.Before
+	}
+	if f.After != "" {
+		if err := from.parse(f.After); err != nil {
+			return OperationList{}, err
+		}
+	}
+	list, err := collect(ctx, r, operationsSQL, scanOperation,
+		from.At, from.Namespace, from.ID, f.Since, MaxLooked, f.Namespace, f.Name, f.State, limit)
+	if err != nil {
+		return OperationList{}, failed("operations", err)
+	}
+	page := OperationList{Operations: list}
+	if len(list) == limit {
+		last := list[limit-1]
+		page.Next = operationCursor{last.At, last.Namespace, last.ID}.String()
+		return page, nil
+	}
+	var end operationCursor
+	err = r.row(ctx, operationsEndSQL, from.At, from.Namespace, from.ID, f.Since, MaxLooked).Scan(&end.At, &end.Namespace, &end.ID)
+	switch {
+	case err == nil:
+		page.Next = end.String()
+	case !errors.Is(err, pgx.ErrNoRows):
+		return OperationList{}, failed("operations", err)
+	}
+	return page, nil
+}
+
+var endOfTime = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
+
+// operationCursor is the last operation that was looked at.
+type operationCursor struct {
+	At        time.Time
+	Namespace string
+	ID        string
+}
+
+func (c operationCursor) String() string {
+	b, _ := json.Marshal(c) // of a time of this millennium and texts: never fails
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+func (c *operationCursor) parse(text string) error {
+	b, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil || json.Unmarshal(b, c) != nil || checkText("", c.Namespace) != nil || checkText("", c.ID) != nil {
+		return invalid("OperationFilter.After", "is not an OperationList.Next")
+	}
+	return nil
+}
+
+// newestOperations are those after a cursor, newest first, by the index of their times.
+const newestOperations = `
+    from metered.operations_words o
+    where o.at <= $1 and (o.at < $1 or (o.namespace, o.id) < ($2, $3)) and o.at >= $4
+    order by o.at desc, o.namespace desc, o.id desc`
+
+const operationColumns = `
+    d.namespace, d.id, coalesce(d.name, ''), d.state, d.at, d.issued_at, d.scopes, d.amounts, d.seqs, d.ats,
+    coalesce(d.refusal_code, ''), coalesce(d.refusal_text, ''), d.holds, d.jobs`
+
+// What is dear to read, only those have to show that match.
+const operationsSQL = `
+select` + operationColumns + `
+from (select o.namespace, o.id, o.name, o.state` + newestOperations + ` limit $5) x,
+    lateral (select * from metered.operations_words y where y.namespace = x.namespace and y.id = x.id limit 1) d
+where ($6::text is null or x.namespace = $6) and ($7 = '' or x.name = $7) and ($8::text = '' or x.state = $8)
+limit $9`
+
+const operationsEndSQL = `select o.at, o.namespace, o.id` + newestOperations + ` offset $5::bigint - 1 limit 1`
+
+func scanOperation(row pgx.CollectableRow) (o Operation, err error) {
+	var issued *time.Time
+	var scopes []string
+	var amounts, seqs []int64
+	var ats []time.Time
+	var refs []byte
+	err = row.Scan(&o.Namespace, &o.ID, &o.Name, &o.State, &o.At, &issued, &scopes, &amounts, &seqs, &ats, &o.Code, &o.Refusal, &refs, &o.JobIDs)
+	if err != nil {
+		return o, err
+	}
+	o.At, o.IssuedAt = o.At.UTC(), moment(issued)
+	for i, scope := range scopes {
+		o.Charges = append(o.Charges, budget.Posted{Scope: scope, Amount: amounts[i], Seq: seqs[i], At: ats[i].UTC()})
+	}
+	if refs != nil {
+		err = json.Unmarshal(refs, &o.Holds)
+	}
+	return o, err
 }
 
 // OperationDetail is an operation and what came of it.
@@ -70,5 +173,26 @@ type OperationDetail struct {
 
 // Operation returns the record of an operation with its jobs, or ErrUnknown.
 func (r *Reader) Operation(ctx context.Context, namespace, id string) (OperationDetail, error) {
-	return OperationDetail{}, nil
+	if err := cmp.Or(checkText("namespace", namespace), checkText("id", id)); err != nil {
+		return OperationDetail{}, err
+	}
+	var d OperationDetail
+	var err error
+	if d.Now, err = r.now(ctx); err != nil {
+		return OperationDetail{}, err
+	}
+	found, err := collect(ctx, r, operationSQL, scanOperation, namespace, id)
+	switch {
+	case err != nil:
+		return OperationDetail{}, failed("operation", err)
+	case len(found) == 0:
+		return OperationDetail{}, fmt.Errorf("%w: operation %q in namespace %q", ErrUnknown, id, namespace)
+	}
+	d.Operation = found[0]
+	d.Jobs, err = r.Jobs(ctx, d.JobIDs)
+	return d, err
 }
+
+const operationSQL = `
+select` + operationColumns + `
+from metered.operations_words d where d.namespace = $1 and d.id = $2`

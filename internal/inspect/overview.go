@@ -3,13 +3,13 @@ package inspect
 import (
 	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
-// Count is a number of rows.
+// Count is a number of rows, and how it was found.
 type Count struct {
-	N int64 `json:"n"`
-	// Kind says how it was found: "exact"; "estimated", from the planner's statistics; or "at least", where counting
-	// ended at MaxLooked.
+	N    int64     `json:"n"`
 	Kind CountKind `json:"kind"`
 }
 
@@ -18,9 +18,9 @@ type CountKind string
 
 const (
 	Exact     CountKind = "exact"
-	Estimated CountKind = "estimated"
-	AtLeast   CountKind = "at least"
-	Unknown   CountKind = "unknown" // the table is large, and was never analysed
+	Estimated CountKind = "estimated" // from the planner's statistics, which ANALYZE and autovacuum make
+	AtLeast   CountKind = "at least"  // counting ended at MaxLooked
+	Unknown   CountKind = "unknown"   // the table is large, and was never analysed; N is 0
 )
 
 // Overview is the state of a schema on one screen.
@@ -29,28 +29,190 @@ type Overview struct {
 	Version int       `json:"version"`
 	Scopes  Count     `json:"scopes"`
 	Entries Count     `json:"entries"`
-	// Operations are the records kept; InFlight are the commands that run now, of which Waiting wait for a lock.
+	// Operations are the records kept. InFlight are the commands that run now, of which Waiting wait for a lock.
 	Operations Count `json:"operations"`
 	InFlight   int   `json:"in_flight"`
 	Waiting    int   `json:"waiting"`
 
 	OpenHolds Count `json:"open_holds"` // held, and not due
 	// Unswept holds have expired and were not announced. OldestDue is when the first of them fell due, and SweepLag how
-	// long ago that was: zero if none is.
+	// long ago that was: zero if there is none.
 	Unswept   Count         `json:"unswept"`
 	OldestDue time.Time     `json:"oldest_due,omitzero"`
 	SweepLag  time.Duration `json:"sweep_lag_ns"`
 	NextDue   time.Time     `json:"next_due,omitzero"` // when the next open hold falls due
 
 	LeasesOut   Count `json:"leases_out"`   // open, and their time is not over
-	UnitsOut    int64 `json:"units_out"`    // granted to those (that were counted)
+	UnitsOut    int64 `json:"units_out"`    // granted to those that were counted
 	LeasesEnded Count `json:"leases_ended"` // their time is over, and they are not settled: their units are out of reach
 	// ClockAhead is how far the newest entry or record is ahead of the clock, of those that were written last; 0 if it
 	// is not. Reader.ClockAhead looks at every scope.
 	ClockAhead time.Duration `json:"clock_ahead_ns"`
 }
 
+// Counts end at a bound, and go by partial indexes of what is open.
+const overviewSQL = `
+select n.clk, (select max(v.version) from metered.schema_version v), u.n, u.first, o.n, o.first, w.n, w.units, e.n
+from (select metered.clock() as clk offset 0) n,
+    lateral (select count(*) as n, min(x.due) as first from (
+        select h.due from metered.holds h where h.pending and h.due <= n.clk order by h.due limit $1) x) u,
+    lateral (select count(*) as n, min(x.due) as first from (
+        select h.due from metered.holds h where h.pending and h.due > n.clk order by h.due limit $1) x) o,
+    lateral (select count(*) as n, coalesce(sum(x.granted), 0)::bigint as units from (
+        select l.granted from metered.leases l
+        where l.settled_at is null and l.ends_at > n.clk and l.mode <> 'g' order by l.ends_at limit $1) x) w,
+    lateral (select count(*) as n from (
+        select from metered.leases l where l.settled_at is null and l.ends_at <= n.clk order by l.ends_at limit $1) x) e`
+
+// inFlightSQL counts the transactions that have a lock of ours and have looked at operations, which a command does first
+// and a look-up does without a lock. waitstart is by the server's clock.
+const inFlightSQL = `
+select count(*), count(*) filter (where p.waits)
+from (
+    select l.pid, bool_or(not l.granted) as waits
+    from pg_catalog.pg_locks l
+    where l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())
+      and l.pid <> pg_catalog.pg_backend_pid()
+      and (l.locktype = 'relation' and l.relation = 'metered.operations'::pg_catalog.regclass
+        or l.locktype = 'advisory' and l.objsubid = 1)
+    group by l.pid
+    having bool_or(l.locktype = 'relation') and bool_or(l.locktype = 'advisory')) p`
+
 // Overview returns the state of the schema.
 func (r *Reader) Overview(ctx context.Context) (Overview, error) {
-	return Overview{}, nil
+	var o Overview
+	var oldest, next *time.Time
+	var unswept, open, out, ended int64
+	err := r.row(ctx, overviewSQL, MaxLooked).
+		Scan(&o.Now, &o.Version, &unswept, &oldest, &open, &next, &out, &o.UnitsOut, &ended)
+	if err != nil {
+		return Overview{}, failed("overview", err)
+	}
+	o.Unswept, o.OpenHolds, o.LeasesOut, o.LeasesEnded = bounded(unswept), bounded(open), bounded(out), bounded(ended)
+	if oldest != nil {
+		o.OldestDue, o.SweepLag = oldest.UTC(), o.Now.Sub(*oldest)
+	}
+	if next != nil {
+		o.NextDue = next.UTC()
+	}
+	o.Now = o.Now.UTC()
+	if err := r.row(ctx, inFlightSQL).Scan(&o.InFlight, &o.Waiting); err != nil {
+		return Overview{}, failed("overview", err)
+	}
+	if o.Entries, err = r.rows(ctx, "ledger"); err != nil {
+		return Overview{}, err
+	}
+	if o.Operations, err = r.rows(ctx, "operations"); err != nil {
+		return Overview{}, err
+	}
+	if o.Scopes, err = r.scopes(ctx, o.Entries); err != nil {
+		return Overview{}, err
+	}
+	o.ClockAhead, err = r.newestAhead(ctx)
+	return o, err
+}
+
+func bounded(n int64) Count {
+	if n >= MaxLooked {
+		return Count{n, AtLeast}
+	}
+	return Count{n, Exact}
+}
+
+// estimateSQL is what the planner makes of a table's statistics: rows to a page, as of the last ANALYZE, and its size now.
+const estimateSQL = `
+select case when c.reltuples < 0 or c.relpages = 0 then -1
+    else (c.reltuples::float8 / c.relpages * pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::int)::bigint end,
+    pg_catalog.pg_relation_size(c.oid)
+from pg_catalog.pg_class c where c.oid = $1::text::pg_catalog.regclass`
+
+// smallTable is a table's size in bytes up to which its rows are counted.
+const smallTable = 1 << 20
+
+// rows is how many rows a table has.
+func (r *Reader) rows(ctx context.Context, table string) (Count, error) {
+	var estimate, size int64
+	if err := r.row(ctx, estimateSQL, r.schema.SQL("metered."+table)).Scan(&estimate, &size); err != nil {
+		return Count{}, failed("estimate", err)
+	}
+	switch {
+	case size <= smallTable:
+		readable := map[string]string{"operations": "operations_words"}
+		if view, ok := readable[table]; ok {
+			table = view
+		}
+		var n int64
+		err := r.row(ctx, "select count(*) from metered."+table).Scan(&n)
+		return Count{n, Exact}, failed("count", err)
+	case estimate < 0:
+		return Count{0, Unknown}, nil
+	}
+	return Count{estimate, Estimated}, nil
+}
+
+// countScopesSQL counts up to $1 scopes, by skipping from one to the next.
+const countScopesSQL = `
+with recursive s as (
+    (select l.scope from metered.ledger l order by l.scope limit 1)
+    union all
+    select (select l.scope from metered.ledger l where l.scope > s.scope order by l.scope limit 1)
+    from s where s.scope is not null
+)
+select count(*) from (select from s where s.scope is not null limit $1) x`
+
+// distinctSQL is the planner's number of scopes: of a role that may read the column.
+const distinctSQL = `
+select s.n_distinct from pg_catalog.pg_stats s where s.schemaname = $1 and s.tablename = 'ledger' and s.attname = 'scope'`
+
+// fewScopes is how many scopes are counted one by one.
+const fewScopes = 1000
+
+func (r *Reader) scopes(ctx context.Context, entries Count) (Count, error) {
+	var n int64
+	if err := r.row(ctx, countScopesSQL, fewScopes).Scan(&n); err != nil {
+		return Count{}, failed("count scopes", err)
+	}
+	if n < fewScopes {
+		return Count{n, Exact}, nil
+	}
+	distinct, err := collect(ctx, r, distinctSQL, pgx.RowTo[float64], r.schema.String())
+	switch {
+	case err != nil:
+		return Count{}, failed("estimate scopes", err)
+	case len(distinct) == 0 || distinct[0] == 0:
+		return Count{n, AtLeast}, nil
+	case distinct[0] < 0: // a part of the entries
+		return Count{max(n, int64(-distinct[0]*float64(entries.N))), Estimated}, nil
+	}
+	return Count{max(n, int64(distinct[0])), Estimated}, nil
+}
+
+// newestAheadSQL is about the newest record, and what is in the last pages of the ledger.
+const newestAheadSQL = `
+select (extract(epoch from greatest(
+    (select max(o.at) from metered.operations_words o),
+    (select max(l.at) from metered.ledger l where l.ctid >= $1::text::tid)) - metered.clock()) * 1000000)::bigint`
+
+func (r *Reader) newestAhead(ctx context.Context) (time.Duration, error) {
+	tail, err := r.tail(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var us *int64
+	if err := r.row(ctx, newestAheadSQL, tail).Scan(&us); err != nil || us == nil {
+		return 0, failed("overview", err)
+	}
+	return max(0, time.Duration(*us)*time.Microsecond), nil
+}
+
+// tailPages are the last pages of the ledger that are looked at: some ten thousand entries.
+const tailPages = 128
+
+const tailSQL = `
+select '(' || greatest(0, pg_catalog.pg_relation_size('metered.ledger'::pg_catalog.regclass) / pg_catalog.current_setting('block_size')::int - $1::int) || ',0)'`
+
+// tail is where the last pages of the ledger begin. A scan of the pages behind it reads no others.
+func (r *Reader) tail(ctx context.Context) (tid string, err error) {
+	err = r.row(ctx, tailSQL, tailPages).Scan(&tid)
+	return tid, failed("size", err)
 }

@@ -1,8 +1,16 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
 )
 
 // Scope is what a scope stands at, by its last entry: holds that are due and not swept are still in Held, and units out
@@ -29,7 +37,55 @@ type ScopeList struct {
 // Scopes lists the scopes that have entries, whose names begin with prefix and come after the name after, in the order
 // of bytes.
 func (r *Reader) Scopes(ctx context.Context, prefix, after string, limit int) (ScopeList, error) {
-	return ScopeList{}, nil
+	limit, err := pageSize(limit)
+	if err := cmp.Or(err, checkText("prefix", prefix), checkText("after", after)); err != nil {
+		return ScopeList{}, err
+	}
+	scopes, err := collect(ctx, r, scopesSQL, scanScope, prefix, after, limit+1)
+	if err != nil {
+		return ScopeList{}, failed("scopes", err)
+	}
+	list := ScopeList{Scopes: scopes}
+	if len(scopes) > limit {
+		list.Scopes, list.Next = scopes[:limit], scopes[limit-1].Scope
+	}
+	return list, nil
+}
+
+// skipSQL are the scopes from the first one after $2 on that begins with $1, by skipping from one to the next in the
+// primary key.
+const skipSQL = `
+with recursive s as (
+    (select l.scope from metered.ledger l where l.scope > $2 and l.scope >= $1 order by l.scope limit 1)
+    union all
+    select (select l.scope from metered.ledger l where l.scope > s.scope order by l.scope limit 1)
+    from s where starts_with(s.scope, $1)
+)`
+
+const scopeColumns = `
+    t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, coalesce(t.next_due = '-infinity', false)`
+
+const lastEntry = `lateral (
+    select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.next_due
+    from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t`
+
+const scopesSQL = skipSQL + `
+select s.scope,` + scopeColumns + `
+from s, ` + lastEntry + `
+where starts_with(s.scope, $1) limit $3`
+
+func (s *Scope) dest() []any {
+	return []any{&s.Scope, &s.Seq, &s.Last, &s.Spent, &s.Refunded, &s.Credited, &s.Held, &s.Epoch, &s.Closed}
+}
+
+func (s *Scope) scanned() {
+	s.Last, s.Used = s.Last.UTC(), s.Spent-s.Refunded-s.Credited
+}
+
+func scanScope(row pgx.CollectableRow) (s Scope, err error) {
+	err = row.Scan(s.dest()...)
+	s.scanned()
+	return s, err
 }
 
 // ScopeDetail is all there is to know of a scope.
@@ -61,7 +117,75 @@ type Rate struct {
 
 // Scope returns what there is to know of one scope, or ErrUnknown if it has no entries and was never declared.
 func (r *Reader) Scope(ctx context.Context, name string) (ScopeDetail, error) {
-	return ScopeDetail{}, nil
+	if name == "" {
+		return ScopeDetail{}, invalid("name", "is empty")
+	}
+	if err := checkText("name", name); err != nil {
+		return ScopeDetail{}, err
+	}
+	d := ScopeDetail{Scope: Scope{Scope: name}, LockKey: r.scopeKey(name)}
+	found, err := collect(ctx, r, scopeSQL, func(row pgx.CollectableRow) (struct{}, error) {
+		var created, retired *time.Time
+		err := row.Scan(append(d.Scope.dest(), &d.Now, &d.First, &d.Purged, &created, &retired, &d.Parent)...)
+		d.scanned()
+		d.Now, d.First = d.Now.UTC(), d.First.UTC()
+		d.Created, d.Retired = moment(created), moment(retired)
+		return struct{}{}, err
+	}, name)
+	switch {
+	case err != nil:
+		return ScopeDetail{}, failed("scope", err)
+	case len(found) == 0:
+		return r.declared(ctx, d)
+	}
+	usage, err := r.Ledger.Usage(ctx, r.DB, budget.Query{Scope: name})
+	if err != nil {
+		return ScopeDetail{}, err
+	}
+	if d.HeldNow, d.Leased = usage[0].Held, usage[0].Leased; d.HeldNow > 0 {
+		d.HoldDue = d.Now.Add(usage[0].HoldDue)
+	}
+	rates, err := r.rates(ctx, []string{name}, time.Minute, time.Hour, 24*time.Hour)
+	if err != nil {
+		return ScopeDetail{}, err
+	}
+	for _, rate := range rates {
+		d.Rates = append(d.Rates, rate.Rate)
+	}
+	slices.SortFunc(d.Rates, func(a, b Rate) int { return cmp.Compare(a.Within, b.Within) })
+	waits, err := r.waits(ctx)
+	d.Waiting, d.LongestWait = waits[d.LockKey].backends, waits[d.LockKey].longest
+	return d, err
+}
+
+const scopeSQL = `
+select s.scope,` + scopeColumns + `, metered.clock(), f.at,
+    t.seq > 16 and not exists (select from metered.ledger l where l.scope = s.scope and l.seq = 2),
+    r.created_at, r.retired_at, coalesce((select p.scope from metered.leases p where p.child = s.scope and p.mode = 'c'), '')
+from (select $1::text as scope) s cross join ` + lastEntry + `
+    cross join lateral (select l.at from metered.ledger l where l.scope = s.scope order by l.seq limit 1) f
+    left join metered.resources r on r.scope = s.scope`
+
+const declaredSQL = `
+select metered.clock(), r.created_at, r.retired_at from metered.resources r where r.scope = $1`
+
+// declared is a scope that has no entries.
+func (r *Reader) declared(ctx context.Context, d ScopeDetail) (ScopeDetail, error) {
+	var created, retired *time.Time
+	err := r.row(ctx, declaredSQL, d.Scope.Scope).Scan(&d.Now, &created, &retired)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return ScopeDetail{}, fmt.Errorf("%w: scope %q", ErrUnknown, d.Scope.Scope)
+	}
+	d.Now, d.Created, d.Retired = d.Now.UTC(), moment(created), moment(retired)
+	return d, failed("scope", err)
+}
+
+// moment is the time, or zero.
+func moment(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.UTC()
 }
 
 // Ahead is a scope whose last entry is ahead of the clock.
@@ -82,5 +206,36 @@ type AheadList struct {
 // ClockAhead returns the scopes after the name after whose last entry is ahead of the clock by more than least. A call
 // looks at MaxLooked/4 scopes, so a page may be empty and have a Next.
 func (r *Reader) ClockAhead(ctx context.Context, after string, least time.Duration) (AheadList, error) {
-	return AheadList{}, nil
+	if least < 0 {
+		return AheadList{}, invalid("least", "%v is negative", least)
+	}
+	if err := checkText("after", after); err != nil {
+		return AheadList{}, err
+	}
+	var list AheadList
+	var names []string
+	var seqs, us []int64
+	var times []time.Time
+	err := r.row(ctx, aheadSQL, "", after, aheadPage, least.Microseconds()).Scan(&list.Looked, &list.Next, &names, &seqs, &times, &us)
+	if err != nil {
+		return AheadList{}, failed("clock ahead", err)
+	}
+	for i, name := range names {
+		list.Scopes = append(list.Scopes, Ahead{name, seqs[i], times[i].UTC(), time.Duration(us[i]) * time.Microsecond})
+	}
+	if list.Looked < aheadPage {
+		list.Next = ""
+	}
+	return list, nil
 }
+
+// aheadPage is how many scopes a call of ClockAhead looks at.
+const aheadPage = MaxLooked / 4
+
+const aheadSQL = skipSQL + `, page as materialized (
+    select s.scope from s where s.scope is not null limit $3)
+select count(*), coalesce(max(x.scope), ''), array_agg(x.scope order by x.scope) filter (where x.us > $4),
+    array_agg(x.seq order by x.scope) filter (where x.us > $4), array_agg(x.at order by x.scope) filter (where x.us > $4),
+    array_agg(x.us order by x.scope) filter (where x.us > $4)
+from (select s.scope, t.seq, t.at, (extract(epoch from t.at - c.now) * 1000000)::bigint as us
+      from page s, (select metered.clock() as now offset 0) c, ` + lastEntry + `) x`
