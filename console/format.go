@@ -18,7 +18,7 @@ import (
 func functions(zone *time.Location) template.FuncMap {
 	return template.FuncMap{
 		"name": printable, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
-		"window": window, "limit": limitText, "units": heldUnits,
+		"drawing": drawing, "window": window, "limit": limitText, "units": heldUnits,
 		"time": func(t time.Time) template.HTML { return timeHTML(t, zone) },
 		"more": func(charges []budget.Posted, shown int) int { return len(charges) - shown },
 		"next": func(seq int64) int64 { return seq + 1 },
@@ -126,6 +126,15 @@ func timeHTML(t time.Time, zone *time.Location) template.HTML {
 	}
 	const layout = "2006-01-02 15:04:05"
 	return template.HTML(fmt.Sprintf(`<time datetime="%s">%s</time>`, t.UTC().Format(time.RFC3339Nano), t.In(zone).Format(layout)))
+}
+
+// drawing is the address of a variant of a drawing. The template would cut a list of addresses at commas, and escape nothing:
+// the address has its query escaped already.
+func drawing(address string, variants ...string) template.Srcset {
+	for _, v := range variants {
+		address += "&" + v + "=1"
+	}
+	return template.Srcset(address)
 }
 
 // heldUnits are the units of all lines of a hold.

@@ -39,7 +39,7 @@ func (h *Handler) operations(ctx context.Context, in *inspect.Reader, q url.Valu
 	list, err := in.Operations(ctx, inspect.OperationFilter{Name: name, State: state, After: q.Get("after"), Limit: listed})
 	return page{Title: "Operations", Active: "Operations", Data: map[string]any{
 		"Name": name, "State": state, "List": list,
-		"States": []inspect.OperationState{inspect.Committed, inspect.Refused, inspect.Event},
+		"States": []inspect.OperationState{inspect.Committed, inspect.Refused},
 	}}, err
 }
 

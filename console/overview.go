@@ -31,7 +31,8 @@ type overview struct {
 	Latest  []inspect.Operation
 }
 
-// latency is how long operations took, from the time that their ids carry until they were recorded.
+// latency is how long commands took, from the time that their ids carry until they were recorded. Those without a name
+// are left out: a usage event has none, and carries the time at which it occurred.
 type latency struct {
 	Median, P95 time.Duration
 	N           int
@@ -40,7 +41,7 @@ type latency struct {
 func latencyOf(operations []inspect.Operation) *latency {
 	var took []time.Duration
 	for _, o := range operations {
-		if !o.IssuedAt.IsZero() && o.State != inspect.Event {
+		if !o.IssuedAt.IsZero() && o.Name != "" {
 			took = append(took, max(0, o.At.Sub(o.IssuedAt))) // the clock of the one who made the id may be ahead
 		}
 	}

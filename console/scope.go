@@ -69,6 +69,9 @@ func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (
 	return p, nil
 }
 
+// Timeline is the address of the drawing of the holds.
+func (s scope) Timeline() string { return "holds.svg?" + url.Values{"scope": {s.Name}}.Encode() }
+
 // explain looks at what the limits stand at, by way of a charge of the amount asked for, or of 1.
 func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
 	amount, err := strconv.ParseInt(s.Amount, 10, 64)

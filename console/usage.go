@@ -20,10 +20,10 @@ const (
 
 // plotted is a plot of the page, with what it says in words.
 type plotted struct {
-	Limit  budget.Limit
-	Query  string // of the drawing's address
-	Wrong  string // why there is none
-	Points []usagePoint
+	Limit   budget.Limit
+	Drawing string // its address
+	Wrong   string // why there is none
+	Points  []usagePoint
 }
 
 func (p plotted) Caption() string {
@@ -53,7 +53,7 @@ func (p plotted) Alt() string {
 
 // plotted reads what a plot of a limit shows.
 func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Limit) (plotted, error) {
-	p := plotted{Limit: limit, Query: url.Values{"scope": {s.Name}, "limit": {limitSource(limit)}}.Encode()}
+	p := plotted{Limit: limit, Drawing: "usage.svg?" + url.Values{"scope": {s.Name}, "limit": {limitSource(limit)}}.Encode()}
 	var err error
 	p.Points, err = usageOver(ctx, in, s.D, limit)
 	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {

@@ -55,7 +55,7 @@ func newWorld(t *testing.T, cfg console.Config, more string) *world {
 	t.Helper()
 	w := &world{t: t, queries: &counter{}}
 	w.pool = pgtest.Open(t)
-	w.client = pgtest.NewClient(t, w.pool, metered.Config{SecretKey: bytes.Repeat([]byte("k"), 32)})
+	w.client = pgtest.NewClient(t, w.pool, metered.Config{})
 	role := pgtest.AsRole(t, w.pool, metered.GrantReportingSQL, more)
 	config := role.Config().Copy()
 	config.ConnConfig.Tracer = w.queries
@@ -146,7 +146,7 @@ func text(n *html.Node) string {
 			b.WriteByte(' ')
 		}
 	}
-	return strings.Join(strings.Fields(b.String()), " ")
+	return strings.Join(strings.FieldsFunc(b.String(), func(r rune) bool { return r == ' ' || r == '\n' }), " ")
 }
 
 func attr(n *html.Node, name string) (string, bool) {
