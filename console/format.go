@@ -18,7 +18,7 @@ import (
 func functions(zone *time.Location) template.FuncMap {
 	return template.FuncMap{
 		"name": printable, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
-		"drawing": drawing, "window": window, "limit": limitText, "units": heldUnits,
+		"length": length, "drawing": drawing, "window": window, "limit": limitText, "units": heldUnits,
 		"time": func(t time.Time) template.HTML { return timeHTML(t, zone) },
 		"more": func(charges []budget.Posted, shown int) int { return len(charges) - shown },
 		"next": func(seq int64) int64 { return seq + 1 },
@@ -111,6 +111,19 @@ func span(d time.Duration) string {
 }
 
 const day = 24 * time.Hour
+
+// length is a window as one speaks of it.
+func length(d time.Duration) string {
+	switch d {
+	case time.Minute:
+		return "minute"
+	case time.Hour:
+		return "hour"
+	case day:
+		return "day"
+	}
+	return window(d)
+}
 
 func until(now, then time.Time) string {
 	if d := then.Sub(now); d > 0 {

@@ -27,7 +27,7 @@ type plotted struct {
 }
 
 func (p plotted) Caption() string {
-	what := "of the last " + window(p.Limit.Window)
+	what := "of the last " + length(p.Limit.Window)
 	if p.Limit.Window < 0 {
 		what = "of its lifetime"
 	}
