@@ -134,7 +134,7 @@ func (b *tab) focused() string {
 	return eval[string](b, `document.activeElement.getAttribute("href") ?? document.activeElement.id`)
 }
 
-// day is a morning of a small company: what it counts, by the clock.
+// morning is a morning of a small company: what it counts, by the clock.
 func (w *world) morning(clock *pgtest.Clock, hours int) {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -175,6 +175,11 @@ func (w *world) morning(clock *pgtest.Clock, hours int) {
 			require.NoError(w.t, err)
 		}
 		clock.Advance(3 * time.Second)
+		for scope, pace := range paces {
+			for range int(pace) {
+				w.charge(scope, 1)
+			}
+		}
 	}
 }
 

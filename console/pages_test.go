@@ -208,7 +208,7 @@ func TestPages_PlotUsageAgainstEachLimit(t *testing.T) {
 			require.Equal(t, http.StatusOK, response.StatusCode)
 			require.Equal(t, "image/svg+xml", response.Header.Get("Content-Type"))
 			require.NotContains(t, response.Header.Get("Content-Security-Policy"), "script")
-			require.Contains(t, string(body), limit)
+			require.Contains(t, string(body), strings.ReplaceAll(limit, "\u202f", " "))
 		}
 	}
 }

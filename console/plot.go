@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"image/color"
 	"math"
+	"strings"
 	"time"
 
 	"gonum.org/v1/plot"
@@ -81,7 +82,7 @@ func (u usagePlot) svg(l look) ([]byte, error) {
 	}
 	label := &plotter.Labels{
 		XYs:    plotter.XYs{{X: x[1], Y: float64(u.limit)}},
-		Labels: []string{fmt.Sprint(u.name, " ", number(u.limit))},
+		Labels: []string{u.name + " " + strings.ReplaceAll(number(u.limit), "\u202f", " ")}, // the renderer's font has no such space
 		Offset: vg.Point{X: -4, Y: 4},
 	}
 	style := p.X.Tick.Label
@@ -180,7 +181,8 @@ func newPlot(l look, from, to time.Time, zone *time.Location) *plot.Plot {
 // drawn renders a plot. The fonts of the renderer are not everywhere, but others of the same measures are.
 func drawn(p *plot.Plot, width, height vg.Length) ([]byte, error) {
 	canvas := vgsvg.New(width, height)
-	p.Draw(draw.New(canvas))
+	const edge = 10 // half of a mark's label may stand beyond the axis
+	p.Draw(draw.Crop(draw.New(canvas), 0, -edge, 0, 0))
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return nil, err

@@ -38,7 +38,7 @@ func TestUsagePlot_HasTheLimitAndItsScale(t *testing.T) {
 		drawing, err := u.svg(l)
 		require.NoError(t, err)
 		texts := wellFormed(t, drawing)
-		require.Contains(t, texts, "<b>&\"hourly\" 1\u202f000")
+		require.Contains(t, texts, `<b>&"hourly" 1 000`)
 		require.Contains(t, texts, "600")
 		require.Contains(t, texts, "1 k")
 		require.Contains(t, texts, "09:30")

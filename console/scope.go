@@ -41,8 +41,9 @@ type standing struct{ inspect.ExplainedLimit }
 // Counts is what counts against the limit.
 func (s standing) Counts() int64 { return s.Used + s.Held + s.Leased }
 
-// High is from where on the limit is nearly used up.
-func (s standing) High() int64 { return s.Limit.Max / 10 * 9 }
+// Low and High are from where on the room gets scarce, and nearly ends.
+func (s standing) Low() float64  { return float64(s.Limit.Max) * 0.75 }
+func (s standing) High() float64 { return float64(s.Limit.Max) * 0.95 }
 
 // scope shows a scope. What a viewer typed stays in the address, so that the page can be sent to somebody.
 func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {

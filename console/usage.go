@@ -70,7 +70,7 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 		return lifetimeOver(ctx, in, d)
 	}
 	bucket := max(limit.Window/points, time.Microsecond).Truncate(time.Microsecond)
-	to := d.Now
+	to := d.Now.Add(time.Microsecond) // what was written now counts
 	// The first point needs a window before it.
 	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-2*points*bucket), to, budget.Bucket(bucket), nil)
 	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {
@@ -99,7 +99,7 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 
 // lifetimeOver is what was used of a lifetime, backwards from what is used now.
 func lifetimeOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail) ([]usagePoint, error) {
-	to := d.Now
+	to := d.Now.Add(time.Microsecond)
 	length := min(max(to.Sub(d.First), leastRange), lifetimeAgo).Truncate(time.Microsecond)
 	bucket := (length / points).Truncate(time.Microsecond)
 	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-points*bucket), to, budget.Bucket(bucket), nil)
