@@ -59,14 +59,12 @@ func newWorld(t *testing.T, cfg console.Config, more string) *world {
 	role := pgtest.AsRole(t, w.pool, metered.GrantReportingSQL, more)
 	config := role.Config().Copy()
 	config.ConnConfig.Tracer = w.queries
-	config.MaxConns = 2
-	var err error
-	w.reader, err = pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(w.reader.Close)
+	config.MaxConns = 1 // the statistics of its statements can be flushed then
+	w.reader = newPool(t, config)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(testWriter{t}, nil))
 	}
+	var err error
 	w.page, err = console.New(w.reader, cfg)
 	require.NoError(t, err)
 	mux := http.NewServeMux()
@@ -226,4 +224,21 @@ func (w *world) crowd(n, times int) {
 			}))
 		}
 	}
+}
+
+func newPool(t *testing.T, config *pgxpool.Config) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// serve serves another page, at the root, and returns its address.
+func (w *world) serve(page *console.Handler) string {
+	w.t.Helper()
+	server := httptest.NewServer(page)
+	w.t.Cleanup(server.Close)
+	w.t.Cleanup(page.Close)
+	return server.URL + "/"
 }
