@@ -10,7 +10,6 @@ package inspect
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -135,6 +134,3 @@ func (r *Reader) now(ctx context.Context) (now time.Time, err error) {
 func (r *Reader) scopeKey(scope string) int64 {
 	return lockkey.Of("metered/scope/"+r.schema.String(), scope)
 }
-
-// cursorTime is a time in a cursor, to the microsecond.
-func cursorTime(t time.Time) string { return fmt.Sprint(t.UnixMicro()) }
