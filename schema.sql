@@ -1654,12 +1654,13 @@ $$;
 -- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two entries, so
 -- a range costs the two look-ups, and a series of ranges one look-up for each edge.
 
--- What the chain of a scope had summed up before each of the times, which ascend: seq is the last entry before it.
--- refunded_after is what was refunded by now of the charges that follow it. unsettled is what open leases were
--- spent from the time on until the next one. If a purge took the answer away, there is one row with known_from: from
--- when on usage is known. STABLE: one snapshot for all.
+-- What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it;
+-- refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases
+-- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
+-- is known. STABLE, so that all its statements see one snapshot.
 create function metered.usage_at(of_scope text, times timestamptz[])
-returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint, known_from timestamptz)
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
+    known_from timestamptz)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1744,6 +1745,54 @@ begin
             where l.scope = tip.scope and l.epoch = e and (l.seq & 15 = 1 or l.kind = 'k') order by l.at, l.seq limit 1));
     end loop;
     return since + interval '1 microsecond';
+end
+$$;
+
+-- Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the
+-- texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to
+-- most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.
+create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
+    made_by metered.origin, named text)
+returns table (entry metered.ledger, matched boolean, more boolean)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    stop bigint;    -- the last entry to be read
+begin
+    perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    if backwards then
+        select min(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq desc limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
+        order by l.seq desc limit most + 1;
+    else
+        select max(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
+        order by l.seq limit most + 1;
+    end if;
 end
 $$;
 
@@ -5016,7 +5065,8 @@ comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the f
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime. with_leases: what open leases spent is used, and not held.';
-comment on function metered.usage_at(text, timestamptz[]) is 'What the chain of a scope had summed up before each of the times, which ascend: seq is the last entry before it. refunded_after is what was refunded by now of the charges that follow it. unsettled is what open leases were spent from the time on until the next one. If a purge took the answer away, there is one row with known_from: from when on usage is known. STABLE: one snapshot for all.';
+comment on function metered.usage_at(text, timestamptz[]) is 'What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it; refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
+comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
@@ -5194,10 +5244,10 @@ begin
             purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,recorded_meanwhile,refund,
             refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
             release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
-            retire_scopes,revoke_token,revoke_tokens,scope_key,settle_away,settle_lease,shorter,spend,spend_range,
-            spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,
-            usage,usage_at,usage_known_from,with_absent,with_keys,write_charges,write_exact,write_plain,
-            written_here}')
+            retire_scopes,revoke_token,revoke_tokens,scope_key,search_entries,settle_away,settle_lease,
+            shorter,spend,spend_range,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,
+            unfinished,unsettled_spends,usage,usage_at,usage_known_from,with_absent,with_keys,write_charges,
+            write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -23,6 +23,11 @@ var windowFigures = []figure{
 		measure: denialCost,
 	},
 	{
+		name: "series_31_1e6_vs_1e2", unit: "times the cost", goal: atMost(2.5),
+		meaning: "the usage of a range in 31 buckets, of a million entries with 10,000 refunds, against one of 100",
+		measure: seriesByEntries,
+	},
+	{
 		name: "charge_scopes_1e6_vs_1e3", unit: "times the cost", goal: atMost(1.3),
 		meaning: "a charge with a million scopes in the table, against one with a thousand",
 		measure: chargeByScopes,
@@ -138,6 +143,45 @@ func chargeByWindow(ctx context.Context, b *bench) (samples, error) {
 		err = fmt.Errorf("the ledger does not verify: %v", report.Differences[0])
 	}
 	return out.cost(big.name, small.name), err
+}
+
+// seriesByEntries asks for a chain from its first entry to its last in 31 buckets, as for a month by day.
+func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
+	c, err := b.chains(ctx)
+	if err != nil {
+		return samples{}, err
+	}
+	series := func(size int) (contender, error) {
+		scope := chainName(size, 0)
+		var from, to time.Time
+		err := c.QueryRow(ctx, "select min(at), max(at) from metered.ledger where scope = $1 and seq in (1, $2)", scope, size).Scan(&from, &to)
+		to = to.Add(time.Microsecond)
+		bucket := budget.Bucket((to.Sub(from)/31 + time.Microsecond).Truncate(time.Microsecond))
+		return contender{name: fmt.Sprintf("%d entries", size), site: c.site, dissect: size > 100, op: func(ctx context.Context, _ int) error {
+			ranges, err := c.client.Budget.Series(ctx, c.Pool, scope, from, to, bucket, nil)
+			charged := int64(0)
+			for _, u := range ranges {
+				charged += u.Charged
+			}
+			if err == nil && (len(ranges) != 31 || charged != int64(size)) {
+				err = fmt.Errorf("%d buckets, %d charged", len(ranges), charged)
+			}
+			return err
+		}}, err
+	}
+	big, err := series(c.largest())
+	if err != nil {
+		return samples{}, err
+	}
+	small, err := series(100)
+	if err != nil {
+		return samples{}, err
+	}
+	out, err := b.sequential(big, small).run(ctx, b)
+	if err != nil {
+		return samples{}, err
+	}
+	return out.cost(big.name, small.name), nil
 }
 
 // denialCost needs in turn one entry, a thousand, and half of all to leave.

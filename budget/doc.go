@@ -12,6 +12,9 @@
 // Many charges that do not depend on each other go in one call of Ledger.ChargeEach. Usage events that may be delivered twice
 // are counted once by Ledger.Ingest. A Batcher commits the charges of many goroutines together.
 //
+// Ledger.Usage tells what a scope stands at, UsageBetween and Series what it used in a range of time: the invoice of a month by
+// day. Entries lists what happened, and SearchEntries looks for it.
+//
 // A scope is a name of yours. It needs no creation, so a mistyped name is another scope: Scopes and MustExist guard
 // against that. A scope's ledger is a chain of entries that never change. Limits come with each call and are stored
 // nowhere. A charge is admitted if, for each limit,

@@ -59,9 +59,9 @@ type EntriesOptions struct {
 	After       int64 // skips entries up to this number: pass the last Seq seen to go on
 	Before      int64 // does the same for NewestFirst: it skips entries from this number on; defaults to 0, none
 	Max         int   // ends the iteration after so many entries; defaults to 0, all
-	// From and To restrict it to the entries of a range of time, as UsageBetween has it: from From on until before To. They
-	// are looked up once, in one more round trip, so a page costs the same wherever it is. If a purge took entries of the range it is
-	// a *PurgedError. Each defaults to the zero time, no restriction.
+	// From and To restrict it to the entries of a range of time, which begins at From and ends before To (UsageBetween has
+	// the same entries). Looking up where that is takes one more round trip. It is a *PurgedError if that was purged. Both
+	// default to the zero time, no restriction.
 	From, To time.Time
 }
 

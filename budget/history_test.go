@@ -86,6 +86,7 @@ func checkHistories(t *testing.T) {
 			acts[rapid.SampledFrom(names).Draw(rt, "act")]()
 			h.compareUsage()
 		}
+		h.compareSeries()
 		for _, m := range h.models {
 			report, err := l.Verify(t.Context(), pool, budget.VerifyOptions{Scope: m.scope})
 			require.NoError(rt, err)

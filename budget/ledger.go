@@ -109,7 +109,7 @@ func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
 	lock, lockAll, charge, each, check, usage, credit, refund string
-	entries, newest, search, searchBack, usageAt              string
+	entries, newest, search, usageAt                          string
 	scopes, purge, purgeable, ahead, repair                   string
 	chain, anchors, refundSums, refunded, held                string
 	leases, carved                                            string
@@ -120,7 +120,7 @@ func render(n schema.Name) statements {
 	return statements{
 		lock: n.SQL(lockSQL), lockAll: n.SQL(ledger.LockAllSQL), charge: n.SQL(chargeSQL), each: n.SQL(eachSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
-		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL), search: n.SQL(searchSQL), searchBack: n.SQL(searchBackSQL), usageAt: n.SQL(usageAtSQL),
+		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL), search: n.SQL(searchSQL), usageAt: n.SQL(usageAtSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL), ahead: n.SQL(aheadSQL), repair: n.SQL(repairSQL),
 		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
 		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL),

@@ -41,6 +41,8 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 		n++
 	}
 	require.Equal(t, 22, n)
+	requireReads(t, app, l)
+	requireReads(t, pgtest.AsRole(t, owner, metered.GrantReportingSQL, ""), l)
 	results, err := ingest(ctx, app, l, event("e", "b", 1), event("f", "b", 1, budget.Lifetime(0)), event("g", "c", 1))
 	require.NoError(t, err)
 	require.NoError(t, results[0].Err)
@@ -76,6 +78,18 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	require.Equal(t, sqlstate.InsufficientPrivilege, code(err))
 	_, err = repairClock(ctx, app, l, "a")
 	require.Equal(t, sqlstate.InsufficientPrivilege, code(err))
+}
+
+// requireReads asks what scope a did, of which the first hour is 1 credit or more.
+func requireReads(t *testing.T, db budget.Querier, l *budget.Ledger) {
+	t.Helper()
+	require.Positive(t, between(t, db, l, "a", start, start.Add(time.Hour)).Credited)
+	found, err := l.SearchEntries(t.Context(), db, "a", budget.EntrySearch{Note: budget.Note{Actor: "nobody"}, Name: "nothing"})
+	require.NoError(t, err)
+	require.Zero(t, found)
+	found, err = l.SearchEntries(t.Context(), db, "a", budget.EntrySearch{EntriesOptions: budget.EntriesOptions{From: start, To: start.Add(time.Hour), NewestFirst: true}})
+	require.NoError(t, err)
+	require.NotEmpty(t, found.Entries)
 }
 
 func TestRole_MaintenancePurgesAndRepairsOnly(t *testing.T) {
@@ -144,6 +158,10 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	u, err := l.Usage(ctx, hostile, budget.Query{Scope: "a", Window: time.Hour}, budget.Query{Scope: "a"})
 	require.NoError(t, err)
 	require.Equal(t, []int64{2, 1}, []int64{u[0].Used, u[1].Used})
+	require.Equal(t, budget.RangeUsage{Charged: 6, Credited: 1, RefundedOfCharged: 4, RefundsMade: 4},
+		between(t, hostile, l, "a", start, start.Add(time.Hour)))
+	require.Zero(t, between(t, hostile, l, "a", start.Add(time.Microsecond), start.Add(time.Hour)))
+	requireReads(t, hostile, l)
 	holder := occupy(t, owner, l, "a")
 	late := pgtest.Going(func() error { _, err := charge(ctx, hostile, l, "a", 1, limits...); return err })
 	pgtest.WaitQueued(t, owner, 1)

@@ -23,50 +23,27 @@ type EntrySearch struct {
 	Note      Note   // entries whose notes have the same texts, in those of its fields that are not ""
 	Operation string // entries of the command or event with this id
 	Namespace string // of Operation; defaults to "", which is a namespace, too
-	Look      int    // how many entries are looked at, up to MaxSearch; defaults to 10,000
+	// Name is that of the command that made the entry (metered.Command.Name). It is on record until
+	// metered.Client.PurgeOperations deletes the operation.
+	Name string
+	Look int // how many entries are looked at, up to MaxSearch; defaults to 10,000
 }
 
 // EntriesFound is what a search found, in the order in which it looked.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
-	// Next is the number of the last entry that was looked at. To go on, pass it as After, or with NewestFirst as Before.
-	// It is 0 if there is nothing more to look at.
+	// Next is the number of the last entry that was looked at, if there may be more: to go on, pass it as After, or
+	// with NewestFirst as Before. Else it is 0.
 	Next int64 `json:"next,omitempty"`
 }
 
-// The last entry to be looked at is found first, and always comes: it says how far the search came. What is looked at is
-// bounded also where nothing matches.
-const (
-	searchSQL = `
-with looked as materialized (
-    select max(x.seq) as last, count(*) as n
-    from (select seq from metered.ledger where scope = $1 and seq > $2 and seq < $3 order by seq limit $4) x
-)
-select e.*, looked.n >= $4
-from looked, lateral (
-    select ` + entryColumns + `, ` + matches + ` as matches
-    from metered.ledger l
-    where scope = $1 and seq > $2 and seq <= looked.last and (seq = looked.last or ` + matches + `)
-    order by seq limit $5) e`
-	searchBackSQL = `
-with looked as materialized (
-    select min(x.seq) as last, count(*) as n
-    from (select seq from metered.ledger where scope = $1 and seq > $2 and seq < $3 order by seq desc limit $4) x
-)
-select e.*, looked.n >= $4
-from looked, lateral (
-    select ` + entryColumns + `, ` + matches + ` as matches
-    from metered.ledger l
-    where scope = $1 and seq < $3 and seq >= looked.last and (seq = looked.last or ` + matches + `)
-    order by seq desc limit $5) e`
+const searchSQL = `
+select ` + entryColumns + `, matched, more
+from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
+    row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
-	matches = `coalesce(($6 = '' or note ->> 'actor' = $6) and ($7 = '' or note ->> 'tenant' = $7)
-        and ($8 = '' or note ->> 'correlation' = $8) and ($9 = '' or note ->> 'reason' = $9)
-        and ($10 = '' or operation = $10 and coalesce(namespace, '') = $11), false)`
-)
-
-// SearchEntries looks for entries of a scope by what they say. No index knows that: it reads the entries one after the other, up
-// to Look of them, in one statement, and says where to go on. A range of time (From, To) leaves it less to read.
+// SearchEntries looks for entries of a scope by what they say. There is no index for that: it scans the scope's entries, up
+// to Look of them in one statement, and says where to go on. A range of time (From, To) leaves it less to scan.
 func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (EntriesFound, error) {
 	if err := search.check(); err != nil {
 		return EntriesFound{}, err
@@ -76,12 +53,8 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 	if err != nil {
 		return EntriesFound{}, err
 	}
-	sql, n := l.sql.search, search.Note
-	if search.NewestFirst {
-		sql = l.sql.searchBack
-	}
-	rows, err := db.Query(ctx, sql, pgx.QueryExecModeExec, scope, after, before, look, most+1,
-		n.Actor, n.Tenant, n.Correlation, n.Reason, search.Operation, search.Namespace)
+	rows, err := db.Query(ctx, l.sql.search, scope, after, before, search.NewestFirst, look, most,
+		search.Namespace, orNull(search.Operation), orNull(search.Note.json()), orNull(search.Name))
 	if err != nil {
 		return EntriesFound{}, failed("search", err)
 	}
@@ -109,10 +82,17 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 	return found, nil
 }
 
+func orNull(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
+}
+
 func (s *EntrySearch) check() error {
 	for _, f := range []struct{ name, text string }{
 		{"Note.Actor", s.Note.Actor}, {"Note.Tenant", s.Note.Tenant}, {"Note.Correlation", s.Note.Correlation}, {"Note.Reason", s.Note.Reason},
-		{"Operation", s.Operation}, {"Namespace", s.Namespace},
+		{"Operation", s.Operation}, {"Namespace", s.Namespace}, {"Name", s.Name},
 	} {
 		if err := checkText("EntrySearch."+f.name, f.text, maxIDBytes); err != nil {
 			return err

@@ -9,44 +9,44 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// RangeUsage is what happened to a scope in the range of time from From on until To, which is no longer part of it. An entry is in
-// the range of its Entry.At, by the database's clock: what a hold held, when it is captured; an event, when it was
-// recorded, and not when it occurred; an entry that was dated ahead by a wrong clock, no later than the clock repair.
+// RangeUsage is what a scope used in a range of time, which begins at From and ends before To. An entry is in the range of
+// its Entry.At, by the database's clock. So what a hold keeps counts when it is captured; an event, when it was
+// recorded and not when it occurred; and an entry that a wrong clock dated ahead, no later than at the clock repair.
 type RangeUsage struct {
 	From     time.Time `json:"from"`
 	To       time.Time `json:"to"`
 	Charged  int64     `json:"charged"`  // charges and captures of the range
 	Credited int64     `json:"credited"` // credits of the range
-	// RefundedOfCharged is how much of Charged was refunded until now, in the range or after it. So it may
-	// still rise when the range is over.
+	// RefundedOfCharged is how much of Charged was refunded until now, in the range or after it. It may still rise
+	// when the range is over.
 	RefundedOfCharged int64 `json:"refunded_of_charged"`
-	// RefundsMade are the refunds that were made in the range, of charges of any time. It no longer changes when the range is over.
+	// RefundsMade are the refunds that were made in the range, whenever their charges were. It stays when the
+	// range is over.
 	RefundsMade int64 `json:"refunds_made"`
-	// Unsettled is what was spent in the range from leases that are open now (package leases). It is in no Charged yet: a lease
-	// counts in the range in which it is settled. What leases in memory spent is not known before.
+	// Unsettled is what was spent in the range from leases that are still open (package leases). No Charged has it yet: it
+	// counts in the range in which its lease is settled. What leases in memory spent is not known before.
 	Unsettled int64 `json:"unsettled,omitempty"`
 }
 
-// Used is what was used of the range, as windows count: Charged less RefundedOfCharged.
+// Used is what was used of the range, as windows count it: Charged less RefundedOfCharged.
 func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 
-// Billed is what an invoice of the range asks for that takes back refunds when they are made: Charged less
-// RefundsMade. The Billed of all ranges add up to all that is used. It may be negative.
+// Billed is what to bill for the range if refunds are given back when they are made: Charged less RefundsMade. It may be
+// negative. What is billed for all ranges adds up to what was used.
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
 select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1000000)::bigint
 from metered.usage_at($1::text, $2::timestamptz[])`
 
-// UsageBetween tells what a scope used from a time on until before another, exactly to the microsecond: two look-ups, however
-// many entries there are. It takes one statement, so one snapshot, and no lock, and works on a replica too. A scope that was
-// never charged has used nothing. The zero from is before all entries.
+// UsageBetween tells what a scope used in the range that begins at from and ends before to, exactly to the microsecond. It
+// takes two look-ups, however many entries there are, in one statement: one snapshot and no lock, on a replica too. The zero
+// from is before all entries. A scope that was never charged has used nothing, and so has one that PurgeOptions.Forget deleted.
 //
-// If a purge took entries that are needed, it is a *PurgedError, which leaves the transaction usable. A scope that
-// PurgeOptions.Forget let go of is one that was never charged.
+// If a purge took entries that the answer needs, it is a *PurgedError, which leaves the transaction usable.
 //
-// A range that is over may still gain what transactions charged in it that have not committed yet. To be sure
-// that it does not, call Lock in the same transaction first, at READ COMMITTED.
+// A range that is over may still gain what was charged in it and is not committed yet. To miss nothing, call Lock in
+// the same transaction first, at READ COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
@@ -59,9 +59,12 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 	return ranges[0], nil
 }
 
-// Series is UsageBetween of each bucket of the range, in one statement: a month by day is 32 look-ups. The first and the last
-// bucket end where the range does. Times are in location; nil is UTC. The range may have up to MaxBuckets.
-func (l *Ledger) Series(ctx context.Context, db Querier, scope string, from, to time.Time, bucket Bucket, location *time.Location) ([]RangeUsage, error) {
+// Series is UsageBetween for each bucket of the range, in one statement with a look-up for each edge: a month by day takes 32. The
+// first bucket begins at from and the last one ends at to. There may be up to MaxBuckets. Days are those of location, nil
+// for UTC, in which the answer's times are.
+func (l *Ledger) Series(
+	ctx context.Context, db Querier, scope string, from, to time.Time, bucket Bucket, location *time.Location,
+) ([]RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
 		return nil, err
@@ -79,7 +82,7 @@ func (l *Ledger) Series(ctx context.Context, db Querier, scope string, from, to 
 	return l.ranges(ctx, db, scope, edges)
 }
 
-// checkRange returns the range in microseconds. A time between two of them is rounded up: the same entries are in the range.
+// checkRange returns the range in microseconds. Times are rounded up, which leaves the same entries in the range.
 func (l *Ledger) checkRange(db Querier, scope string, from, to time.Time) (time.Time, time.Time, error) {
 	err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope), checkTime("from", from), checkTime("to", to))
 	from, to = upToMicro(from), upToMicro(to)
@@ -151,7 +154,7 @@ type PurgedError struct {
 }
 
 func (e *PurgedError) Error() string {
-	return fmt.Sprintf("budget: the range begins before what is retained: usage is known from %s on", e.KnownFrom.Format(time.RFC3339Nano))
+	return fmt.Sprintf("%v: usage is known from %s on", errWindowPurged, e.KnownFrom.Format(time.RFC3339Nano))
 }
 
 func (e *PurgedError) Unwrap() error { return errWindowPurged }

@@ -51,6 +51,7 @@ var Functions = []Function{
 	{"check_charge", Application | Reporting, write},
 	{"usage", Application | Reporting, write},
 	{"usage_at", Application | Reporting, write},
+	{"search_entries", Application | Reporting, write},
 	{"credit", Application, write},
 	{"refund", Application, write},
 	{"purge_scope", Maintenance, write},

@@ -1,12 +1,13 @@
 -- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two entries, so
 -- a range costs the two look-ups, and a series of ranges one look-up for each edge.
 
--- What the chain of a scope had summed up before each of the times, which ascend: seq is the last entry before it.
--- refunded_after is what was refunded by now of the charges that follow it. unsettled is what open leases were
--- spent from the time on until the next one. If a purge took the answer away, there is one row with known_from: from
--- when on usage is known. STABLE: one snapshot for all.
+-- What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it;
+-- refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases
+-- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
+-- is known. STABLE, so that all its statements see one snapshot.
 create function metered.usage_at(of_scope text, times timestamptz[])
-returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint, known_from timestamptz)
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
+    known_from timestamptz)
 language plpgsql stable
 as $$
 declare
@@ -87,5 +88,49 @@ begin
             where l.scope = tip.scope and l.epoch = e and (l.seq & 15 = 1 or l.kind = 'k') order by l.at, l.seq limit 1));
     end loop;
     return since + interval '1 microsecond';
+end
+$$;
+
+-- Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the
+-- texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to
+-- most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.
+create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
+    made_by metered.origin, named text)
+returns table (entry metered.ledger, matched boolean, more boolean)
+language plpgsql stable
+as $$
+declare
+    stop bigint;    -- the last entry to be read
+begin
+    perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    if backwards then
+        select min(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq desc limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
+        order by l.seq desc limit most + 1;
+    else
+        select max(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
+        order by l.seq limit most + 1;
+    end if;
 end
 $$;
