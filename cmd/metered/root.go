@@ -95,7 +95,7 @@ func (a *app) root() *cobra.Command {
 		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.sweepCmd(), a.purgeCmd()},
 		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.statementCmd(), a.holdsCmd(), a.holdCmd(),
 			a.operationCmd(), a.explainCmd()},
-		"page": {},
+		"page": {a.serveCmd(), a.demoCmd()},
 	} {
 		for _, c := range commands {
 			c.GroupID = group
