@@ -237,6 +237,22 @@ func (b *behind) ledger() {
 	b.try("Ledger.Usage", func(ctx context.Context) error {
 		return second(l.Usage(ctx, b.pool, budget.Query{Scope: scope, Window: time.Hour}))
 	})
+	from, to := time.Now().Add(-48*time.Hour), time.Now().Add(time.Hour)
+	b.try("Ledger.UsageBetween", func(ctx context.Context) error { return second(l.UsageBetween(ctx, b.pool, scope, from, to)) })
+	b.try("Ledger.Series", func(ctx context.Context) error {
+		return second(l.Series(ctx, b.pool, scope, from, to, budget.ByDay, time.UTC))
+	})
+	b.try("Ledger.SearchEntries", func(ctx context.Context) error {
+		return second(l.SearchEntries(ctx, b.pool, scope, budget.EntrySearch{Note: budget.Note{Actor: "ann"}}))
+	})
+	b.try("Ledger.Ahead", func(ctx context.Context) error {
+		for _, err := range l.Ahead(ctx, b.pool, time.Minute) {
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	b.try("Ledger.Verify", func(ctx context.Context) error { return second(l.Verify(ctx, b.pool, budget.VerifyOptions{})) })
 	b.try("Ledger.Purge", func(ctx context.Context) error {
 		return second(l.Purge(ctx, b.pool, budget.PurgeOptions{OlderThan: time.Hour}))
