@@ -4,8 +4,10 @@ MODULES = $$(go list -m -f '{{.Dir}}')
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 GOLICENSES = go run github.com/google/go-licenses@v1.6.0
-# MPL-2.0 is River's: it asks for the source of its own files, if they were changed. xz, for tests, is in the public domain.
-LICENCES = --allowed_licenses=MIT,ISC,BSD-2-Clause,BSD-3-Clause,Apache-2.0,MPL-2.0 --ignore github.com/xi2/xz --ignore github.com/pgmetered/metered
+# MPL-2.0 is River's: it asks for the source of its own files, if they were changed. What is ignored was read: xz (tests) is in the
+# public domain, freetype may be had under the FreeType License, svgo under CC BY 4.0 (both by way of plots).
+LICENCES = --allowed_licenses=MIT,ISC,BSD-2-Clause,BSD-3-Clause,Apache-2.0,MPL-2.0 --ignore github.com/xi2/xz \
+	--ignore github.com/golang/freetype --ignore github.com/ajstarks/svgo --ignore github.com/pgmetered/metered
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
