@@ -83,9 +83,10 @@ type SchemaReport struct {
 
 // SchemaDifference is one object of the schema that is not as it should be.
 type SchemaDifference struct {
-	Object     string // "function clock()", "column ledger.seq", "index holds_due"
-	Problem    string // what is wrong
-	Want, Have string // what it should be and what it is, of a function's body a hash; they may be empty
+	Object  string `json:"object"`         // "function clock()", "column ledger.seq", "index holds_due"
+	Problem string `json:"problem"`        // what is wrong
+	Want    string `json:"want,omitempty"` // what it should be, of a function's body a hash; it may be empty
+	Have    string `json:"have,omitempty"` // what it is
 }
 
 func (d SchemaDifference) String() string { return migrate.Difference(d).String() }

@@ -22,6 +22,8 @@ type PurgeOptions struct {
 	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
+	// DryRun counts what would be deleted now, without a lock, in READ ONLY transactions. Not with Forget. Defaults to false.
+	DryRun bool
 }
 
 // PurgeReport says what a purge did so far.
@@ -35,6 +37,18 @@ type PurgeReport struct {
 const purgeSQL = `
 select deleted, upto, done, forgotten
 from metered.purge_scope($1::text, $2::bigint, metered.clock() - $3::interval, $4::bigint, $5::int, $6::int, $7::bool)`
+
+// purgeableSQL is how many entries purge_scope would delete: those from the first behind entry 1 to the block that has the
+// last entry at or before the cutoff, as metered.base finds it.
+const purgeableSQL = `
+select greatest(0, ((b.seq - 1) & ~15::bigint) + 1 - f.seq)
+from (select l.epoch from metered.ledger l where l.scope = $1 order by l.seq desc limit 1) tip,
+     lateral (select l.seq from metered.ledger l where l.scope = $1 and l.seq > 1 order by l.seq limit 1) f,
+     lateral (select s.seq from generate_series(0, tip.epoch) e,
+          lateral (select l.seq from metered.ledger l
+           where l.scope = $1 and l.epoch = e and l.at <= metered.clock() - $2::interval and (l.seq & 15 = 1 or l.kind = 'k')
+           order by l.at desc, l.seq desc limit 1) s
+      order by e desc limit 1) b`
 
 // scopesSQL lists the scopes after $1, by skipping from scope to scope in the
 // primary key.
@@ -76,13 +90,18 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 			return report, err
 		}
 	}
+	if opts.DryRun && opts.Forget != nil {
+		return report, invalid("PurgeOptions.DryRun", "is not for Forget")
+	}
+	purge := func(scope string) error { return l.purgeScope(ctx, pool, scope, opts, &report) }
+	if opts.DryRun {
+		purge = func(scope string) error { return l.countScope(ctx, pool, scope, opts, &report) }
+	}
 	if opts.Scope != "" {
-		err := l.purgeScope(ctx, pool, opts.Scope, opts, &report)
+		err := purge(opts.Scope)
 		return report, err
 	}
-	err := l.eachScope(ctx, pool, func(scope string) error {
-		return l.purgeScope(ctx, pool, scope, opts, &report)
-	})
+	err := l.eachScope(ctx, pool, "", purge)
 	return report, err
 }
 
@@ -119,26 +138,58 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 	return nil
 }
 
-// eachScope calls f for every scope, in order, with no statement left open.
-func (l *Ledger) eachScope(ctx context.Context, db Querier, f func(scope string) error) error {
-	const page = 1000
-	for after := ""; ; {
-		rows, err := db.Query(ctx, l.sql.scopes, after, page)
+// countScope adds to the report what purgeScope would delete.
+func (l *Ledger) countScope(ctx context.Context, pool *pgxpool.Pool, scope string, opts PurgeOptions, report *PurgeReport) error {
+	var entries int64
+	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, l.sql.purgeable, scope, interval(opts.OlderThan)).Scan(&entries)
+	})
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return failed("purge", err)
+	}
+	report.Entries += entries
+	report.Scopes++
+	if opts.Progress != nil {
+		opts.Progress(*report)
+	}
+	return nil
+}
+
+// scopesPage is how many scopes are listed at once.
+const scopesPage = 1000
+
+// eachScope calls f for every scope after one, in order, with no statement left open.
+func (l *Ledger) eachScope(ctx context.Context, pool *pgxpool.Pool, after string, f func(scope string) error) error {
+	for n := scopesPage; n == scopesPage; {
+		var scopes []string
+		err := readOnly(ctx, pool, func(tx pgx.Tx) (err error) {
+			scopes, err = l.listScopes(ctx, tx, after)
+			return err
+		})
 		if err != nil {
-			return failed("list scopes", err)
-		}
-		scopes, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			return failed("list scopes", err)
+			return err
 		}
 		for _, scope := range scopes {
 			if err := f(scope); err != nil {
 				return err
 			}
+			after = scope
 		}
-		if len(scopes) < page {
-			return nil
-		}
-		after = scopes[len(scopes)-1]
+		n = len(scopes)
 	}
+	return nil
+}
+
+// listScopes returns the next scopes after one.
+func (l *Ledger) listScopes(ctx context.Context, db Querier, after string) ([]string, error) {
+	rows, err := db.Query(ctx, l.sql.scopes, after, scopesPage)
+	if err != nil {
+		return nil, failed("list scopes", err)
+	}
+	scopes, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return scopes, failed("list scopes", err)
+}
+
+func readOnly(ctx context.Context, pool *pgxpool.Pool, f func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, f)
 }

@@ -25,6 +25,7 @@ type Options struct {
 	OlderThan time.Duration
 	Batch     int
 	Progress  func(deleted int64)
+	DryRun    bool
 }
 
 // Check refuses what is out of bounds with an error of that kind, and fills in the
@@ -42,22 +43,35 @@ func (o *Options) Check(kind *fault.Sentinel) error {
 	return nil
 }
 
-// Run calls sql, each time in a transaction of its own, until it deletes less than a
-// batch, and returns how many rows were deleted: also with an error, as what is deleted
-// stays deleted. sql takes the time from which to go on (null: from the beginning), the
-// age, how many rows at most, and args; it returns how many it deleted and where to go
-// on. To start over instead would be to read through what was just left dead.
+// count is how many rows Run would delete.
+func (o *Options) count(ctx context.Context, pool *pgxpool.Pool, count string) (n int64, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, count, o.age()).Scan(&n)
+	})
+	return n, err
+}
+
+func (o *Options) age() pgtype.Interval {
+	return pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
+}
+
+// Run calls sql, each time in a transaction of its own, until it deletes less than a batch, and returns how many rows
+// were deleted: also with an error, as what is deleted stays deleted. sql takes the time from which to go on (null: from
+// the beginning), the age, how many rows at most, and args; it returns how many it deleted and where to go on. With
+// DryRun it returns what the query count, which takes the age, answers, and deletes nothing.
 //
 // At READ COMMITTED, whatever the session's default: above it, two purges would fail each
 // other instead of passing over rows.
-func (o *Options) Run(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) (int64, error) {
+func (o *Options) Run(ctx context.Context, pool *pgxpool.Pool, count, sql string, args ...any) (int64, error) {
+	if o.DryRun {
+		return o.count(ctx, pool, count)
+	}
 	var total int64
 	var from *time.Time
-	age := pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
 	for {
 		var deleted int64
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, sql, append([]any{from, age, o.Batch}, args...)...).Scan(&deleted, &from)
+			return tx.QueryRow(ctx, sql, append([]any{from, o.age(), o.Batch}, args...)...).Scan(&deleted, &from)
 		})
 		if err != nil {
 			return total, err

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+func TestMigrate_CreatesUpgradesAndSaysWhatIsThere(t *testing.T) {
+	t.Parallel()
+	l := cli(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}))
+	missing := l.exits(exitDifferences, "migrate", "status", "--json").objects()[0]
+	require.Equal(t, map[string]any{"schema": "metered", "version": 0.0, "wants": float64(metered.SchemaVersion), "ok": false,
+		"differences": []any{}, "previous": []any{}}, missing)
+	require.Contains(t, l.exits(exitDifferences, "migrate", "validate").out, "There is no schema metered")
+	require.Contains(t, l.exits(exitSchema, "verify").err, "metered migrate up")
+	require.Equal(t, float64(metered.SchemaVersion), l.object("migrate", "up", "--river")["to"])
+	require.Contains(t, l.ok("migrate"), "as this build needs it")
+	require.Contains(t, l.ok("migrate", "up"), "nothing to upgrade")
+	other := l.object("migrate", "up", "--schema", "second")
+	require.Equal(t, 0.0, other["from"])
+	require.Equal(t, "second", l.object("migrate", "status", "--schema", "second")["schema"])
+}
+
+func TestMigrate_OfAnOlderSchemaAndOfOneThatDiffers(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenVersion(t, 1)
+	l := cli(t, pool)
+	require.Equal(t, 1.0, l.exits(exitDifferences, "migrate", "status", "--json").objects()[0]["version"])
+	older := l.exits(exitSchema, "usage", "org/acme")
+	require.Contains(t, older.err, "is of version 1, this build needs")
+	require.Contains(t, older.err, "metered migrate up")
+	require.Equal(t, 1.0, l.object("migrate", "up")["from"])
+	require.Contains(t, l.ok("migrate", "status"), "--drop-previous")
+	require.NotEmpty(t, l.object("migrate", "up", "--drop-previous")["dropped"])
+	l.ok("usage", "org/acme")
+
+	execute(t, pool, `alter table metered.holds drop column entity cascade`)
+	require.Contains(t, l.exits(exitDifferences, "migrate", "validate").out, "column holds.entity")
+	execute(t, pool, `insert into metered.schema_version (version) values ($1)`, metered.SchemaVersion+2)
+	require.Contains(t, l.exits(exitSchema, "usage", "org/acme").err, "use a newer build")
+}
+
+func TestMigrateSQL_NeedsNoDatabase(t *testing.T) {
+	t.Parallel()
+	l := &line{t: t, ctx: t.Context()}
+	want, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: "mine", From: 1, Tool: metered.Goose})
+	require.NoError(t, err)
+	args := []string{"migrate", "sql", "--schema", "mine", "--from", "1", "--tool", "goose"}
+	require.Equal(t, want, l.ok(args...))
+	require.Equal(t, want, l.object(args...)["sql"])
+	require.Contains(t, l.exits(exitUsage, "migrate", "sql", "--tool", "nix").err, `"nix" is not known`)
+	require.Contains(t, l.exits(exitUsage, "migrate", "sql", "--from", "99").err, "is 99")
+}
+
+func TestUsageEntriesStatementSeries_AgreeWithTheLedger(t *testing.T) {
+	t.Parallel()
+	pool, _ := shop(t)
+	l := as(t, pool, metered.GrantReportingSQL)
+	rows := l.objects("usage", "org/acme", "org/nobody", "--window", "1h,lifetime")
+	require.Equal(t, []any{14.0, -36.0, 0.0, 0.0}, values(rows, "used"))
+	require.Equal(t, []any{8.0, 8.0, 0.0, 0.0}, values(rows, "held"))
+
+	entries := l.objects("entries", "org/acme")
+	require.Equal(t, []any{8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0}, values(entries, "seq"))
+	require.Equal(t, []any{2.0, 1.0}, values(l.objects("entries", "org/acme", "--before", "3"), "seq"))
+	require.Equal(t, []any{7.0, 8.0}, values(l.objects("entries", "org/acme", "--oldest-first", "--after", "6"), "seq"))
+	require.Len(t, l.objects("entries", "org/acme", "-n", "2"), 2)
+	require.Contains(t, l.ok("entries", "org/acme"), "operation shop order-42")
+
+	statement := l.objects("statement", "org/acme")
+	period := statement[len(statement)-1]["period"].(map[string]any)
+	require.Equal(t, 16.0, period["charged"])
+	require.Equal(t, 14.0, period["billed"])
+	require.Equal(t, values(entries[4:], "seq"), []any{4.0, 3.0, 2.0, 1.0})
+	require.Len(t, statement, 9)
+	second := entries[6]["at"].(string)
+	require.Len(t, l.objects("statement", "org/acme", "--to", second), 2, "the first entry, and the sums")
+	require.Equal(t, 1.0, l.objects("statement", "org/acme", "--to", second)[0]["seq"])
+
+	sheet, err := csv.NewReader(strings.NewReader(l.ok("statement", "org/acme", "--format", "csv"))).ReadAll()
+	require.NoError(t, err)
+	require.Len(t, sheet, 9)
+	require.Equal(t, csvHead, sheet[0])
+	require.Equal(t, `bob, "the builder"`, sheet[2][12])
+	require.Equal(t, []string{"-36", "8"}, sheet[8][6:8])
+
+	today := time.Now().UTC().Truncate(24 * time.Hour)
+	days := l.objects("series", "org/acme", "--from", today.AddDate(0, 0, -2).Format(time.DateOnly), "--to", today.AddDate(0, 0, 1).Format(time.DateOnly))
+	require.Len(t, days, 3)
+	total := 0.0
+	for _, day := range days {
+		total += day["charged"].(float64)
+	}
+	require.Equal(t, 16.0, total)
+	require.Len(t, l.objects("series", "org/acme", "--by", "15m", "--timezone", "Asia/Kathmandu"), 30)
+	require.Len(t, l.objects("series", "org/acme", "--by", "month"), 30)
+}
+
+func TestHolds_ListsAndTellsOfOne(t *testing.T) {
+	t.Parallel()
+	pool, _ := shop(t)
+	l := as(t, pool, metered.GrantReportingSQL)
+	ids := func(args ...string) []any { return values(l.objects(append([]string{"holds"}, args...)...), "id") }
+	require.Equal(t, []any{"seat-1", "seat-21B", "seat-21A"}, ids())
+	require.Equal(t, []any{"seat-1", "seat-21A"}, ids("--by-due"))
+	require.Equal(t, []any{"seat-21A"}, ids("--by-due", "--tenant", "hall"))
+	require.Equal(t, []any{"seat-1", "seat-21A"}, ids("--scope", "org/acme", "--state", "held"))
+	require.Equal(t, []any{"seat-21B", "seat-21A"}, ids("--tenant", "hall", "--holder", "ann"))
+	require.Equal(t, []any{"seat-21B"}, ids("--tenant", "hall", "--entity", "order-7"))
+	require.Equal(t, []any{"seat-1"}, ids("--tenant", ""))
+	require.Equal(t, []any{"seat-1", "seat-21B"}, ids("-n", "2"))
+	require.Contains(t, l.ok("holds", "-n", "2"), "There are more")
+	require.Len(t, ids("-n", "0"), 3)
+
+	one := l.object("hold", "seat-21B", "--tenant", "hall")
+	require.Equal(t, "captured", one["hold"].(map[string]any)["state"])
+	require.Len(t, one["history"], 2)
+	text := l.ok("hold", "seat-21B", "--tenant", "hall")
+	require.Contains(t, text, "captured")
+	require.Contains(t, text, "order-7")
+	unknown := l.exits(exitUnknown, "hold", "seat-21B", "--json")
+	require.JSONEq(t, `{"error":"holds: no such hold","code":"hold_unknown","exit":5}`, unknown.err)
+}
+
+func TestOperation_SaysWhatBecameOfIt(t *testing.T) {
+	t.Parallel()
+	pool, _ := shop(t)
+	l := as(t, pool, metered.GrantReportingSQL)
+	o := l.object("operation", "order-42", "--namespace", "shop")
+	require.Equal(t, "committed", o["state"])
+	require.Equal(t, "order", o["name"])
+	require.Equal(t, 5.0, o["charges"].([]any)[0].(map[string]any)["amount"])
+	require.Contains(t, l.ok("operation", "order-42", "--namespace", "shop"), "Of its jobs only the ids are known", "it may not read River's table")
+	require.Contains(t, cli(t, pool).ok("operation", "order-42", "--namespace", "shop"), "ship")
+	refused := l.object("operation", "order-43", "--namespace", "shop")
+	require.Equal(t, "refused", refused["state"])
+	require.Equal(t, "budget_exceeded", refused["code"])
+	l.exits(exitUnknown, "operation", "order-42")
+}
+
+func TestExplain_SaysWhichLimitRefusesAndWhen(t *testing.T) {
+	t.Parallel()
+	pool, _ := shop(t)
+	l := as(t, pool, metered.GrantReportingSQL)
+	l.ok("explain", "org/acme", "78", "-l", "hourly=100/1h")
+	refused := l.exits(exitRefused, "explain", "org/acme", "79", "-l", "hourly=100/1h", "-l", "1000/1d", "--json").objects()[0]
+	require.Equal(t, false, refused["fits"])
+	require.Equal(t, "budget_exceeded", refused["code"])
+	limits := refused["limits"].([]any)
+	require.NotNil(t, limits[0].(map[string]any)["refusal"])
+	require.Nil(t, limits[1].(map[string]any)["refusal"])
+	at, err := time.Parse(time.RFC3339Nano, refused["fits_at"].(string))
+	require.NoError(t, err)
+	clock := pgtest.SetClock(t, pool, at)
+	release := refused["now"].(string)
+	require.Less(t, release, refused["fits_at"].(string))
+	clock.Advance(-time.Millisecond)
+	l.exits(exitRefused, "explain", "org/acme", "96", "-l", "hourly=100/1h")
+
+	text := l.exits(exitRefused, "explain", "org/acme", "99", "-l", "hourly=100/1h").out
+	for _, part := range []string{"would be refused", "COUNTS AGAINST hourly (1h)", "operation shop order-42", "with its charge", "seat-21A"} {
+		require.Contains(t, text, part)
+	}
+	require.Contains(t, l.exits(exitRefused, "explain", "org/acme", "200", "-l", "hourly=100/1h").out, "Waiting does not help")
+	require.Contains(t, l.exits(exitRefused, "explain", "org/acme", "1", "--must-exist").out, "no such scope was created")
+}
+
+func TestTop_ShowsWhatIsHotAndWhoWaits(t *testing.T) {
+	t.Parallel()
+	pool, c := shop(t)
+	l := as(t, pool, metered.GrantReportingSQL)
+	release := pgtest.LockScope(t, pool, c, "org/globex")
+	defer release()
+	waits := pgtest.Going(func() error {
+		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return c.Budget.Lock(t.Context(), tx, "org/globex") })
+	})
+	pgtest.WaitQueued(t, pool, 1)
+	for name, top := range map[string]*line{"as one who reports": l, "as the owner": cli(t, pool)} {
+		v := top.object("top", "--count", "1", "--within", "1h")
+		hot := v["hot"].(map[string]any)["scopes"].([]any)
+		byName := map[string]map[string]any{}
+		for _, h := range hot {
+			byName[h.(map[string]any)["scope"].(string)] = h.(map[string]any)
+		}
+		require.Equal(t, 8.0, byName["org/acme"]["entries"], name)
+		require.Equal(t, 1.0, byName["org/globex"]["waiting"], name)
+		denied := v["denials"].(map[string]any)["denials"].([]any)[0].(map[string]any)
+		require.Equal(t, "hourly", denied["limit"])
+		require.Equal(t, 2.0, v["overview"].(map[string]any)["open_holds"].(map[string]any)["n"])
+	}
+	text := l.ok("top", "--count", "2", "--interval", "100ms")
+	require.Equal(t, 2, strings.Count(text, "SCOPE"))
+	require.NotContains(t, text, "\x1b", "nothing is redrawn where there is no terminal")
+	lines := l.objects("top", "--count", "3", "--interval", "100ms")
+	require.Len(t, lines, 3)
+	l.until = func(out string) bool { return strings.Count(out, "\n") >= 2 }
+	l.exits(exitDone, "top", "--json", "--interval", "100ms")
+	release()
+	require.NoError(t, <-waits)
+}
+
+func TestFitted_CutsToTheTerminal(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "\x1b[Hab\x1b[K\r\nüb\x1b[K\x1b[J", fitted("abc\nübe\nghi\n", 2, 2))
+	require.Equal(t, "\x1b[Habc\x1b[K\x1b[J", fitted("abc\n", 0, 0))
+}
+
+func TestJSON_IsWhatEachCommandPrints(t *testing.T) {
+	t.Parallel()
+	pool, _ := shop(t)
+	l := cli(t, pool)
+	for _, args := range [][]string{
+		{"migrate"}, {"migrate", "status"}, {"migrate", "up"}, {"migrate", "validate"}, {"migrate", "sql"}, {"grant", "maintenance", "x"},
+		{"verify"}, {"sweep"}, {"purge", "--older-than", "400d"}, {"top", "--count", "1"}, {"usage", "a"}, {"series", "a"}, {"entries", "org/acme"},
+		{"statement", "a"}, {"holds"}, {"hold", "seat-1"}, {"operation", "order-42", "--namespace", "shop"}, {"explain", "a", "1"},
+	} {
+		require.NotEmpty(t, l.objects(args...), "%v", args)
+	}
+	require.Empty(t, l.ok("repair-clock", "--json"))
+}
+
+func TestParse_LimitsDurationsAndTimes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"1000/1h": `{"max":1000,"window_us":3600000000}`, "day=5/1d": `{"name":"day","max":5,"window_us":86400000000}`,
+		"20/lifetime": `{"max":20,"lifetime":true}`, "prepaid": `{"max":0,"lifetime":true,"of_credit":true}`,
+		"a=credit/50": `{"name":"a","max":50,"lifetime":true,"of_credit":true}`, "1/1d12h": `{"max":1,"window_us":129600000000}`,
+	} {
+		limit, err := parseLimit(text)
+		require.NoError(t, err, text)
+		got, err := json.Marshal(limit)
+		require.NoError(t, err)
+		require.JSONEq(t, want, string(got), text)
+	}
+	for _, text := range []string{"", "5", "5/", "/1h", "-1/1h", "5/0s", "5/x", "x/1h", "credit/x", "credit/", "99999999999999999999/1h", "1/-1h", "1/99999d9"} {
+		_, err := parseLimit(text)
+		require.Error(t, err, text)
+	}
+	for d, want := range map[time.Duration]string{0: "0s", time.Hour: "1h", 90 * time.Minute: "1h30m", 48 * time.Hour: "2d", 49 * time.Hour: "2d1h",
+		10 * time.Second: "10s", 10 * time.Minute: "10m", time.Millisecond: "1ms", 24*time.Hour + time.Minute: "24h1m"} {
+		require.Equal(t, want, lasting(d))
+	}
+	for _, text := range []string{"2026-11-23", "2026-11-23T00:00", "2026-11-23 00:00:00", "2026-11-23T00:00:00Z", "2026-11-23T01:00:00+01:00"} {
+		at, err := parseTime(text, time.UTC)
+		require.NoError(t, err)
+		require.True(t, at.Equal(time.Date(2026, 11, 23, 0, 0, 0, 0, time.UTC)), text)
+	}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+const connectTimeout = 10 * time.Second
+
+// open returns a pool on the database. It has answered once.
+func (a *app) open(ctx context.Context) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(cmp.Or(a.url, os.Getenv("DATABASE_URL")))
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = 4
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	if params := config.ConnConfig.RuntimeParams; params["application_name"] == "" {
+		params["application_name"] = "metered"
+	}
+	if a.configure != nil {
+		a.configure(config)
+	}
+	a.user = cmp.Or(config.ConnConfig.RuntimeParams["role"], config.ConnConfig.User)
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return pool, nil
+}
+
+// with runs f with a pool on a database whose schema this build works with, after it has made sure that the role may
+// execute the functions.
+func (a *app) with(ctx context.Context, f func(pool *pgxpool.Pool) error, functions ...string) error {
+	pool, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := a.usable(ctx, pool); err != nil {
+		return err
+	}
+	if err := a.may(ctx, pool, functions); err != nil {
+		return err
+	}
+	return f(pool)
+}
+
+// read runs f in a READ ONLY transaction, which sees one snapshot.
+func (a *app) read(ctx context.Context, f func(tx pgx.Tx) error) error {
+	return a.with(ctx, func(pool *pgxpool.Pool) error { return readOnly(ctx, pool, f) })
+}
+
+func readOnly(ctx context.Context, pool *pgxpool.Pool, f func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f)
+}
+
+const versionSQL = `select coalesce(max(version), 0) from metered.schema_version`
+
+// usable says what is wrong with the version of the schema.
+func (a *app) usable(ctx context.Context, pool *pgxpool.Pool) error {
+	name, err := schema.Parse(a.schema)
+	if err != nil {
+		return err
+	}
+	var installed int
+	err = readOnly(ctx, pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, name.SQL(versionSQL)).Scan(&installed)
+	})
+	switch err = fault.Failed("metered", "look for schema "+a.schema, err); {
+	case errors.Is(err, metered.ErrNotMigrated):
+		return fmt.Errorf("%w: there is no schema %s of metered in database %s", metered.ErrNotMigrated, a.schema, pool.Config().ConnConfig.Database)
+	case err != nil:
+		return err
+	case installed < metered.SchemaVersion:
+		return fmt.Errorf("%w: schema %s is of version %d, this build needs %d", metered.ErrNotMigrated, a.schema, installed, metered.SchemaVersion)
+	case installed > metered.SchemaVersion+1:
+		return fmt.Errorf("%w: schema %s is of version %d, this build knows %d: use a newer build", metered.ErrSchemaVersion, a.schema, installed, metered.SchemaVersion)
+	}
+	return nil
+}
+
+const maySQL = `
+select coalesce(bool_and(has_function_privilege(p.oid, 'execute')), true)
+from pg_proc p where p.pronamespace = to_regnamespace($1) and p.proname = any ($2)`
+
+// may refuses a role that may not execute the functions, before anything was done or asked.
+func (a *app) may(ctx context.Context, pool *pgxpool.Pool, functions []string) error {
+	if len(functions) == 0 {
+		return nil
+	}
+	var all bool
+	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, maySQL, a.schema, functions).Scan(&all)
+	})
+	if err == nil && !all {
+		return fmt.Errorf("%w: it may not execute %s", metered.ErrNotGranted, functions[0])
+	}
+	return err
+}

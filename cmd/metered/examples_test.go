@@ -1,0 +1,75 @@
+package main
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/require"
+)
+
+// endless are the commands that go on until they are interrupted.
+var endless = map[string]bool{"top": true, "serve": true, "demo": true}
+
+// Each example of each command's help runs, and says something.
+func TestExamples_RunAsTheyAreWritten(t *testing.T) {
+	t.Parallel()
+	pool, _ := shop(t)
+	execute(t, pool, `create role app; create role viewer`)
+	defer execute(t, pool, `drop owned by app, viewer; drop role app, viewer`)
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		if c.Runnable() && c.Name() != "help" && c.Parent().Name() != "completion" {
+			require.NotEmpty(t, c.Example, "%s has no example", c.CommandPath())
+			require.NotEmpty(t, c.Long, "%s is not described", c.CommandPath())
+			for example := range strings.Lines(c.Example) {
+				runExample(t, pool, c.Name(), strings.TrimSpace(example))
+			}
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	root := (&app{streams: streams{strings.NewReader(""), io.Discard, io.Discard}}).root()
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	walk(root)
+}
+
+func runExample(t *testing.T, pool *pgxpool.Pool, name, example string) {
+	words := shellWords(t, example)
+	require.Equal(t, "metered", words[0], example)
+	l := cli(t, pool)
+	if endless[name] && !strings.Contains(example, "--count") {
+		l.until = func(out string) bool { return out != "" }
+	}
+	r := l.exits(exitDone, words[1:]...)
+	require.NotEmpty(t, r.out, example)
+}
+
+// shellWords are the words of a command line, with single and double quotes.
+func shellWords(t *testing.T, text string) (words []string) {
+	t.Helper()
+	word, quote, inside := "", rune(0), false
+	for _, r := range text {
+		switch {
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote == 0 && (r == '\'' || r == '"'):
+			quote, inside = r, true
+		case quote == 0 && r == ' ':
+			if inside {
+				words, word, inside = append(words, word), "", false
+			}
+		default:
+			word, inside = word+string(r), true
+		}
+	}
+	require.Zero(t, quote, text)
+	if inside {
+		words = append(words, word)
+	}
+	return words
+}

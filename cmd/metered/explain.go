@@ -1,0 +1,141 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/inspect"
+)
+
+func (a *app) explainCmd() *cobra.Command {
+	var rules limits
+	var mustExist bool
+	c := &cobra.Command{
+		Use:   "explain SCOPE AMOUNT --limit LIMIT...",
+		Short: "Say whether a charge would be let in now, and if not, why and when",
+		Long: `Explain says whether a charge would be let in now; if not, which limit refuses it, what counts against that limit, and
+when the charge would fit if nothing else happens. Limits are not in the database: they come with each call, so give those
+that your program gives. It takes no lock, and the next charge may change the answer.
+
+If the charge would be refused, it exits with 4.`,
+		Example: `  metered explain org/acme 5 --limit hourly=1000/1h --limit 100000/30d
+  metered explain org/acme 5 --limit prepaid --json`,
+		Args: cobra.ExactArgs(2),
+	}
+	c.Flags().VarP(&rules, "limit", "l", limitsHelp)
+	c.Flags().BoolVar(&mustExist, "must-exist", false, "refuse a scope that was never created, or was retired")
+	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
+		amount, err := strconv.ParseInt(args[1], 10, 64)
+		if err != nil {
+			return usagef("%q is not an amount", args[1])
+		}
+		return a.read(ctx, func(tx pgx.Tx) error {
+			r, err := inspect.New(tx, a.schema)
+			if err != nil {
+				return err
+			}
+			e, err := r.Explain(ctx, budget.Charge{Scope: args[0], Amount: amount, Limits: rules, MustExist: mustExist})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				err = a.print(e)
+			} else {
+				err = a.printExplanation(e)
+			}
+			if err == nil && !e.Fits {
+				err = found(exitRefused)
+			}
+			return err
+		})
+	})
+}
+
+func (a *app) printExplanation(e inspect.Explanation) error {
+	verdict := "would be let in"
+	if !e.Fits {
+		verdict = "would be refused"
+	}
+	fmt.Fprintf(a.out, "At %s a charge of %d on %s %s.\n", instant(e.Now), e.Amount, shown(e.Scope), verdict)
+	switch {
+	case e.Fits:
+	case e.Code == "budget_exceeded" && e.FitsAfter == budget.Never:
+		fmt.Fprintln(a.out, "Waiting does not help.")
+	case e.Code == "budget_exceeded":
+		fmt.Fprintf(a.out, "It would fit in %s, at %s, if nothing else happens.\n", lasting(e.FitsAfter), instant(e.FitsAt))
+	default:
+		fmt.Fprintln(a.out, shown(e.Reason))
+	}
+	all := []*table{}
+	if len(e.Limits) > 0 {
+		t := a.table("LIMIT", "MAX", "USED", "HELD", "LEASED", "AVAILABLE", "ADMITS IT", "FITS IN")
+		for _, l := range e.Limits {
+			t.row(explainedLimit(l)...)
+		}
+		all = append(all, t)
+	}
+	for _, l := range e.Limits {
+		if l.Refusal == nil || len(l.Oldest) == 0 {
+			continue
+		}
+		t := a.table("COUNTS AGAINST "+limitName(l.Limit)+", OLDEST FIRST", "AT", "LEAVES AT", "KIND", "AMOUNT", "ABOUT")
+		for _, o := range l.Oldest {
+			entry := "entry " + strconv.FormatInt(o.Seq, 10)
+			switch o.Kind {
+			case budget.KindCharge, budget.KindCapture:
+				t.row(entry, o.At, instant(o.At.Add(l.Limit.Window)), o.Kind, o.Amount, about(o))
+			case budget.KindRefund:
+				t.row(entry, o.At, "with its charge", o.Kind, -o.Amount, about(o))
+			}
+		}
+		all = append(all, t)
+	}
+	if len(e.Holds) > 0 && !e.Fits {
+		t := a.table("HOLD", "HOLDER", "DUE", "UNITS")
+		for _, h := range e.Holds {
+			t.row(named(h.Tenant, h.ID), dash(h.Holder), h.Due, lines(h.Lines))
+		}
+		all = append(all, t)
+	}
+	if len(e.Leases) > 0 && !e.Fits {
+		t := a.table("LEASE", "OWNER", "ENDS", "GRANTED", "SPENT")
+		for _, l := range e.Leases {
+			t.row(l.No, cmp.Or(l.Child, l.Owner), l.EndsAt, l.Granted, l.Spent)
+		}
+		all = append(all, t)
+	}
+	if len(all) > 0 {
+		fmt.Fprintln(a.out)
+	}
+	return a.sections(all...)
+}
+
+func explainedLimit(l inspect.ExplainedLimit) []any {
+	admits, fits := "yes", "-"
+	switch {
+	case l.Purged:
+		admits = "not known: purged"
+	case l.Refusal != nil && l.Refusal.RetryAfter == budget.Never:
+		admits, fits = "no", "never"
+	case l.Refusal != nil:
+		admits, fits = "no", lasting(l.Refusal.RetryAfter)
+	}
+	return []any{limitName(l.Limit), l.Limit.Max, l.Used, l.Held, l.Leased, l.Available, admits, fits}
+}
+
+func limitName(l budget.Limit) string {
+	rule := windowText(l.Window)
+	if l.Window == budget.OfCredit {
+		rule = "credit"
+	}
+	if l.Name != "" {
+		return l.Name + " (" + rule + ")"
+	}
+	return rule
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// days is a flag of a duration that may be in days.
+type days time.Duration
+
+func (d *days) String() string { return lasting(time.Duration(*d)) }
+func (d *days) Type() string   { return "duration" }
+func (d *days) Set(text string) error {
+	parsed, err := parseDuration(text)
+	*d = days(parsed)
+	return err
+}
+
+// parseDuration parses 90s, 36h, 30d and 1d12h.
+func parseDuration(text string) (time.Duration, error) {
+	var whole time.Duration
+	rest := text
+	if n, after, ok := strings.Cut(text, "d"); ok {
+		count, err := strconv.ParseUint(n, 10, 16)
+		if err != nil {
+			return 0, fmt.Errorf("%q is not a duration such as 90s, 36h or 30d", text)
+		}
+		whole, rest = time.Duration(count)*24*time.Hour, after
+		if rest == "" {
+			return whole, nil
+		}
+	}
+	d, err := time.ParseDuration(rest)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("%q is not a duration such as 90s, 36h or 30d", text)
+	}
+	return whole + d, nil
+}
+
+// moment is a flag of a time.
+type moment struct{ time.Time }
+
+func (m *moment) String() string {
+	if m.IsZero() {
+		return ""
+	}
+	return m.Format(time.RFC3339Nano)
+}
+func (m *moment) Type() string { return "time" }
+func (m *moment) Set(text string) (err error) {
+	m.Time, err = parseTime(text, time.UTC)
+	return err
+}
+
+// parseTime parses RFC 3339, and dates and times of day in a place.
+func parseTime(text string, in *time.Location) (time.Time, error) {
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", time.DateOnly} {
+		if t, err := time.ParseInLocation(layout, text, in); err == nil {
+			return t, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("%q is not a time such as 2026-11-23 or 2026-11-23T20:15:00Z", text)
+}
+
+const limitsHelp = "a limit: 1000/1h, 20/lifetime, prepaid, credit/50 or, with its name, hourly=1000/1h"
+
+// limits is a flag of limits.
+type limits []budget.Limit
+
+func (l *limits) String() string { return "" }
+func (l *limits) Type() string   { return "limit" }
+func (l *limits) Set(text string) error {
+	limit, err := parseLimit(text)
+	*l = append(*l, limit)
+	return err
+}
+
+func parseLimit(text string) (limit budget.Limit, err error) {
+	rule := text
+	var name string
+	if before, after, ok := strings.Cut(text, "="); ok {
+		name, rule = before, after
+	}
+	units, window, _ := strings.Cut(rule, "/")
+	number := func(text string) int64 {
+		n, failed := strconv.ParseInt(text, 10, 64)
+		if failed != nil || n < 0 {
+			err = fmt.Errorf("%q: want %s", text, limitsHelp)
+		}
+		return n
+	}
+	switch {
+	case rule == "prepaid":
+		limit = budget.Prepaid()
+	case units == "credit":
+		limit = budget.CreditLine(number(window))
+	case window == "lifetime":
+		limit = budget.Lifetime(number(units))
+	default:
+		d, bad := parseDuration(window)
+		if bad != nil || d == 0 {
+			return budget.Limit{}, fmt.Errorf("%q: want %s", text, limitsHelp)
+		}
+		limit = budget.PerWindow(number(units), d)
+	}
+	return limit.Named(name), err
+}

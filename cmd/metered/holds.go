@@ -1,0 +1,215 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/inspect"
+)
+
+// holdFlags select holds.
+type holdFlags struct {
+	tenant, holder, entity, scope, state string
+	oneTenant, byDue                     bool
+	limit                                int
+}
+
+func (a *app) holdsCmd() *cobra.Command {
+	f := holdFlags{limit: 50}
+	c := &cobra.Command{
+		Use:   "holds",
+		Short: "List holds",
+		Long: `Holds lists holds of all tenants, or of one, newest first; with --by-due in the order in which they fall due, those that
+are held and those that have expired and were not swept; with --scope and --state held also in that order. --holder and
+--entity need an index by tenant: they list those of one tenant, by default of the one without a name.`,
+		Example: `  metered holds
+  metered holds --scope org/acme --state held
+  metered holds --by-due --json`,
+	}
+	flags := c.Flags()
+	flags.StringVar(&f.tenant, "tenant", "", "of this tenant; defaults to all")
+	flags.StringVar(&f.holder, "holder", "", "of this holder")
+	flags.StringVar(&f.entity, "entity", "", "linked with this by their capture")
+	flags.StringVar(&f.scope, "scope", "", "with a line of this scope")
+	flags.StringVar(&f.state, "state", "", "held, captured, released, expired or returned")
+	flags.BoolVar(&f.byDue, "by-due", false, "in the order in which they fall due")
+	flags.IntVarP(&f.limit, "limit", "n", f.limit, "list so many at most; 0 is all")
+	for _, other := range []string{"holder", "entity", "scope"} {
+		c.MarkFlagsMutuallyExclusive("by-due", other)
+	}
+	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
+		f.oneTenant = flags.Changed("tenant")
+		if f.limit < 0 {
+			return usagef("--limit: %d is negative", f.limit)
+		}
+		return a.read(ctx, func(tx pgx.Tx) error {
+			r, err := inspect.New(tx, a.schema)
+			if err != nil {
+				return err
+			}
+			return a.listHolds(ctx, r, f)
+		})
+	})
+}
+
+// page is a function that returns a page of holds behind the cursor, and the next cursor.
+type holdPage func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error)
+
+func (f holdFlags) pages(r *inspect.Reader) holdPage {
+	switch {
+	case f.byDue:
+		return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
+			l, err := r.Book.Due(ctx, r.DB, holds.DueFilter{Tenant: f.tenant, AllTenants: !f.oneTenant, State: holds.State(f.state), After: after, Max: limit})
+			return l.Holds, l.Next, err
+		}
+	case f.holder != "" || f.entity != "":
+		return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
+			filter := holds.Filter{Tenant: f.tenant, Holder: f.holder, Entity: f.entity, Scope: f.scope, State: holds.State(f.state), Max: limit}
+			if after != "" {
+				if _, err := fmt.Sscan(after, &filter.Before); err != nil {
+					return nil, "", err
+				}
+			}
+			l, err := r.Book.List(ctx, r.DB, filter)
+			if l.Next == 0 {
+				return l.Holds, "", err
+			}
+			return l.Holds, fmt.Sprint(l.Next), err
+		}
+	}
+	return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
+		filter := inspect.HoldFilter{Scope: f.scope, State: holds.State(f.state), After: after, Limit: limit}
+		if f.oneTenant {
+			filter.Tenant = &f.tenant
+		}
+		l, err := r.Holds(ctx, filter)
+		return l.Holds, l.Next, err
+	}
+}
+
+func (a *app) listHolds(ctx context.Context, r *inspect.Reader, f holdFlags) error {
+	t := a.table("HOLD", "STATE", "HOLDER", "PLACED", "DUE", "UNITS")
+	next, listed := f.pages(r), 0
+	for after := ""; ; {
+		size := holds.MaxPage
+		if f.limit > 0 {
+			size = min(size, f.limit-listed)
+		}
+		page, more, err := next(ctx, after, size)
+		if err != nil {
+			return err
+		}
+		for _, h := range page {
+			if a.json {
+				if err := a.print(h); err != nil {
+					return err
+				}
+				continue
+			}
+			t.row(named(h.Tenant, h.ID), h.State, dash(h.Holder), h.PlacedAt, h.Due, lines(h.Lines))
+		}
+		listed += len(page)
+		if more == "" {
+			return t.flush()
+		}
+		if f.limit > 0 && listed >= f.limit {
+			if err := t.flush(); err != nil || a.json {
+				return err
+			}
+			fmt.Fprintln(a.out, "There are more: see --limit.")
+			return nil
+		}
+		after = more
+	}
+}
+
+func lines(all []holds.HeldLine) string {
+	var text []string
+	for _, l := range all {
+		text = append(text, fmt.Sprintf("%s %d", l.Scope, l.Amount))
+	}
+	return strings.Join(text, ", ")
+}
+
+func (a *app) holdCmd() *cobra.Command {
+	var tenant string
+	c := &cobra.Command{
+		Use:     "hold ID",
+		Short:   "Say what became of a hold, with its history",
+		Long:    "Hold says how a hold stands, what it keeps, and what happened to it. An expiry is in its history once it was recorded.",
+		Example: "  metered hold seat-21A --tenant hall",
+		Args:    cobra.ExactArgs(1),
+	}
+	c.Flags().StringVar(&tenant, "tenant", "", "whose hold it is")
+	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
+		return a.read(ctx, func(tx pgx.Tx) error {
+			r, err := inspect.New(tx, a.schema)
+			if err != nil {
+				return err
+			}
+			d, err := r.Hold(ctx, tenant, args[0])
+			switch {
+			case err != nil:
+				return err
+			case a.json:
+				return a.print(d)
+			}
+			return a.printHold(d)
+		})
+	})
+}
+
+func (a *app) printHold(d inspect.HoldDetail) error {
+	h := d.Hold
+	t := a.table()
+	fact := func(name string, value any, known bool) {
+		if known {
+			t.row(name, value)
+		}
+	}
+	fact("hold", named(h.Tenant, h.ID), true)
+	fact("state", h.State, true)
+	fact("holder", h.Holder, h.Holder != "")
+	fact("placed", h.PlacedAt, true)
+	fact("deadline", h.Deadline, true)
+	fact("due", h.Due, !h.Due.Equal(h.Deadline))
+	fact("remaining", h.Remaining(), h.Live())
+	fact("ended", h.EndedAt, !h.EndedAt.IsZero())
+	if h.Claim != nil {
+		fact("claim", h.Claim.Type+" "+h.Claim.Value, true)
+	}
+	fact("entity", h.Entity, h.Entity != "")
+	fact("reason", h.Reason, h.Reason != "")
+	fact("metadata", string(h.Metadata), len(h.Metadata) > 0)
+	l := a.table("SCOPE", "PLACED", "CAPTURED", "OPEN", "REFUNDED")
+	for _, line := range h.Lines {
+		l.row(line.Scope, line.Amount, line.Captured, line.Open, line.Refunded)
+	}
+	e := a.table("VERSION", "AT", "WHAT", "DEADLINE", "BY OPERATION", "NOTE")
+	for _, event := range d.History {
+		operation := "-"
+		if event.Operation != "" {
+			operation = named(event.Namespace, event.Operation)
+		}
+		e.row(event.Version, event.At, event.Kind, event.Deadline, operation, noteText(event.Note))
+	}
+	return a.sections(t, l, e)
+}
+
+// sections prints tables with a line between them.
+func (a *app) sections(tables ...*table) error {
+	var err error
+	for i, t := range tables {
+		if i > 0 {
+			fmt.Fprintln(a.out)
+		}
+		err = cmp.Or(err, t.flush())
+	}
+	return err
+}

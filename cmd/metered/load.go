@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
+)
+
+// demoLimits are those of the load's organisations.
+var demoLimits = limits{budget.PerWindow(300, time.Minute).Named("a minute"), budget.PerWindow(20_000, 24*time.Hour).Named("a day")}
+
+const (
+	loadWorkers = 8
+	loadOrgs    = 1000
+	loadSeats   = 400
+)
+
+// load is a made-up load on a database.
+type load struct {
+	pool   *pgxpool.Pool
+	client *metered.Client
+	leased *leases.Pool
+	river  *river.Client[pgx.Tx]
+	log    io.Writer
+
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu     sync.Mutex
+	seats  []string // ids of holds that were placed
+	billed []budget.Posted
+	told   time.Time
+}
+
+type renderArgs struct {
+	Page int `json:"page"`
+}
+
+func (renderArgs) Kind() string { return "render" }
+
+type renderer struct {
+	river.WorkerDefaults[renderArgs]
+}
+
+func (renderer) Work(_ context.Context, job *river.Job[renderArgs]) error {
+	if job.Args.Page%20 == 0 && job.Attempt < 3 {
+		return errors.New("the printer is out of paper")
+	}
+	return nil
+}
+
+// startLoad begins about rate acts a second, until stop.
+func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int, log io.Writer) (*load, error) {
+	l := &load{pool: pool, log: log}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, renderer{})
+	var err error
+	l.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}}, Workers: workers,
+		Plugins: []rivertype.Plugin{jobs.Plugin()}, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.leased, err = leases.New(pool, leases.Config{Ledger: budget.Config{Schema: schema}, Rules: []leases.Rule{{Prefix: "api/"}}})
+	if err != nil {
+		return nil, err
+	}
+	l.client, err = metered.New(pool, metered.Config{Schema: schema, River: l.river, Leases: l.leased})
+	if err != nil {
+		return nil, err
+	}
+	if err := l.river.Start(ctx); err != nil {
+		return nil, err
+	}
+	ctx, l.cancel = context.WithCancel(ctx)
+	for range loadWorkers {
+		l.every(ctx, loadWorkers*time.Second/time.Duration(rate), l.act)
+	}
+	l.every(ctx, 2*time.Second, func(ctx context.Context) error {
+		_, err := l.client.Holds.Sweep(ctx, pool, holds.SweepOptions{})
+		return err
+	})
+	return l, nil
+}
+
+// every runs act so often, until ctx ends.
+func (l *load) every(ctx context.Context, interval time.Duration, act func(ctx context.Context) error) {
+	l.running.Go(func() {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+			if err := act(ctx); err != nil && ctx.Err() == nil {
+				l.tell(err)
+			}
+		}
+	})
+}
+
+// tell says what went wrong, once in ten seconds.
+func (l *load) tell(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.told) > 10*time.Second {
+		l.told = time.Now()
+		fmt.Fprintf(l.log, "load: %v\n", err)
+	}
+}
+
+// stop ends the load, and gives back what it holds.
+func (l *load) stop(ctx context.Context) error {
+	l.cancel()
+	l.running.Wait()
+	return errors.Join(l.river.StopAndCancel(ctx), l.leased.Close(ctx))
+}
+
+// act does one thing that a program would do. A refusal is no failure of it.
+func (l *load) act(ctx context.Context) error {
+	acts := []struct {
+		weight int
+		do     func(ctx context.Context) error
+	}{{60, l.command}, {12, l.place}, {8, l.end}, {12, l.lease}, {4, l.refund}, {4, l.prepaid}}
+	n := rand.IntN(100)
+	for _, a := range acts {
+		if n -= a.weight; n < 0 {
+			err := a.do(ctx)
+			if errors.Is(err, budget.ErrExceeded) || errors.Is(err, holds.ErrState) || errors.Is(err, budget.ErrRefundExceeds) {
+				return nil
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// org is an organisation; a few are much more active than the others.
+func org() string {
+	n := int(float64(loadOrgs) * rand.ExpFloat64() / 100)
+	return fmt.Sprintf("org/%04d", min(n*n/8, loadOrgs-1))
+}
+
+func (l *load) command(ctx context.Context) error {
+	names := []string{"upload", "search", "render", "export"}
+	name := names[rand.IntN(len(names))]
+	amount := 1 + rand.Int64N(12)
+	out, err := metered.Do(ctx, l.client, metered.Command{
+		ID: metered.NewID(), Namespace: "demo", Name: name, Input: amount, RecordRefusal: true,
+		Charges: []budget.Charge{{Scope: org(), Amount: amount, Limits: demoLimits, Note: budget.Note{Actor: fmt.Sprintf("user-%d", rand.IntN(50))}}},
+	}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+		if name != "render" {
+			return amount, nil
+		}
+		_, err := tx.Enqueue(ctx, renderArgs{rand.IntN(1000)}, &jobs.Options{Key: metered.NewID()})
+		return amount, err
+	})
+	if err == nil {
+		l.mu.Lock()
+		l.billed = append(l.billed[max(0, len(l.billed)-200):], out.Receipt.Entries...)
+		l.mu.Unlock()
+	}
+	return err
+}
+
+func (l *load) inTx(ctx context.Context, f func(ctx context.Context, tx pgx.Tx) error) error {
+	return l.client.RunTx(ctx, pgx.TxOptions{}, f)
+}
+
+func (l *load) place(ctx context.Context) error {
+	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		h, err := l.client.Holds.Place(ctx, tx, holds.Request{
+			Tenant: "hall", Holder: fmt.Sprintf("user-%d", rand.IntN(50)), TTL: time.Duration(5+rand.IntN(60)) * time.Second,
+			Lines: []holds.Line{{Scope: fmt.Sprintf("seat/hall/%d", rand.IntN(loadSeats)), Amount: 1, Limits: []budget.Limit{budget.Lifetime(1).Named("seats")}}},
+		})
+		if err == nil {
+			l.mu.Lock()
+			l.seats = append(l.seats[max(0, len(l.seats)-200):], h.ID)
+			l.mu.Unlock()
+		}
+		return err
+	})
+}
+
+func (l *load) end(ctx context.Context) error {
+	l.mu.Lock()
+	n := len(l.seats)
+	if n == 0 {
+		l.mu.Unlock()
+		return nil
+	}
+	i := rand.IntN(n)
+	id := l.seats[i]
+	l.seats[i] = l.seats[n-1]
+	l.seats = l.seats[:n-1]
+	l.mu.Unlock()
+	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if rand.IntN(3) > 0 {
+			_, err := l.client.Holds.Release(ctx, tx, holds.Release{Tenant: "hall", IDs: []string{id}, Note: budget.Note{Reason: "changed their mind"}})
+			return err
+		}
+		_, err := l.client.Holds.Capture(ctx, tx, holds.Capture{Tenant: "hall", IDs: []string{id}, All: true, Entity: "ticket-" + id[:8]})
+		return err
+	})
+}
+
+func (l *load) lease(ctx context.Context) error {
+	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := l.leased.Charge(ctx, tx, budget.Charge{Scope: "api/calls", Amount: 1 + rand.Int64N(5),
+			Limits: []budget.Limit{budget.PerWindow(100_000, time.Hour).Named("an hour")}})
+		return err
+	})
+}
+
+func (l *load) refund(ctx context.Context) error {
+	l.mu.Lock()
+	if len(l.billed) == 0 {
+		l.mu.Unlock()
+		return nil
+	}
+	p := l.billed[rand.IntN(len(l.billed))]
+	l.mu.Unlock()
+	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := l.client.Budget.Refund(ctx, tx, budget.Refund{Scope: p.Scope, Seq: p.Seq, Amount: p.Amount, Note: budget.Note{Actor: "support", Reason: "goodwill"}})
+		return err
+	})
+}
+
+func (l *load) prepaid(ctx context.Context) error {
+	scope := fmt.Sprintf("wallet/%d", rand.IntN(20))
+	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if rand.IntN(4) == 0 {
+			_, err := l.client.Budget.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 25, Note: budget.Note{Reason: "top-up"}})
+			return err
+		}
+		_, err := l.client.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1 + rand.Int64N(15), Limits: []budget.Limit{budget.Prepaid().Named("prepaid")}})
+		return err
+	})
+}

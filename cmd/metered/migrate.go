@@ -1,0 +1,232 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgmetered/metered"
+)
+
+func (a *app) migrateCmd() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "migrate",
+		Short: "Create the schema, bring it up to date, or say what is there",
+		Long: `Migrate creates the schema and brings it up to the version of this build (up), says what is there (status, which is
+also what migrate does alone), compares it object by object with what this build needs (validate), or prints what up
+would do, for another tool to run (sql).`,
+		Example: `  metered migrate
+  metered migrate up`,
+	}
+	a.does(c, needReporting, a.migrateStatus)
+	c.AddCommand(a.migrateStatusCmd(), a.migrateUpCmd(), a.migrateSQLCmd(), a.migrateValidateCmd())
+	return c
+}
+
+// state is what migrate status and validate print.
+type state struct {
+	Schema      string                     `json:"schema"`
+	Version     int                        `json:"version"` // 0: there is none
+	Wants       int                        `json:"wants"`   // this build
+	OK          bool                       `json:"ok"`
+	Differences []metered.SchemaDifference `json:"differences"`
+	Previous    []string                   `json:"previous"`
+}
+
+// onlyReading begins READ ONLY transactions.
+type onlyReading struct{ *pgxpool.Pool }
+
+func (p onlyReading) Begin(ctx context.Context) (pgx.Tx, error) {
+	return p.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly})
+}
+
+func (a *app) state(ctx context.Context) (s state, err error) {
+	pool, err := a.open(ctx)
+	if err != nil {
+		return s, err
+	}
+	defer pool.Close()
+	r, err := metered.Validate(ctx, onlyReading{pool}, a.schema)
+	if r.Version == 0 {
+		r.Differences = nil // everything is missing
+	}
+	return state{a.schema, r.Version, metered.SchemaVersion, r.Version > 0 && r.OK(), append([]metered.SchemaDifference{}, r.Differences...),
+		append([]string{}, r.Previous...)}, err
+}
+
+func (s state) String() string {
+	switch {
+	case s.Version == 0:
+		return fmt.Sprintf("There is no schema %s. Create it with: metered migrate up", s.Schema)
+	case s.Version < s.Wants:
+		return fmt.Sprintf("Schema %s is of version %d, this build needs %d. Upgrade with: metered migrate up", s.Schema, s.Version, s.Wants)
+	case !s.OK && s.Version == s.Wants:
+		return fmt.Sprintf("Schema %s is of version %d, and differs in %d objects from what this build needs: see metered migrate validate",
+			s.Schema, s.Version, len(s.Differences))
+	case !s.OK:
+		return fmt.Sprintf("Schema %s is of version %d, newer than this build works with, which needs %d", s.Schema, s.Version, s.Wants)
+	case s.Version > s.Wants:
+		return fmt.Sprintf("Schema %s is of version %d: newer than this build, which works with it", s.Schema, s.Version)
+	case len(s.Previous) > 0:
+		return fmt.Sprintf("Schema %s is of version %d, as this build needs it. %d functions are left for the build before: once none of its processes runs, metered migrate up --drop-previous drops them",
+			s.Schema, s.Version, len(s.Previous))
+	}
+	return fmt.Sprintf("Schema %s is of version %d, as this build needs it.", s.Schema, s.Version)
+}
+
+// end is 3 unless the schema is as it should be.
+func (s state) end() error {
+	if s.OK {
+		return nil
+	}
+	return found(exitDifferences)
+}
+
+func (a *app) migrateStatus(ctx context.Context, _ []string) error {
+	s, err := a.state(ctx)
+	switch {
+	case err != nil:
+		return err
+	case a.json:
+		return cmp.Or(a.print(s), s.end())
+	}
+	fmt.Fprintln(a.out, s)
+	return s.end()
+}
+
+func (a *app) migrateStatusCmd() *cobra.Command {
+	return a.does(&cobra.Command{
+		Use:     "status",
+		Short:   "Say which version is installed, and whether this build works with it",
+		Long:    "Status says which version of the schema is installed, and whether this build works with it. If not, it exits with 3.",
+		Example: "  metered migrate status --json",
+	}, needReporting, a.migrateStatus)
+}
+
+func (a *app) migrateValidateCmd() *cobra.Command {
+	return a.does(&cobra.Command{
+		Use:   "validate",
+		Short: "Compare the schema, object by object, with what this build needs",
+		Long: `Validate compares tables, columns, indexes, constraints, types, functions, their owners and their grants to everybody
+with what this build needs, and prints each difference. If there is one, it exits with 3.`,
+		Example: "  metered migrate validate",
+	}, needReporting, func(ctx context.Context, args []string) error {
+		s, err := a.state(ctx)
+		switch {
+		case err != nil:
+			return err
+		case a.json:
+			return cmp.Or(a.print(s), s.end())
+		}
+		t := a.table("OBJECT", "PROBLEM", "WANT", "HAVE")
+		for _, d := range s.Differences {
+			t.row(d.Object, d.Problem, cmp.Or(d.Want, "-"), cmp.Or(d.Have, "-"))
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+		fmt.Fprintln(a.out, s)
+		return s.end()
+	})
+}
+
+func (a *app) migrateUpCmd() *cobra.Command {
+	var opts metered.MigrateOptions
+	timeout := days(10 * time.Minute)
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Create the schema, or bring it up to the version of this build",
+		Long: `Up creates the schema, brings an earlier version up to that of this build, and repairs functions that are missing or
+differ. Processes of the version before go on meanwhile. The schema changes in one transaction; River's migrations
+follow, each in one of its own. Any number of processes may do it at once. It waits for a lock for a second at a time,
+so that nobody queues behind it for longer.
+
+Run it as the role that owns the schema, or is to own it.`,
+		Example: `  metered migrate up
+  metered migrate up --river
+  metered migrate up --drop-previous`,
+	}
+	c.Flags().BoolVar(&opts.River, "river", false, "migrate River's tables, too")
+	c.Flags().StringVar(&opts.RiverSchema, "river-schema", "", "where River's tables go; defaults to the search_path")
+	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop what only the build before calls: once none of its processes runs")
+	c.Flags().Var(&timeout, "timeout", "give up waiting for locks after so long")
+	return a.does(c, needOwner, func(ctx context.Context, _ []string) error {
+		pool, err := a.open(ctx)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		opts.Schema = a.schema
+		opts.OnWait = func(_ context.Context, what string) { fmt.Fprintf(a.err, "waiting for %s\n", what) }
+		return a.migrateUp(ctx, pool, opts, time.Duration(timeout))
+	})
+}
+
+func (a *app) migrateUp(ctx context.Context, pool *pgxpool.Pool, opts metered.MigrateOptions, timeout time.Duration) error {
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	r, err := metered.Migrate(within, pool, opts)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.print(map[string]any{
+			"schema": a.schema, "from": r.From, "to": r.To, "repaired": append([]metered.SchemaDifference{}, r.Repaired...),
+			"dropped": append([]string{}, r.Dropped...), "previous": append([]string{}, r.Previous...), "river": append([]int{}, r.River...),
+		})
+	}
+	switch {
+	case r.From == 0:
+		fmt.Fprintf(a.out, "Created schema %s, version %d.\n", a.schema, r.To)
+	case r.From < r.To:
+		fmt.Fprintf(a.out, "Upgraded schema %s from version %d to %d.\n", a.schema, r.From, r.To)
+	default:
+		fmt.Fprintf(a.out, "Schema %s is of version %d: nothing to upgrade.\n", a.schema, r.To)
+	}
+	for _, d := range r.Repaired {
+		fmt.Fprintf(a.out, "Repaired: %s\n", d)
+	}
+	for _, d := range r.Dropped {
+		fmt.Fprintf(a.out, "Dropped: %s\n", d)
+	}
+	if len(r.River) > 0 {
+		fmt.Fprintf(a.out, "River: migrations %v.\n", r.River)
+	}
+	if len(r.Previous) > 0 {
+		fmt.Fprintf(a.out, "%d functions are left for the build before: metered migrate up --drop-previous drops them.\n", len(r.Previous))
+	}
+	return nil
+}
+
+func (a *app) migrateSQLCmd() *cobra.Command {
+	var opts metered.SchemaSQLOptions
+	var tool string
+	c := &cobra.Command{
+		Use:   "sql",
+		Short: "Print what up would run, for psql or another migration tool",
+		Long: `SQL prints the whole schema, or the upgrade from an earlier version, as a file for psql or for the tool that keeps
+the database's other migrations: goose, golang-migrate, tern or atlas. It asks no database.`,
+		Example: `  metered migrate sql
+  metered migrate sql --from 1 --tool goose`,
+	}
+	c.Flags().IntVar(&opts.From, "from", 0, "the version that is installed; 0 is none")
+	c.Flags().StringVar(&tool, "tool", "", "goose, golang-migrate, tern or atlas; defaults to plain SQL")
+	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop what only the build before calls")
+	return a.does(c, needNothing, func(_ context.Context, _ []string) error {
+		opts.Schema, opts.Tool = a.schema, metered.MigrationTool(tool)
+		sql, err := metered.SchemaSQL(opts)
+		switch {
+		case err != nil:
+			return err
+		case a.json:
+			return a.print(map[string]any{"schema": a.schema, "from": opts.From, "to": metered.SchemaVersion, "sql": sql})
+		}
+		_, err = fmt.Fprint(a.out, sql)
+		return err
+	})
+}

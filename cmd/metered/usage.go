@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+func (a *app) usageCmd() *cobra.Command {
+	windows := []string{"lifetime"}
+	c := &cobra.Command{
+		Use:   "usage SCOPE...",
+		Short: "Say what scopes have used, in windows up to now",
+		Long: `Usage says what each scope has used in each window up to now, and over its lifetime what was spent, refunded and
+credited, from one snapshot. What is held, and leased, counts beside what is used. For days and months see metered series.`,
+		Example: `  metered usage org/acme
+  metered usage org/acme org/globex --window 1h,30d,lifetime --json`,
+		Args: cobra.MinimumNArgs(1),
+	}
+	c.Flags().StringSliceVarP(&windows, "window", "w", windows, "the windows to look at: lifetime, or durations")
+	return a.does(c, needReporting, func(ctx context.Context, scopes []string) error {
+		var queries []budget.Query
+		for _, scope := range scopes {
+			for _, text := range windows {
+				window, err := parseWindow(text)
+				if err != nil {
+					return usagef("--window: %v", err)
+				}
+				queries = append(queries, budget.Query{Scope: scope, Window: window})
+			}
+		}
+		ledger, err := budget.New(budget.Config{Schema: a.schema})
+		if err != nil {
+			return err
+		}
+		return a.read(ctx, func(tx pgx.Tx) error {
+			all, err := ledger.Usage(ctx, tx, queries...)
+			if err != nil {
+				return err
+			}
+			return a.printUsage(all)
+		})
+	})
+}
+
+func (a *app) printUsage(all []budget.Usage) error {
+	t := a.table("SCOPE", "WINDOW", "USED", "HELD", "LEASED", "SPENT", "REFUNDED", "CREDITED", "ENTRIES")
+	for _, u := range all {
+		if a.json {
+			if err := a.print(u); err != nil {
+				return err
+			}
+			continue
+		}
+		t.row(u.Scope, windowText(u.Window), u.Used, u.Held, u.Leased, u.Spent, u.Refunded, u.Credited, u.Seq)
+	}
+	return t.flush()
+}
+
+func parseWindow(text string) (time.Duration, error) {
+	if strings.EqualFold(text, "lifetime") {
+		return budget.Forever, nil
+	}
+	d, err := parseDuration(text)
+	if err == nil && d == 0 {
+		err = fmt.Errorf("%q is not a window: want lifetime, or a duration such as 1h or 30d", text)
+	}
+	return d, err
+}
+
+func windowText(d time.Duration) string {
+	if d <= 0 {
+		return "lifetime"
+	}
+	return lasting(d)
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+func (a *app) verifyCmd() *cobra.Command {
+	var opts budget.VerifyOptions
+	var file string
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Recompute the ledger, and report every difference",
+		Long: `Verify recomputes each entry of the ledger from the entry before it, and what is refunded, held and leased from the
+refunds, holds and leases. It takes no lock, and runs on a replica too. If there is a difference, it exits with 3:
+docs/operations.md says what to do then.
+
+A run that was interrupted goes on behind the scope that --after names, which it prints. With --checkpoint it keeps
+how far it came, and what it found, in a file, and the next run with this file goes on there; the file goes when all is
+verified.`,
+		Example: `  metered verify
+  metered verify --scope org/acme
+  metered verify --checkpoint verify.json`,
+	}
+	flags := c.Flags()
+	flags.StringVar(&opts.Scope, "scope", "", "verify this scope alone")
+	flags.StringVar(&opts.After, "after", "", "skip the scopes up to this one")
+	flags.StringVar(&file, "checkpoint", "", "keep in this file how far it came, and go on from there")
+	flags.IntVar(&opts.MaxDifferences, "max-differences", 1000, "stop after so many differences")
+	c.MarkFlagsMutuallyExclusive("scope", "after")
+	c.MarkFlagsMutuallyExclusive("scope", "checkpoint")
+	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
+		return a.with(ctx, func(pool *pgxpool.Pool) error {
+			if opts.MaxDifferences == 0 {
+				return usagef("--max-differences: 0 is not 1 or more")
+			}
+			return a.verify(ctx, pool, opts, file)
+		})
+	})
+}
+
+func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.VerifyOptions, file string) error {
+	ledger, err := budget.New(budget.Config{Schema: a.schema})
+	if err != nil {
+		return err
+	}
+	before, err := readCheckpoint(file, a.schema)
+	if err != nil {
+		return err
+	}
+	opts.After = cmp.Or(before.Last, opts.After)
+	if opts.MaxDifferences -= len(before.Differences); opts.MaxDifferences < 1 {
+		return usagef("--max-differences: %s has %d differences already", file, len(before.Differences))
+	}
+	bar := a.progress("entries verified", entriesEstimated(ctx, pool, a.schema, opts.Scope))
+	saved := time.Now()
+	var unsaved error
+	var done budget.VerifyReport // of the scopes that were verified to their end
+	opts.Progress = func(r budget.VerifyReport) {
+		bar.at(before.Entries + r.Entries)
+		if r.Last != done.Last {
+			done = r
+		}
+		if time.Since(saved) > time.Second {
+			saved = time.Now()
+			unsaved = cmp.Or(unsaved, before.plus(done).save(file, a.schema))
+		}
+	}
+	r, err := ledger.Verify(ctx, pool, opts)
+	bar.end()
+	stopped := err != nil || len(r.Differences) >= opts.MaxDifferences
+	all := before.plus(r)
+	if stopped {
+		unsaved = before.plus(done).save(file, a.schema)
+	} else if file != "" {
+		if gone := os.Remove(file); !errors.Is(gone, os.ErrNotExist) {
+			unsaved = gone
+		}
+	}
+	if err := cmp.Or(a.verified(all.VerifyReport, stopped, file), unsaved, err); err != nil {
+		return err
+	}
+	if !all.OK() {
+		return found(exitDifferences)
+	}
+	return nil
+}
+
+// verified prints what was found.
+func (a *app) verified(r budget.VerifyReport, stopped bool, file string) error {
+	if a.json {
+		return a.print(struct {
+			budget.VerifyReport
+			OK       bool `json:"ok"`
+			Complete bool `json:"complete"`
+		}{r, r.OK(), !stopped})
+	}
+	t := a.table("SCOPE", "ENTRY", "FIELD", "IS", "WANT")
+	for _, d := range r.Differences {
+		t.row(d.Scope, d.Seq, d.Field, d.Got, d.Want)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "%d entries of %d scopes, %d differences.\n", r.Entries, r.Scopes, len(r.Differences))
+	switch {
+	case stopped && file != "":
+		fmt.Fprintf(a.out, "It stopped. Go on with: metered verify --checkpoint %s\n", shellWord(file))
+	case stopped && r.Last != "":
+		fmt.Fprintf(a.out, "It stopped. Go on with: metered verify --after %s\n", shellWord(r.Last))
+	}
+	return nil
+}
+
+const estimateSQL = `select coalesce((select c.reltuples::bigint from pg_class c where c.oid = to_regclass($1)), -1)`
+
+// entriesEstimated is about how many entries there are, -1 if that is not known.
+func entriesEstimated(ctx context.Context, pool *pgxpool.Pool, schemaName, scope string) (n int64) {
+	if scope != "" {
+		return -1
+	}
+	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, estimateSQL, pgx.Identifier{schemaName, "ledger"}.Sanitize()).Scan(&n)
+	})
+	if err != nil || n <= 0 {
+		return -1
+	}
+	return n
+}
+
+// checkpoint is how far a verification came.
+type checkpoint struct {
+	Schema string `json:"schema"`
+	budget.VerifyReport
+}
+
+func (c checkpoint) plus(r budget.VerifyReport) checkpoint {
+	r.Scopes += c.Scopes
+	r.Entries += c.Entries
+	r.Last = cmp.Or(r.Last, c.Last)
+	r.Differences = append(append([]budget.Difference(nil), c.Differences...), r.Differences...)
+	return checkpoint{c.Schema, r}
+}
+
+func readCheckpoint(file, schemaName string) (c checkpoint, err error) {
+	if file == "" {
+		return c, nil
+	}
+	text, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return c, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &c)
+	}
+	switch {
+	case err != nil:
+		return c, usagef("--checkpoint: %v", err)
+	case c.Schema != schemaName:
+		return c, usagef("--checkpoint: %s is of schema %q", file, c.Schema)
+	}
+	return c, nil
+}
+
+// save writes the whole file, or leaves the one that is there.
+func (c checkpoint) save(file, schemaName string) error {
+	if file == "" {
+		return nil
+	}
+	c.Schema = schemaName
+	text, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	next := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".next")
+	if err := os.WriteFile(next, append(text, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, file)
+}

@@ -1,0 +1,155 @@
+// Package console is a page to look at: what a schema of metered stands at, served to a browser.
+//
+//	page, err := console.New(pool, console.Config{})
+//	mux.Handle("/console/", http.StripPrefix("/console", onlyStaff(page)))
+//
+// It shows an overview (rate, denials, hot scopes, holds, the lag of the sweep, leases), a scope (its usage against
+// each of its limits over time, its entries, its holds, why a charge would be refused), a hold's history, an operation, and River's
+// jobs behind it. It is live, and works without JavaScript too.
+//
+// It can only read. Each request is one READ ONLY transaction with a timeout, and a role that has nothing but what
+// metered.GrantReportingSQL gives can serve it.
+//
+// It asks nobody who they are. Put it behind the authentication of your program: whoever reaches it sees every tenant's
+// scopes, holds and operations.
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"log/slog"
+	"net/url"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/inspect"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// ArgumentError says why a field of Config was refused.
+type ArgumentError = fault.Argument
+
+// Config configures a Handler. The zero value is ready for use.
+type Config struct {
+	Schema string // the schema that metered.Migrate created; defaults to "metered"
+
+	// Limits returns the limits of a scope, which come with each call and are not in the database. It is called for every
+	// scope that is looked at, from several goroutines, and must not block. What a user types into the page's
+	// form counts instead. Defaults to none.
+	Limits func(scope string) []budget.Limit
+
+	// RiverSchema is where River's tables are; defaults to the first schema of the role's search_path that has them. The
+	// page says so if there are none, or if the role may not read river_job.
+	RiverSchema string
+	RiverUI     string // the address of River UI, to link to its page of a job; defaults to no links
+
+	Title    string         // of the page, in its header; defaults to "metered"
+	Location *time.Location // of the times shown; defaults to UTC
+
+	Refresh    time.Duration // how often what is looked at is read anew, 100ms to 1h; defaults to 2s
+	Timeout    time.Duration // of each request's and each refresh's reads, 10ms to 1m; defaults to 2s
+	MaxConns   int           // how many connections of the pool the page uses at once, 1 to 64; defaults to 2
+	MaxViewers int           // how many browsers are kept live at once, 1 to 10,000; others reload; defaults to 100
+
+	Logger *slog.Logger // is told of what could not be served; defaults to slog.Default()
+}
+
+// Handler serves the pages. It is safe for concurrent use, and works at the root or behind http.StripPrefix.
+type Handler struct {
+	pool   *pgxpool.Pool
+	cfg    Config
+	begin  string        // the statements that begin each transaction
+	slots  chan struct{} // has an element for each connection in use
+	live   *live
+	reader *inspect.Reader
+	pages  map[string]shown // by path
+	wrong  *template.Template
+}
+
+// New returns a Handler on a pool, or an *ArgumentError. It does not touch the database. The pool may lead to a replica.
+func New(pool *pgxpool.Pool, cfg Config) (*Handler, error) {
+	if pool == nil {
+		return nil, fault.Invalid(errArgument, "pool", "is nil")
+	}
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, err
+	}
+	reader, err := inspect.New(pool, cfg.Schema)
+	if err != nil {
+		return nil, err
+	}
+	h := &Handler{
+		pool: pool, cfg: cfg,
+		begin:  fmt.Sprintf(beginSQL, cfg.Timeout.Milliseconds()),
+		slots:  make(chan struct{}, cfg.MaxConns),
+		live:   newLive(cfg.Refresh, cfg.MaxViewers),
+		reader: reader.WithRiver(cfg.RiverSchema),
+	}
+	h.pages = h.parse()
+	return h, nil
+}
+
+// Close ends the streams of all viewers, and lets none begin: call it before http.Server.Shutdown, which waits for them
+// (http.Server.RegisterOnShutdown). Pages are served as before.
+func (h *Handler) Close() { h.live.close() }
+
+var errArgument = fault.New("invalid_argument", "console: refused argument")
+
+// complete fills in defaults, and refuses what is out of bounds.
+func (c Config) complete() (Config, error) {
+	for _, s := range []struct{ field, name string }{{"Config.Schema", c.Schema}, {"Config.RiverSchema", c.RiverSchema}} {
+		if _, err := schema.Parse(s.name); err != nil {
+			return c, fault.Invalid(errArgument, s.field, "%s", err)
+		}
+	}
+	for _, d := range []struct {
+		field          string
+		value          *time.Duration
+		least, most, d time.Duration
+	}{
+		{"Config.Refresh", &c.Refresh, 100 * time.Millisecond, time.Hour, 2 * time.Second},
+		{"Config.Timeout", &c.Timeout, 10 * time.Millisecond, time.Minute, 2 * time.Second},
+	} {
+		if *d.value == 0 {
+			*d.value = d.d
+		}
+		if *d.value < d.least || *d.value > d.most {
+			return c, fault.Invalid(errArgument, d.field, "is %v, want %v to %v", *d.value, d.least, d.most)
+		}
+	}
+	for _, n := range []struct {
+		field   string
+		value   *int
+		most, d int
+	}{
+		{"Config.MaxConns", &c.MaxConns, 64, 2},
+		{"Config.MaxViewers", &c.MaxViewers, 10_000, 100},
+	} {
+		if *n.value == 0 {
+			*n.value = n.d
+		}
+		if *n.value < 1 || *n.value > n.most {
+			return c, fault.Invalid(errArgument, n.field, "is %d, want 1 to %d", *n.value, n.most)
+		}
+	}
+	if c.RiverUI != "" {
+		u, err := url.Parse(c.RiverUI)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return c, fault.Invalid(errArgument, "Config.RiverUI", "is not the address of a page: http or https, and a host")
+		}
+	}
+	if c.Title == "" {
+		c.Title = "metered"
+	}
+	if c.Location == nil {
+		c.Location = time.UTC
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c, nil
+}

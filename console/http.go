@@ -1,0 +1,264 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/inspect"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+//go:embed page
+var pageFiles embed.FS
+
+// policy lets a page load what this handler serves, and nothing else. Nothing in a page can run but console.js.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// page is what a template is filled with.
+type page struct {
+	Title, Site, Active string
+	Base                string // leads from the request's path to the root of the handler
+	Nav                 []struct{ Name, Path string }
+	Stream              string // where what is new comes from; "" if nothing does
+	Now                 time.Time
+	Zone                string
+	River               string
+	Data                any
+}
+
+var nav = []struct{ Name, Path string }{
+	{"Overview", "./"}, {"Scopes", "scopes"}, {"Holds", "holds"}, {"Leases", "leases"}, {"Operations", "operations"},
+}
+
+// view reads what a page shows, with a transaction, and says which template shows it.
+type view func(ctx context.Context, in *inspect.Reader, q url.Values) (page, error)
+
+// views are the pages by their paths, and the templates that show them.
+func (h *Handler) views() map[string]struct {
+	template string
+	read     view
+} {
+	return map[string]struct {
+		template string
+		read     view
+	}{
+		"":           {"overview", h.overview},
+		"scopes":     {"scopes", h.scopes},
+		"scope":      {"scope", h.scope},
+		"holds":      {"holds", h.holds},
+		"hold":       {"hold", h.hold},
+		"leases":     {"leases", h.leases},
+		"operations": {"operations", h.operations},
+		"operation":  {"operation", h.operation},
+	}
+}
+
+// ServeHTTP answers GET and HEAD.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Content-Security-Policy", policy)
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Referrer-Policy", "no-referrer") // addresses have names of scopes in them
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
+	header.Set("Cross-Origin-Opener-Policy", "same-origin")
+	header.Set("Cache-Control", "no-store")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		header.Set("Allow", "GET, HEAD")
+		http.Error(w, "only GET and HEAD are answered: nothing can be changed here", http.StatusMethodNotAllowed)
+		return
+	}
+	name := strings.TrimPrefix(r.URL.Path, "/")
+	v, known := h.pages[name]
+	switch {
+	case r.URL.Path == "":
+		// StripPrefix left nothing: relative links would lead nowhere without the slash.
+		where, _, _ := strings.Cut(r.RequestURI, "?")
+		header.Set("Location", "./"+url.PathEscape(path.Base(where))+"/")
+		w.WriteHeader(http.StatusPermanentRedirect)
+	case known:
+		h.servePage(w, r, v)
+	case name == "live":
+		h.serveLive(w, r)
+	case name == "usage.svg":
+		h.serveDrawing(w, r, h.usageSVG)
+	case name == "holds.svg":
+		h.serveDrawing(w, r, h.holdsSVG)
+	case files[name].body != nil:
+		serveFile(w, r, name)
+	default:
+		h.sorry(w, r, errNoPage)
+	}
+}
+
+// shown is a page's template and what fills it.
+type shown struct {
+	*template.Template
+	read view
+}
+
+// parse makes the templates of the pages.
+func (h *Handler) parse() map[string]shown {
+	pages := map[string]shown{}
+	layout := template.Must(template.New("").Funcs(functions(h.cfg.Location)).ParseFS(pageFiles, "page/layout.html"))
+	for name, v := range h.views() {
+		t := template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, "page/"+v.template+".html"))
+		pages[name] = shown{t, v.read}
+	}
+	h.wrong = template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, "page/error.html"))
+	return pages
+}
+
+// inspected calls a view in a transaction that cannot write.
+func (h *Handler) inspected(ctx context.Context, q url.Values, v view) (p page, err error) {
+	err = h.read(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+		p, err = v(ctx, h.reader.On(tx), q)
+		return err
+	})
+	p.Site, p.Nav, p.Zone, p.River = h.cfg.Title, nav, h.cfg.Location.String(), strings.TrimRight(h.cfg.RiverUI, "/")
+	return p, err
+}
+
+func (h *Handler) servePage(w http.ResponseWriter, r *http.Request, s shown) {
+	p, err := h.inspected(r.Context(), r.URL.Query(), s.read)
+	var body bytes.Buffer
+	if err == nil {
+		err = s.ExecuteTemplate(&body, "layout", p)
+	}
+	if err != nil {
+		h.sorry(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = body.WriteTo(w) // it fails if the client has gone
+}
+
+// fragments are the parts of pages that are kept live.
+var fragments = map[string][]string{"": {"overview-live"}, "scope": {"scope-live", "scope-entries"}, "hold": {"hold-live"}}
+
+// serveLive sends the parts of a page that changed, whenever they did.
+func (h *Handler) serveLive(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	name := q.Get("page")
+	parts, s := fragments[name], h.pages[name]
+	if parts == nil {
+		h.sorry(w, r, errNoPage)
+		return
+	}
+	h.stream(w, r, q.Encode(), func(ctx context.Context) ([]byte, error) {
+		p, err := h.inspected(ctx, q, s.read)
+		var body bytes.Buffer
+		for _, part := range parts {
+			if err == nil {
+				err = s.ExecuteTemplate(&body, part, p.Data)
+			}
+		}
+		if err != nil {
+			h.cfg.Logger.Warn("console: what is looked at could not be read", "page", name, "error", err)
+		}
+		return event(body.Bytes()), err
+	})
+}
+
+// serveDrawing sends an image. It is a document of its own, and has styles inside.
+func (h *Handler) serveDrawing(w http.ResponseWriter, r *http.Request, draw func(context.Context, *inspect.Reader, url.Values, look) ([]byte, error)) {
+	var drawing []byte
+	q := r.URL.Query()
+	err := h.read(r.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
+		drawing, err = draw(ctx, h.reader.On(tx), q, look{dark: q.Get("dark") != "", narrow: q.Get("narrow") != ""})
+		return err
+	})
+	if err != nil {
+		h.sorry(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+	w.Header().Set("Content-Type", "image/svg+xml")
+	_, _ = w.Write(drawing)
+}
+
+// files are those that pages load.
+var files = map[string]struct {
+	kind, tag string
+	body      []byte
+}{}
+
+func init() {
+	for name, kind := range map[string]string{
+		"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
+	} {
+		f := files[name]
+		f.kind = kind
+		f.body, _ = pageFiles.ReadFile("page/" + name) // it is there: it was embedded
+		f.tag = fmt.Sprintf(`"%x"`, sha256.Sum256(f.body))
+		files[name] = f
+	}
+}
+
+// serveFile serves a file of a page. A browser keeps it, and asks each time whether it is still the same.
+func serveFile(w http.ResponseWriter, r *http.Request, name string) {
+	f := files[name]
+	w.Header().Set("Content-Type", f.kind)
+	w.Header().Set("Cache-Control", "no-cache")
+	w.Header().Set("ETag", f.tag)
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(f.body))
+}
+
+var errNoPage = errors.New("there is no such page")
+
+// sorry tells a user what went wrong, and the log what the user has no business with.
+func (h *Handler) sorry(w http.ResponseWriter, r *http.Request, err error) {
+	status, title, text := explained(err)
+	if status >= http.StatusInternalServerError {
+		h.cfg.Logger.Warn("console: not served", "path", r.URL.Path, "error", err)
+		w.Header().Set("Retry-After", "5")
+	}
+	p := page{
+		Title: title, Site: h.cfg.Title, Nav: nav, Data: text,
+		Base: strings.Repeat("../", max(0, strings.Count(r.URL.Path, "/")-1)),
+	}
+	var body bytes.Buffer
+	if err := h.wrong.ExecuteTemplate(&body, "layout", p); err != nil {
+		http.Error(w, text, status)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = body.WriteTo(w)
+}
+
+// explained says what an error means to who looks at the page.
+func explained(err error) (status int, title, text string) {
+	var argument *fault.Argument
+	switch {
+	case errors.Is(err, errNoPage):
+		return http.StatusNotFound, "Not found", "There is no such page."
+	case errors.Is(err, inspect.ErrUnknown), errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired):
+		return http.StatusNotFound, "Not found", "There is no such thing, or it was purged."
+	case errors.As(err, &argument):
+		return http.StatusBadRequest, "That cannot be asked", argument.Field + " " + argument.Reason + "."
+	case errors.Is(err, errCrowded):
+		return http.StatusServiceUnavailable, "Too many at once", "The page may use so many of the program’s connections, and all of them are in use."
+	case errors.Is(err, fault.ErrNotGranted):
+		return http.StatusInternalServerError, "Not granted", "The page’s role lacks what metered.GrantReportingSQL gives."
+	case errors.Is(err, fault.ErrNotMigrated):
+		return http.StatusInternalServerError, "Not migrated", "The schema is not there, or of an older version: run metered.Migrate."
+	case errors.Is(err, context.DeadlineExceeded), sqlstate.Of(err) == sqlstate.QueryCanceled:
+		return http.StatusServiceUnavailable, "Too slow", "The database did not answer in time."
+	}
+	return http.StatusInternalServerError, "It did not work", "The page could not be read. The program’s log says why."
+}

@@ -1,0 +1,149 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// limits are those that a scope is looked at with.
+type limits struct {
+	List  []budget.Limit
+	Typed string // what the user typed; "" if these are those of Config.Limits
+}
+
+// Text is what the form shows.
+func (l limits) Text() string {
+	if l.Typed != "" {
+		return l.Typed
+	}
+	var texts []string
+	for _, limit := range l.List {
+		texts = append(texts, limitSource(limit))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// limitsOf are the limits typed, or else those that the program knows.
+func (h *Handler) limitsOf(scope, typed string) (limits, error) {
+	if strings.TrimSpace(typed) == "" {
+		if h.cfg.Limits == nil {
+			return limits{}, nil
+		}
+		list := h.cfg.Limits(scope)
+		return limits{List: list[:min(len(list), budget.MaxLimits)]}, nil
+	}
+	list, err := parseLimits(typed)
+	return limits{List: list, Typed: typed}, err
+}
+
+var windowWords = map[string]time.Duration{"lifetime": budget.Forever, "credit": budget.OfCredit}
+
+// window is the length of a window, as it is typed.
+func window(d time.Duration) string {
+	for word, w := range windowWords {
+		if w == d {
+			return word
+		}
+	}
+	if d%day == 0 && d > 0 {
+		return fmt.Sprintf("%dd", d/day)
+	}
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// limitText names a limit to a reader.
+func limitText(l budget.Limit) string {
+	if l.Name != "" {
+		return printable(l.Name)
+	}
+	return number(l.Max) + " / " + window(l.Window)
+}
+
+// limitSource is a limit as it is typed.
+func limitSource(l budget.Limit) string {
+	text := fmt.Sprintf("%d/%s", l.Max, window(l.Window))
+	switch {
+	case l.Name == "":
+		return text
+	case strings.ContainsAny(l.Name, `,="`) || strings.TrimSpace(l.Name) != l.Name || printable(l.Name) != l.Name:
+		return strconv.Quote(l.Name) + "=" + text
+	}
+	return l.Name + "=" + text
+}
+
+// parseLimits reads what limitSource writes, separated by commas.
+func parseLimits(text string) (list []budget.Limit, err error) {
+	for rest := strings.TrimSpace(text); rest != ""; {
+		var name, item string
+		if rest[0] == '"' {
+			quoted, err := strconv.QuotedPrefix(rest)
+			if err != nil {
+				return nil, errors.New("a name that begins with a quote does not end with one")
+			}
+			if name, err = strconv.Unquote(quoted); err != nil {
+				return nil, err
+			}
+			var equals bool
+			if rest, equals = strings.CutPrefix(strings.TrimSpace(rest[len(quoted):]), "="); !equals {
+				return nil, fmt.Errorf("the name %q is not followed by =", name)
+			}
+		}
+		item, rest, _ = strings.Cut(rest, ",")
+		rest = strings.TrimSpace(rest)
+		if name == "" {
+			if before, after, found := strings.Cut(item, "="); found {
+				name, item = strings.TrimSpace(before), after
+			}
+		}
+		limit, err := parseLimit(strings.TrimSpace(item))
+		if err != nil {
+			return nil, err
+		}
+		limit.Name = name
+		if list = append(list, limit); len(list) > budget.MaxLimits {
+			return nil, fmt.Errorf("there are more than %d limits", budget.MaxLimits)
+		}
+	}
+	return list, nil
+}
+
+// parseLimit reads units and a window: 1000/1h, 20000/30d, 500/lifetime, 0/credit.
+func parseLimit(item string) (budget.Limit, error) {
+	units, length, found := strings.Cut(item, "/")
+	if !found {
+		return budget.Limit{}, fmt.Errorf("%q is not of the form units/window", item)
+	}
+	most, err := strconv.ParseInt(strings.TrimSpace(units), 10, 64)
+	if err != nil || most < 0 || most > budget.MaxLimit {
+		return budget.Limit{}, fmt.Errorf("%q is not a number of units from 0 to 2^62", units)
+	}
+	length = strings.TrimSpace(length)
+	w, word := windowWords[length]
+	if days, ok := strings.CutSuffix(length, "d"); !word && ok {
+		n, err := strconv.ParseUint(days, 10, 16)
+		if err != nil {
+			return budget.Limit{}, fmt.Errorf("%q is not a number of days", days)
+		}
+		w = time.Duration(n) * day
+	} else if !word {
+		if w, err = time.ParseDuration(length); err != nil {
+			return budget.Limit{}, fmt.Errorf("%q is not a window such as 1h, 30d, lifetime or credit", length)
+		}
+	}
+	if !word && (w < time.Microsecond || w > budget.MaxWindow || w%time.Microsecond != 0) {
+		return budget.Limit{}, fmt.Errorf("the window %q is not from 1µs to a century, in whole microseconds", length)
+	}
+	return budget.Limit{Max: most, Window: w}, nil
+}

@@ -1,0 +1,63 @@
+package console
+
+import (
+	"context"
+	"net/url"
+
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/inspect"
+)
+
+const listed = 50 // rows of a page
+
+func (h *Handler) scopes(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
+	prefix := q.Get("prefix")
+	list, err := in.Scopes(ctx, prefix, q.Get("after"), listed)
+	return page{Title: "Scopes", Active: "Scopes", Data: map[string]any{"Prefix": prefix, "List": list}}, err
+}
+
+func (h *Handler) holds(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
+	scope, state := q.Get("scope"), holds.State(q.Get("state"))
+	list, err := in.Holds(ctx, inspect.HoldFilter{Scope: scope, State: state, After: q.Get("after"), Limit: listed})
+	return page{Title: "Holds", Active: "Holds", Data: map[string]any{
+		"Scope": scope, "State": state, "List": list,
+		"States": []holds.State{holds.Held, holds.Captured, holds.Released, holds.Expired, holds.Returned},
+	}}, err
+}
+
+func (h *Handler) leases(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
+	scope, state := q.Get("scope"), inspect.LeaseState(q.Get("state"))
+	list, err := in.Leases(ctx, inspect.LeaseFilter{Scope: scope, State: state, After: q.Get("after"), Limit: listed})
+	return page{Title: "Leases", Active: "Leases", Data: map[string]any{
+		"Scope": scope, "State": state, "List": list,
+		"States": []inspect.LeaseState{inspect.LeaseOpen, inspect.LeaseOut, inspect.LeaseEnded, inspect.LeaseSettled},
+	}}, err
+}
+
+func (h *Handler) operations(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
+	name, state := q.Get("name"), inspect.OperationState(q.Get("state"))
+	list, err := in.Operations(ctx, inspect.OperationFilter{Name: name, State: state, After: q.Get("after"), Limit: listed})
+	return page{Title: "Operations", Active: "Operations", Data: map[string]any{
+		"Name": name, "State": state, "List": list,
+		"States": []inspect.OperationState{inspect.Committed, inspect.Refused},
+	}}, err
+}
+
+// hold shows a hold and its history. Unswept says that it has expired, and that the history does not know yet.
+func (h *Handler) hold(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
+	d, err := in.Hold(ctx, q.Get("tenant"), q.Get("id"))
+	if err != nil {
+		return page{}, err
+	}
+	unswept := d.Hold.State == holds.Expired && len(d.History) > 0 && d.History[len(d.History)-1].Kind != holds.EventExpired
+	return page{
+		Title: "Hold " + printable(d.Hold.ID), Active: "Holds", Now: d.Hold.Now,
+		Stream: streamOf("hold", url.Values{"tenant": {d.Hold.Tenant}, "id": {d.Hold.ID}}),
+		Data:   map[string]any{"Hold": d.Hold, "History": d.History, "Unswept": unswept},
+	}, nil
+}
+
+func (h *Handler) operation(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
+	d, err := in.Operation(ctx, q.Get("namespace"), q.Get("id"))
+	return page{Title: "Operation " + printable(d.ID), Active: "Operations", Now: d.Now, Data: d}, err
+}

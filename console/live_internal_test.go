@@ -1,0 +1,114 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// counted draws the number of the drawing.
+func counted(n *atomic.Int64) func(context.Context) ([]byte, error) {
+	return func(context.Context) ([]byte, error) { return fmt.Append(nil, n.Add(1)), nil }
+}
+
+func (l *live) state() (running bool, viewers, topics int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.running, l.viewers, len(l.topics)
+}
+
+// However many look, a topic is read once, and all are told the same. Nobody who does not listen is waited for.
+func TestLive_OneReaderHoweverManyLook(t *testing.T) {
+	t.Parallel()
+	const viewers = 50
+	l := newLive(time.Millisecond, viewers)
+	var n atomic.Int64
+	var messages []chan []byte
+	var leaves []func()
+	for range viewers {
+		m, leave, ok := l.look("a", counted(&n))
+		require.True(t, ok)
+		messages, leaves = append(messages, m), append(leaves, leave)
+	}
+	_, _, ok := l.look("a", counted(&n))
+	require.False(t, ok, "too many")
+
+	last := ""
+	for range 20 { // viewer 0 listens, and the others do not
+		text := string(<-messages[0])
+		require.NotEqual(t, last, text)
+		last = text
+	}
+	leaves[0]()
+	leaves[0]() // once more does nothing
+	_, seen, _ := l.state()
+	require.Equal(t, viewers-1, seen)
+	for i := 1; i < viewers; i++ {
+		require.LessOrEqual(t, len(messages[i]), 1, "only the newest one waits")
+		leaves[i]()
+	}
+	pgtest.WaitFor(t, "the reader ends", func() bool { running, _, _ := l.state(); return !running })
+	read := n.Load()
+	_, seen, topics := l.state()
+	require.Zero(t, seen)
+	require.Zero(t, topics)
+
+	// It begins again with the next viewer, who gets what is new by then.
+	m, leave, ok := l.look("a", counted(&n))
+	require.True(t, ok)
+	require.Equal(t, fmt.Sprint(read+1), string(<-m))
+	leave()
+	pgtest.WaitFor(t, "the reader ends", func() bool { running, _, _ := l.state(); return !running })
+}
+
+func TestLive_TellsOnlyWhatIsNew_AndWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	l := newLive(time.Millisecond, 10)
+	var drawn atomic.Int64
+	var fails atomic.Bool
+	m, leave, _ := l.look("a", func(context.Context) ([]byte, error) {
+		drawn.Add(1)
+		if fails.Load() {
+			return nil, errors.New("no")
+		}
+		return []byte("the same"), nil
+	})
+	require.Equal(t, "the same", string(<-m))
+	from := drawn.Load()
+	pgtest.WaitFor(t, "it is read again", func() bool { return drawn.Load() > from+5 })
+	require.Empty(t, m)
+	fails.Store(true)
+	require.Equal(t, string(stale), string(<-m))
+	fails.Store(false)
+	pgtest.WaitFor(t, "what is good again", func() bool { return string(<-m) == "the same" })
+	leave()
+}
+
+func TestLive_CloseEndsAllAndLetsNoneBegin(t *testing.T) {
+	t.Parallel()
+	l := newLive(time.Hour, 10)
+	var n atomic.Int64
+	a, leave, _ := l.look("a", counted(&n))
+	b, _, _ := l.look("b", counted(&n))
+	l.close()
+	for _, m := range []chan []byte{a, b} {
+		for range m { // until it is closed
+		}
+	}
+	leave()
+	_, _, ok := l.look("a", counted(&n))
+	require.False(t, ok)
+	pgtest.WaitFor(t, "the reader ends", func() bool { running, _, _ := l.state(); return !running })
+}
+
+func TestEvent_KeepsLines(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "data: <p>\ndata: a\n\n", string(event([]byte("<p>\r\na\n"))))
+}

@@ -1,0 +1,306 @@
+package console_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/html"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/console"
+)
+
+// hostile are names that have broken pages before.
+var hostile = []string{
+	`a"b'c`, `<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `a/b//../c`, `.`, `..`, `100%25 %zz`, "line\nbreak", "\ttab `quote` ${x} {{.}}",
+	`?x=1&y=2#frag+plus;semi`, ` lead and trail `, "\u202egnp.exe", `javascript:alert(1)`, `\back\slash`, strings.Repeat("ü", 127) + "x", strings.Repeat("🎟", 63) + "abc",
+}
+
+// checkPage says what is wrong with a page, whatever it shows.
+func checkPage(t *testing.T, where string, n *html.Node) {
+	t.Helper()
+	ids := map[string]bool{}
+	for _, e := range all(n, "*") {
+		for _, a := range e.Attr {
+			require.False(t, strings.HasPrefix(a.Key, "on"), "%s: <%s> has %s", where, e.Data, a.Key)
+			require.NotEqual(t, "style", a.Key, "%s: <%s> has a style, which the policy forbids", where, e.Data)
+			if a.Key == "id" {
+				require.False(t, ids[a.Val], "%s: two elements have the id %s", where, a.Val)
+				ids[a.Val] = true
+			}
+		}
+	}
+	for _, s := range all(n, "script", "style") {
+		src, _ := attr(s, "src")
+		require.Contains(t, src, "console.js", "%s has an inline script or style", where)
+		require.Nil(t, s.FirstChild)
+	}
+	require.Len(t, all(n, "h1"), 1, where)
+	require.Len(t, all(n, "main"), 1, where)
+	require.Len(t, all(n, "header"), 1, where)
+	lang, _ := attr(all(n, "html")[0], "lang")
+	require.Equal(t, "en", lang)
+	skip, _ := attr(all(n, "a")[0], "href")
+	require.Equal(t, "#main", skip, "%s does not begin with a link to skip to the content", where)
+	for _, e := range all(n, "input", "select") {
+		id, _ := attr(e, "id")
+		kind, _ := attr(e, "type")
+		labelled := kind == "hidden" || slices.ContainsFunc(all(n, "label"), func(l *html.Node) bool {
+			of, _ := attr(l, "for")
+			return of == id && id != "" || slices.Contains(all(l, "input", "select"), e)
+		})
+		require.True(t, labelled, "%s: a field has no label", where)
+	}
+	for _, table := range all(n, "table") {
+		for _, th := range all(table, "th") {
+			_, ok := attr(th, "scope")
+			require.True(t, ok, "%s: a header of a table has no scope", where)
+		}
+		region := table.Parent
+		_, named := attr(region, "aria-label")
+		_, by := attr(region, "aria-labelledby")
+		tab, _ := attr(region, "tabindex")
+		require.True(t, (named || by) && tab == "0", "%s: a table cannot be scrolled by keyboard", where)
+	}
+	for _, img := range all(n, "img") {
+		_, ok := attr(img, "alt")
+		require.True(t, ok, "%s: an image has no text", where)
+	}
+}
+
+// crawl follows every link of every page, and returns what it saw, by address.
+func (w *world) crawl(most int) map[string]*html.Node {
+	w.t.Helper()
+	seen := map[string]*html.Node{}
+	queue := []string{w.url("")}
+	for len(queue) > 0 && len(seen) < most {
+		address := queue[0]
+		queue = queue[1:]
+		if _, ok := seen[address]; ok {
+			continue
+		}
+		response, body := w.get(address)
+		require.Equal(w.t, http.StatusOK, response.StatusCode, address)
+		seen[address] = nil
+		if !strings.HasPrefix(response.Header.Get("Content-Type"), "text/html") {
+			continue
+		}
+		n := parse(w.t, body)
+		seen[address] = n
+		checkPage(w.t, address, n)
+		base, err := url.Parse(address)
+		require.NoError(w.t, err)
+		for _, e := range all(n, "*") {
+			for _, key := range []string{"href", "src", "srcset"} {
+				link, ok := attr(e, key)
+				if !ok {
+					continue
+				}
+				to, err := base.Parse(link)
+				require.NoError(w.t, err)
+				to.Fragment = ""
+				require.True(w.t, strings.HasPrefix(to.String(), w.url("")), "%s leads to %s", address, to)
+				queue = append(queue, to.String())
+			}
+		}
+	}
+	return seen
+}
+
+// Every page is reached by links from the overview, shows what is there, and loads nothing from elsewhere. It is
+// served to a role that has nothing but the grants for reports, behind a prefix.
+func TestPages_AreLinkedAndShowWhatIsThere(t *testing.T) {
+	t.Parallel()
+	hourly := budget.PerWindow(1000, time.Hour).Named("hourly <b>")
+	w := newWorld(t, console.Config{Limits: func(string) []budget.Limit { return []budget.Limit{hourly, budget.Lifetime(5000)} }}, "")
+	for i, name := range hostile {
+		require.NoError(t, w.order(fmt.Sprintf("order <%d> %s", i, string([]rune(name)[:min(3, len([]rune(name)))])), name, int64(100+i), hourly))
+	}
+	require.Error(t, w.order("too much", hostile[1], 950, hourly))
+
+	const most = 400
+	seen := w.crawl(most)
+	require.Less(t, len(seen), most, "the crawl was cut")
+	headings := map[string]string{}
+	for address, n := range seen {
+		if n != nil {
+			u, err := url.Parse(address)
+			require.NoError(t, err)
+			headings[strings.TrimPrefix(u.Path, prefix)+"?"+u.Query().Get("scope")+u.Query().Get("id")] = text(all(n, "h1")[0])
+		}
+	}
+	for _, name := range hostile {
+		require.Contains(t, headings, "/scope?"+name, "its page is linked")
+	}
+	require.Equal(t, `Scope <script>alert(1)</script>`, headings["/scope?"+hostile[1]])
+	require.Equal(t, `Scope line\nbreak`, headings["/scope?line\nbreak"])
+	require.Contains(t, headings, "/operation?too much")
+
+	scope := w.see("scope", "scope", hostile[1])
+	require.Contains(t, tile(t, scope, "Used"), "101")
+	require.Contains(t, text(byID(t, scope, "entries")), "an <em>order</em>")
+	require.Contains(t, text(byID(t, scope, "holds")), "held")
+	operation := w.see("operation", "namespace", "shop", "id", "too much")
+	require.Contains(t, text(operation), "refused")
+	overview := w.see("")
+	require.Contains(t, text(byID(t, overview, "denials")), "hourly <b>")
+	require.Contains(t, tile(t, overview, "Denials on record"), "1 ")
+}
+
+func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	w.charge("org/acme", 900)
+
+	no := w.see("scope", "scope", "org/acme", "amount", "200", "limits", "hourly=1000/1h, 5000/1d")
+	said := text(byID(t, no, "limits"))
+	require.Contains(t, said, "A charge of 200 would be refused now.")
+	require.Contains(t, said, "hourly refuses 900 0 0 1\u202f000 100 entry 1: 900 of")
+	require.Contains(t, said, "It would fit in")
+
+	yes := text(byID(t, w.see("scope", "scope", "org/acme", "amount", "100", "limits", "hourly=1000/1h"), "limits"))
+	require.Contains(t, yes, "A charge of 100 would be let in now.")
+
+	never := text(byID(t, w.see("scope", "scope", "org/acme", "amount", "101", "limits", "1000/lifetime"), "limits"))
+	require.Contains(t, never, "Waiting would not help.")
+
+	// What cannot be read is said, and the page is there all the same. So is that of a scope without entries.
+	for _, wrong := range [][]string{
+		{"limits", "no", "cannot be read"}, {"amount", "0", "is not a number"}, {"amount", "x", "is not a number"}, {"amount", "99999999999999999999", "is not a number"},
+	} {
+		page := w.see("scope", "scope", "org/acme", wrong[0], wrong[1])
+		checkPage(t, wrong[1], page)
+		require.Empty(t, all(page, "figure"))
+		require.Contains(t, text(byID(t, page, "limits")), wrong[2])
+	}
+	fresh := w.see("scope", "scope", "nobody", "amount", "5", "limits", "4/1h")
+	require.Contains(t, text(fresh), "A charge of 5 would be refused now.")
+}
+
+// The plot's values are those of the ledger at each of its times.
+func TestPages_PlotUsageAgainstEachLimit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	w.charge("org/acme", 900)
+	page := w.see("scope", "scope", "org/acme", "limits", "hourly=1000/1h, 5000/lifetime")
+	figures := all(page, "figure")
+	require.Len(t, figures, 2)
+	for i, limit := range []string{"1\u202f000", "5\u202f000"} {
+		alt, _ := attr(all(figures[i], "img")[0], "alt")
+		require.Contains(t, alt, "900 now")
+		require.Contains(t, alt, "the limit is "+limit)
+		require.Len(t, all(figures[i], "source"), 3, "dark, on a phone, and both")
+		require.GreaterOrEqual(t, len(all(all(figures[i], "tbody")[0], "tr")), 60)
+		for _, e := range all(figures[i], "img", "source") {
+			address, ok := attr(e, "src")
+			if !ok {
+				address, _ = attr(e, "srcset")
+			}
+			response, body := w.get(w.url("") + address)
+			require.Equal(t, http.StatusOK, response.StatusCode)
+			require.Equal(t, "image/svg+xml", response.Header.Get("Content-Type"))
+			require.NotContains(t, response.Header.Get("Content-Security-Policy"), "script")
+			require.Contains(t, string(body), strings.ReplaceAll(limit, "\u202f", " "))
+		}
+	}
+}
+
+// Only GET and HEAD are answered, with a policy under which nothing runs that is not ours.
+func TestHandler_AnswersGetAndHeadUnderAStrictPolicy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	for _, name := range []string{"", "scopes", "scope", "live", "console.css", "usage.svg", "nothing"} {
+		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"} {
+			r := httptest.NewRecorder()
+			w.page.ServeHTTP(r, httptest.NewRequest(method, "/"+name, nil))
+			require.Equal(t, http.StatusMethodNotAllowed, r.Code, "%s %s", method, name)
+			require.Equal(t, "GET, HEAD", r.Header().Get("Allow"))
+		}
+		response, err := http.Head(w.url(name))
+		require.NoError(t, err)
+		got, body := response.Header, response.Body
+		none, err := io.ReadAll(body)
+		require.NoError(t, err)
+		require.NoError(t, body.Close())
+		require.Empty(t, none)
+		policy := got.Get("Content-Security-Policy")
+		require.Contains(t, policy, "default-src 'none'", name)
+		require.Contains(t, policy, "frame-ancestors 'none'", name)
+		require.NotContains(t, policy, "unsafe-inline", name)
+		require.NotContains(t, policy, "*", name)
+		require.Equal(t, "nosniff", got.Get("X-Content-Type-Options"))
+		require.Equal(t, "no-referrer", got.Get("Referrer-Policy"))
+	}
+	response, _ := w.get(w.url("console.js"))
+	tag := response.Header.Get("ETag")
+	require.NotEmpty(t, tag)
+	again, err := http.NewRequest(http.MethodGet, w.url("console.js"), nil)
+	require.NoError(t, err)
+	again.Header.Set("If-None-Match", tag)
+	response, err = http.DefaultClient.Do(again)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusNotModified, response.StatusCode)
+}
+
+func TestHandler_SaysWhatIsNotThere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	for _, name := range []string{"nothing", "scope/", "a/b/c", "console.html", "page/layout.html", "hold?tenant=acme&id=x", "operation?namespace=shop&id=x", "live?page=scopes", "usage.svg?scope=x&limit=no", "holds.svg?scope=x"} {
+		response, body := w.get(w.url("") + name)
+		require.Equal(t, http.StatusNotFound, response.StatusCode, name)
+		n := parse(t, body)
+		checkPage(t, name, n)
+		home, err := url.Parse(w.url("") + name)
+		require.NoError(t, err)
+		for _, link := range all(n, "link", "a")[1:] { // the first one leads to the stylesheet from wherever it is
+			href, _ := attr(link, "href")
+			to, err := home.Parse(href)
+			require.NoError(t, err)
+			require.True(t, strings.HasPrefix(to.String(), w.url("")), "%s leads to %s", name, to)
+		}
+	}
+	for _, name := range []string{"holds?state=open", "operations?state=x", "scopes?after=" + strings.Repeat("x", 300), "scope?scope=" + strings.Repeat("x", 256), "scope?scope=%ff", "hold?tenant=%00&id=x", "scope"} {
+		response, body := w.get(w.url("") + name)
+		require.Equal(t, http.StatusBadRequest, response.StatusCode, "%s: %s", name, text(parse(t, body)))
+	}
+}
+
+// A request for the prefix itself leads to where relative links work.
+func TestHandler_LeadsToItsRoot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	r := httptest.NewRecorder()
+	http.StripPrefix("/ops/console", w.page).ServeHTTP(r, httptest.NewRequest(http.MethodGet, "/ops/console?x=1", nil))
+	require.Equal(t, http.StatusPermanentRedirect, r.Code)
+	require.Equal(t, "./console/", r.Header().Get("Location"))
+}
+
+func TestNew_RefusesWhatIsOutOfBounds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	for field, cfg := range map[string]console.Config{
+		"Config.Schema":      {Schema: "a b"},
+		"Config.RiverSchema": {RiverSchema: `x"y`},
+		"Config.Refresh":     {Refresh: time.Millisecond},
+		"Config.Timeout":     {Timeout: time.Hour},
+		"Config.MaxConns":    {MaxConns: -1},
+		"Config.MaxViewers":  {MaxViewers: 10_001},
+		"Config.RiverUI":     {RiverUI: "javascript:alert(1)"},
+	} {
+		_, err := console.New(w.reader, cfg)
+		var refused *console.ArgumentError
+		require.ErrorAs(t, err, &refused)
+		require.Equal(t, field, refused.Field)
+	}
+	_, err := console.New(nil, console.Config{})
+	require.Error(t, err)
+}

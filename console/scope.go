@@ -1,0 +1,134 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"strconv"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/inspect"
+	"github.com/pgmetered/metered/leases"
+)
+
+const (
+	entriesShown = 25
+	holdsShown   = 25
+	leasesShown  = 25
+)
+
+type scope struct {
+	Name        string
+	Unknown     bool // it has no entries, and was never declared
+	D           inspect.ScopeDetail
+	Limits      limits
+	LimitsWrong string // what is wrong with the limits typed
+	Standings   []standing
+	Amount      string
+	Explained   *inspect.Explanation // nil if nobody asked
+	Plots       []plotted
+	Entries     []budget.Entry // newest first
+	Before      int64          // they are those before this one, if not 0
+	OlderThan   int64          // there are more before this one, if not 0
+	Holds       []holds.Hold
+	Leases      []leases.Lease
+}
+
+// standing is what a limit stands at.
+type standing struct{ inspect.ExplainedLimit }
+
+// Counts is what counts against the limit.
+func (s standing) Counts() int64 { return s.Used + s.Held + s.Leased }
+
+// Low and High are from where on the room gets scarce, and nearly ends.
+func (s standing) Low() float64  { return float64(s.Limit.Max) * 0.75 }
+func (s standing) High() float64 { return float64(s.Limit.Max) * 0.95 }
+
+// scope shows a scope. What a viewer typed stays in the address, so that the page can be sent to somebody.
+func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
+	s := scope{Name: q.Get("scope"), Amount: q.Get("amount")}
+	var err error
+	s.D, err = in.Scope(ctx, s.Name)
+	if s.Unknown = errors.Is(err, inspect.ErrUnknown); err != nil && !s.Unknown {
+		return page{}, err
+	}
+	if s.Limits, err = h.limitsOf(s.Name, q.Get("limits")); err != nil {
+		s.LimitsWrong = "The limits cannot be read: " + err.Error() + "."
+	}
+	if err := s.explain(ctx, in); err != nil {
+		return page{}, err
+	}
+	p := page{Title: printable(s.Name), Active: "Scopes", Now: s.D.Now}
+	if !s.Unknown {
+		if err := s.fill(ctx, in, q); err != nil {
+			return page{}, err
+		}
+		p.Stream = streamOf("scope", url.Values{"scope": {s.Name}, "limits": {s.Limits.Typed}})
+	}
+	p.Data = s
+	return p, nil
+}
+
+// Timeline is the address of the drawing of the holds.
+func (s scope) Timeline() string { return "holds.svg?" + url.Values{"scope": {s.Name}}.Encode() }
+
+// explain looks at what the limits stand at, by way of a charge of the amount asked for, or of 1.
+func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
+	amount, err := strconv.ParseInt(s.Amount, 10, 64)
+	asked := s.Amount != ""
+	if !asked {
+		amount = 1
+	} else if err != nil || amount < 1 || amount > budget.MaxAmount {
+		s.LimitsWrong = "The amount is not a number of units from 1 to 2^53."
+		return nil
+	}
+	if s.LimitsWrong != "" || !asked && len(s.Limits.List) == 0 {
+		return nil
+	}
+	e, err := in.Explain(ctx, budget.Charge{Scope: s.Name, Amount: amount, Limits: s.Limits.List})
+	if err != nil {
+		return err
+	}
+	for _, l := range e.Limits {
+		s.Standings = append(s.Standings, standing{l})
+	}
+	if asked {
+		s.Explained = &e
+	}
+	return nil
+}
+
+// fill reads what a scope that is there has.
+func (s *scope) fill(ctx context.Context, in *inspect.Reader, q url.Values) (err error) {
+	if s.Before, err = strconv.ParseInt(q.Get("before"), 10, 64); err != nil || s.Before < 0 {
+		s.Before = 0
+	}
+	for e, err := range in.Ledger.Entries(ctx, in.DB, s.Name, budget.EntriesOptions{NewestFirst: true, Before: s.Before, Max: entriesShown}) {
+		if err != nil {
+			return err
+		}
+		s.Entries = append(s.Entries, e)
+	}
+	if n := len(s.Entries); n == entriesShown && s.Entries[n-1].Seq > 1 {
+		s.OlderThan = s.Entries[n-1].Seq
+	}
+	if q.Has("page") {
+		return nil // it is a part of the page that is kept live: the rest is not
+	}
+	for _, limit := range s.Limits.List {
+		plot, err := s.plotted(ctx, in, limit)
+		if err != nil {
+			return err
+		}
+		s.Plots = append(s.Plots, plot)
+	}
+	held, err := in.Holds(ctx, inspect.HoldFilter{Scope: s.Name, Limit: holdsShown})
+	if err != nil {
+		return err
+	}
+	s.Holds = held.Holds
+	out, err := in.Leases(ctx, inspect.LeaseFilter{Scope: s.Name, State: inspect.LeaseOpen, Limit: leasesShown})
+	s.Leases = out.Leases
+	return err
+}

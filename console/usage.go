@@ -1,0 +1,167 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/inspect"
+)
+
+const (
+	points      = 60          // of a plot, beside the first
+	lifetimeAgo = 30 * day    // how far back a plot of a lifetime goes at most
+	leastRange  = time.Minute // and how far at least
+)
+
+// plotted is a plot of the page, with what it says in words.
+type plotted struct {
+	Limit   budget.Limit
+	Drawing string // its address
+	Wrong   string // why there is none
+	Points  []usagePoint
+}
+
+func (p plotted) Caption() string {
+	what := "of the last " + length(p.Limit.Window)
+	if p.Limit.Window < 0 {
+		what = "of its lifetime"
+	}
+	return fmt.Sprintf("%s: what counts %s, against %s", limitText(p.Limit), what, number(p.Limit.Max))
+}
+
+// Alt says in words what the drawing shows.
+func (p plotted) Alt() string {
+	first, last := p.Points[0], p.Points[len(p.Points)-1]
+	low, high := first, first
+	for _, at := range p.Points {
+		if at.Used < low.Used {
+			low = at
+		}
+		if at.Used > high.Used {
+			high = at
+		}
+	}
+	const layout = "2006-01-02 15:04"
+	return fmt.Sprintf("From %s to %s: %s at first, %s now; the lowest was %s and the highest %s; the limit is %s.",
+		first.At.Format(layout), last.At.Format(layout), number(first.Used), number(last.Used), number(low.Used), number(high.Used), number(p.Limit.Max))
+}
+
+// plotted reads what a plot of a limit shows.
+func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Limit) (plotted, error) {
+	p := plotted{Limit: limit, Drawing: "usage.svg?" + url.Values{"scope": {s.Name}, "limit": {limitSource(limit)}}.Encode()}
+	var err error
+	p.Points, err = usageOver(ctx, in, s.D, limit)
+	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {
+		p.Wrong = "What counted is not known: the window reaches behind a purge, to before " + purged.KnownFrom.Format(time.RFC3339) + "."
+		err = nil
+	}
+	return p, err
+}
+
+// usageOver is what counted against a limit over time, holds aside, as the ledger sees it now: a refund counts at the time
+// of its charge.
+func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, limit budget.Limit) ([]usagePoint, error) {
+	if limit.Window < 0 {
+		return lifetimeOver(ctx, in, d)
+	}
+	bucket := max(limit.Window/points, time.Microsecond).Truncate(time.Microsecond)
+	to := d.Now.Add(time.Microsecond) // what was written now counts
+	// The first point needs a window before it.
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-2*points*bucket), to, budget.Bucket(bucket), nil)
+	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {
+		known := int(to.Sub(purged.KnownFrom) / bucket)
+		if known < points {
+			return nil, err
+		}
+		ranges, err = in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-time.Duration(known)*bucket), to, budget.Bucket(bucket), nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []usagePoint
+	var inside int64
+	for i, r := range ranges {
+		inside += r.Used() + r.Unsettled
+		if i >= points {
+			inside -= ranges[i-points].Used() + ranges[i-points].Unsettled
+		}
+		if i >= points-1 {
+			list = append(list, usagePoint{r.To, inside})
+		}
+	}
+	return list, nil
+}
+
+// lifetimeOver is what was used of a lifetime, backwards from what is used now.
+func lifetimeOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail) ([]usagePoint, error) {
+	to := d.Now.Add(time.Microsecond)
+	length := min(max(to.Sub(d.First), leastRange), lifetimeAgo).Truncate(time.Microsecond)
+	bucket := (length / points).Truncate(time.Microsecond)
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-points*bucket), to, budget.Bucket(bucket), nil)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]usagePoint, len(ranges)+1)
+	used := d.Used
+	for i := len(ranges) - 1; i >= 0; i-- {
+		list[i+1] = usagePoint{ranges[i].To, used}
+		used -= ranges[i].Charged - ranges[i].RefundsMade - ranges[i].Credited
+	}
+	list[0] = usagePoint{ranges[0].From, used}
+	return list, nil
+}
+
+// usageSVG draws what counts against a limit.
+func (h *Handler) usageSVG(ctx context.Context, in *inspect.Reader, q url.Values, l look) ([]byte, error) {
+	list, err := parseLimits(q.Get("limit"))
+	if err != nil || len(list) != 1 {
+		return nil, errNoPage
+	}
+	d, err := in.Scope(ctx, q.Get("scope"))
+	if err != nil {
+		return nil, err
+	}
+	drawn, err := usageOver(ctx, in, d, list[0])
+	if err != nil {
+		return nil, err
+	}
+	return usagePlot{points: drawn, limit: list[0].Max, name: limitText(list[0]), zone: h.cfg.Location}.svg(l)
+}
+
+// holdsSVG draws when the newest holds of a scope began and ended.
+func (h *Handler) holdsSVG(ctx context.Context, in *inspect.Reader, q url.Values, l look) ([]byte, error) {
+	list, err := in.Holds(ctx, inspect.HoldFilter{Scope: q.Get("scope"), Limit: holdsShown})
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Holds) == 0 {
+		return nil, errNoPage
+	}
+	return timelineOf(list.Holds, h.cfg.Location).svg(l)
+}
+
+// timelineOf makes a timeline of holds. It ends a little after now, or where the last open hold falls due.
+func timelineOf(list []holds.Hold, zone *time.Location) timeline {
+	t := timeline{zone: zone, from: list[0].PlacedAt, to: list[0].Now}
+	for _, hold := range list {
+		end := hold.EndedAt
+		if end.IsZero() {
+			end = hold.Due
+		}
+		t.holds = append(t.holds, bar{hold.ID, string(hold.State), hold.PlacedAt, end})
+		if hold.PlacedAt.Before(t.from) {
+			t.from = hold.PlacedAt
+		}
+		if end.After(t.to) {
+			t.to = end
+		}
+	}
+	margin := max(t.to.Sub(t.from)/50, time.Second)
+	t.from, t.to = t.from.Add(-margin), t.to.Add(margin)
+	return t
+}
