@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/observe"
 )
 
 // PurgeOptions says what to purge.
@@ -76,13 +77,14 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 			return report, err
 		}
 	}
+	ctx, span := l.observer.Start(ctx, observe.Op{Work: observe.Purge, Name: "entries"})
+	var err error
 	if opts.Scope != "" {
-		err := l.purgeScope(ctx, pool, opts.Scope, opts, &report)
-		return report, err
+		err = l.purgeScope(ctx, pool, opts.Scope, opts, &report)
+	} else {
+		err = l.eachScope(ctx, pool, func(scope string) error { return l.purgeScope(ctx, pool, scope, opts, &report) })
 	}
-	err := l.eachScope(ctx, pool, func(scope string) error {
-		return l.purgeScope(ctx, pool, scope, opts, &report)
-	})
+	span.With(observe.End{Err: err, Rows: report.Entries})
 	return report, err
 }
 
@@ -105,6 +107,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 			return err
 		}
 		report.Entries += deleted
+		l.observer.Purged(ctx, "entries", deleted)
 		if forgotten {
 			report.Forgotten++
 		}

@@ -17,8 +17,10 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Pauses of a slot.
@@ -41,6 +43,8 @@ type Pool struct {
 	schema schema.Name
 	wait   time.Duration
 	sql    statements
+
+	observer *observed.To // the ledger's
 
 	rows, memory sync.Map // by scope: *scope
 
@@ -68,6 +72,7 @@ type scope struct {
 type ending struct {
 	slot  *slot
 	slice *slice
+	told  bool // the observer was
 }
 
 // find returns the slot of a charge, or nil if no rule is for it.
@@ -180,6 +185,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(call.Charges), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
 		if !p.dropped(err) {
 			p.learn(err)
+			tellDenied(ctx, p.observer, err)
 			return receipt, err
 		}
 	}
@@ -188,6 +194,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 
 // one spends a single charge from a lease, if there is one.
 func (p *Pool) one(ctx context.Context, tx pgx.Tx, c *budget.Charge) (r budget.Receipt, ok bool, err error) {
+	defer func() { tellDenied(ctx, p.observer, err) }()
 	s, err := p.find(&p.rows, c, false)
 	if err != nil || s == nil || c.Amount < 1 || c.Amount > budget.MaxAmount || c.Note != (budget.Note{}) || c.MustExist != s.exist {
 		return r, false, err
@@ -326,6 +333,7 @@ func (p *Pool) recall(of string) {
 	if before := last.Load(); now-before < int64(recallEvery) || !last.CompareAndSwap(before, now) {
 		return
 	}
+	p.observer.Event(p.live, observe.Event{Kind: observe.LeaseRecalled})
 	p.recalled(of)
 	p.keep()
 	if p.isClosed() {
@@ -426,7 +434,9 @@ func render(n schema.Name) statements {
 var prepare = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
 
 // open opens a lease for a slot; nil without an error if too little is left.
-func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
+func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
+	ctx, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "open"})
+	defer func() { span.End(err) }()
 	s.mu.Lock()
 	size := s.size()
 	s.mu.Unlock()
@@ -462,6 +472,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 	}
 	s.stands.Store(stands)
 	p.keep()
+	p.observer.Event(ctx, observe.Event{Kind: observe.LeaseOpened, N: got.granted})
 	return got, nil
 }
 
@@ -483,5 +494,6 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 		if !sqlstate.Collided(err) || n == maxTries {
 			return err
 		}
+		p.observer.Retried(ctx, err)
 	}
 }

@@ -36,7 +36,7 @@ func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, pool, s.sql.purge)
+	deleted, err := o.Run(ctx, s.observer, "tokens", pool, s.sql.purge)
 	if err != nil {
 		return deleted, fault.Failed("tokens", "purge", err)
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Bounds of Options, and the default of Batch.
@@ -50,8 +52,11 @@ func (o *Options) Check(kind *fault.Sentinel) error {
 //
 // At READ COMMITTED, whatever the session's default: above it, two purges would fail each
 // other instead of passing over rows.
-func (o *Options) Run(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) (int64, error) {
-	var total int64
+//
+// The observer is told of it under a name.
+func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *pgxpool.Pool, sql string, args ...any) (total int64, err error) {
+	ctx, span := to.Start(ctx, observe.Op{Work: observe.Purge, Name: name})
+	defer func() { span.With(observe.End{Err: err, Rows: total}) }()
 	var from *time.Time
 	age := pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
 	for {
@@ -63,6 +68,7 @@ func (o *Options) Run(ctx context.Context, pool *pgxpool.Pool, sql string, args 
 			return total, err
 		}
 		total += deleted
+		to.Purged(ctx, name, deleted)
 		if deleted > 0 && o.Progress != nil {
 			o.Progress(total)
 		}
