@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/observe"
@@ -16,7 +17,7 @@ func (c *Client) ended(ctx context.Context, span observed.Span, op *operation, l
 		return
 	}
 	if !returned {
-		err = errPanics
+		err = command.ErrPanics
 	}
 	end := observe.End{Err: err, Outcome: outcomeOf(op, lent, err)}
 	if op != nil {
@@ -35,8 +36,6 @@ func (c *Client) ended(ctx context.Context, span observed.Span, op *operation, l
 	}
 	span.With(end)
 }
-
-var errPanics = errors.New("metered: the function panics")
 
 func outcomeOf(op *operation, lent bool, err error) observe.Outcome {
 	switch {

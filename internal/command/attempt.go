@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -115,13 +114,11 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 
 // function calls op's, and tells of its end, also of a panic's.
 func function(ctx context.Context, op *Operation, t transaction, span observed.Span) (end Ending, err error) {
-	err = errPanic
+	err = ErrPanics
 	defer func() { span.End(err) }()
 	end, err = op.Function(ctx, t.tx())
 	return end, err
 }
-
-var errPanic = errors.New("metered: the function panics")
 
 // flush tells that a round trip of op begins.
 func (e *Engine) flush(ctx context.Context, op *Operation, name string) (context.Context, observed.Span) {
