@@ -188,7 +188,9 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 	r.Forget()
 	clock.Advance(100 * time.Hour)
 	for _, purge := range []func() (int64, error){
-		func() (int64, error) { return c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Hour, Batch: 3}) },
+		func() (int64, error) {
+			return c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Hour, Batch: 3})
+		},
 		func() (int64, error) { return c.Holds.Purge(ctx, pool, holds.PurgeOptions{OlderThan: time.Hour}) },
 		func() (int64, error) { return c.Tokens.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Hour}) },
 		func() (int64, error) { return c.Jobs.Purge(ctx, pool, jobs.PurgeOptions{OlderThan: time.Hour}) },

@@ -22,8 +22,11 @@ func (l *Ledger) ended(ctx context.Context, span observed.Span, err error) {
 
 // tellDenied tells which limits err names as those that refused.
 func tellDenied(ctx context.Context, to *observed.To, err error) {
-	var denied *ExceededError
-	if to == nil || !errors.As(err, &denied) {
+	if to == nil || err == nil {
+		return
+	}
+	var denied *ExceededError // from here on, since it is allocated here
+	if !errors.As(err, &denied) {
 		return
 	}
 	var told []string

@@ -49,8 +49,11 @@ func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presen
 
 // tellRefused tells why a token was refused, if it was.
 func tellRefused(ctx context.Context, to *observed.To, err error) {
-	var invalid *InvalidError
-	if to != nil && errors.As(err, &invalid) {
+	if to == nil || err == nil {
+		return
+	}
+	var invalid *InvalidError // from here on, since it is allocated here
+	if errors.As(err, &invalid) {
 		to.Event(ctx, observe.Event{Kind: observe.TokenRefused, Name: string(invalid.Reason())})
 	}
 }
