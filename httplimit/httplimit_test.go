@@ -302,7 +302,7 @@ func TestImports_AreBudgetItsOwnAndTheStandardLibrary(t *testing.T) {
 	require.NoError(t, err, string(out))
 	require.Regexp(t, `(?m)^`+own+`httplimit$`, string(out))
 	for _, p := range strings.Fields(string(out)) {
-		require.Regexp(t, `^(`+own+`(httplimit|budget|internal/.*)|github\.com/jackc/.*|golang\.org/x/.*)$`, p)
+		require.Regexp(t, `^(`+own+`(httplimit|budget|observe|internal/.*)|github\.com/jackc/.*|golang\.org/x/.*)$`, p)
 	}
 }
 

@@ -1,0 +1,31 @@
+package otelmetered
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// other stands for the names of a label beyond its bound.
+const other = "other"
+
+// names are the values of a label that the program chooses: the first ones that come, and then other.
+type names struct {
+	max   int64
+	count atomic.Int64
+	known sync.Map // of string
+	full  func()   // is called for each value that is counted as other
+}
+
+func (n *names) of(name string) string {
+	if _, ok := n.known.Load(name); ok || name == "" {
+		return name
+	}
+	if n.count.Load() < n.max {
+		if _, ok := n.known.LoadOrStore(name, true); ok || n.count.Add(1) <= n.max {
+			return name
+		}
+		n.known.Delete(name)
+	}
+	n.full()
+	return other
+}
