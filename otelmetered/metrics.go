@@ -98,6 +98,24 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	return &all, errors.Join(append(failed, err)...)
 }
 
+// zero exports what alerts ask the growth of before it first happens: else the first one would not be seen as growth.
+func (all *instruments) zero() {
+	for _, c := range []struct {
+		counter
+		label  attribute.Key
+		values []string
+	}{
+		{all.lost, "", []string{""}}, {all.recalls, "", []string{""}}, {all.resolved, labelResolution, []string{"committed", "not_committed", "unknown"}},
+		{all.retries, labelCause, []string{"serialization", "deadlock", "lease_closed"}}, {all.left, labelReason, []string{"skipped", "failed"}},
+		{all.refused, labelReason, []string{"malformed", "unknown", "purpose", "subject", "revoked", "used", "expired"}},
+		{all.overflow, labelLabel, []string{"command", "limit", "job", "error"}},
+	} {
+		for _, value := range c.values {
+			c.add(context.Background(), 0, labels{{c.label, value}})
+		}
+	}
+}
+
 // label is one with a value; one without a value is left out.
 type label struct {
 	Key   attribute.Key

@@ -66,6 +66,7 @@ func New(cfg Config) (*Observer, error) {
 	for name, n := range map[string]*names{"command": &o.commands, "limit": &o.limits, "job": &o.kinds, "error": &o.errors} {
 		n.max, n.full = int64(cfg.MaxNames), func() { o.m.overflow.add(context.Background(), 1, labels{{labelLabel, name}}) }
 	}
+	o.m.zero()
 	return o, nil
 }
 

@@ -30,7 +30,6 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
-	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/otelmetered"
 	"github.com/pgmetered/metered/tokens"
@@ -262,5 +261,3 @@ func TestObserver_ErrorsHaveATypeAndNoText(t *testing.T) {
 		require.NotContains(t, fmt.Sprint(span.Attributes(), span.Events(), span.Status()), "secret")
 	}
 }
-
-var _ = leases.New
