@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -128,22 +127,19 @@ type labels [3]label
 // sets are the attribute sets of an instrument, made once for each combination, of which there are few.
 type sets struct {
 	always []attribute.KeyValue
-	known  sync.Map // by labels: metric.MeasurementOption
+	known  memo[labels, metric.MeasurementOption]
 }
 
 func (s *sets) of(l labels) metric.MeasurementOption {
-	if known, ok := s.known.Load(l); ok {
-		return known.(metric.MeasurementOption)
-	}
-	pairs := slices.Clone(s.always)
-	for _, pair := range l {
-		if pair.Key != "" && pair.Value != "" {
-			pairs = append(pairs, pair.Key.String(pair.Value))
+	return s.known.of(l, func() metric.MeasurementOption {
+		pairs := slices.Clone(s.always)
+		for _, pair := range l {
+			if pair.Key != "" && pair.Value != "" {
+				pairs = append(pairs, pair.Key.String(pair.Value))
+			}
 		}
-	}
-	set := metric.WithAttributeSet(attribute.NewSet(pairs...))
-	s.known.Store(l, set)
-	return set
+		return metric.WithAttributeSet(attribute.NewSet(pairs...))
+	})
 }
 
 type duration struct {

@@ -1,6 +1,7 @@
 package otelmetered
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 )
@@ -28,4 +29,30 @@ func (n *names) of(name string) string {
 	}
 	n.full()
 	return other
+}
+
+// memo remembers what was made of few keys. To read it takes no lock and allocates nothing.
+type memo[K comparable, V any] struct {
+	mu    sync.Mutex // of those who add
+	known atomic.Pointer[map[K]V]
+}
+
+func (m *memo[K, V]) of(key K, make func() V) V {
+	if known := m.known.Load(); known != nil {
+		if v, ok := (*known)[key]; ok {
+			return v
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	next := map[K]V{}
+	if known := m.known.Load(); known != nil {
+		if v, ok := (*known)[key]; ok {
+			return v
+		}
+		next = maps.Clone(*known)
+	}
+	next[key] = make()
+	m.known.Store(&next)
+	return next[key]
 }

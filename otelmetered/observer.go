@@ -19,7 +19,7 @@ import (
 type Config struct {
 	MeterProvider  metric.MeterProvider // defaults to otel.GetMeterProvider()
 	TracerProvider trace.TracerProvider // defaults to otel.GetTracerProvider()
-	// MaxNames is how many names of commands, of limits and of kinds of jobs are told apart, each, 1 to 10,000; further ones
+	// MaxNames is how many names of commands, of limits and of kinds of jobs are told apart, each, 1 to 1,000; further ones
 	// are "other", and counted in metered.labels.overflow. Defaults to 100.
 	MaxNames int
 	// NoIDs leaves the ids and namespaces of operations out of spans, where they are personal. Defaults to false.
@@ -35,6 +35,7 @@ type Observer struct {
 	m      *instruments
 
 	commands, limits, kinds, errors names
+	known                           memo[observe.Op, known] // by Work and Name
 }
 
 var _ observe.Observer = (*Observer)(nil)
@@ -46,8 +47,8 @@ func New(cfg Config) (*Observer, error) {
 	if cfg.MaxNames == 0 {
 		cfg.MaxNames = 100
 	}
-	if cfg.MaxNames < 1 || cfg.MaxNames > 10_000 {
-		return nil, fmt.Errorf("otelmetered: Config.MaxNames: %d is not from 1 to 10,000", cfg.MaxNames)
+	if cfg.MaxNames < 1 || cfg.MaxNames > 1000 {
+		return nil, fmt.Errorf("otelmetered: Config.MaxNames: %d is not from 1 to 1,000", cfg.MaxNames)
 	}
 	if cfg.MeterProvider == nil {
 		cfg.MeterProvider = otel.GetMeterProvider()
@@ -79,13 +80,14 @@ func (o *Observer) Start(ctx context.Context, op observe.Op) (context.Context, f
 		op.Name = o.kinds.of(op.Name)
 	}
 	began := time.Now()
-	ctx, span := o.tracer.Start(ctx, spanName(op), trace.WithSpanKind(kindOf(op.Work)))
+	of := o.known.of(observe.Op{Work: op.Work, Name: op.Name}, func() known { return describe(op) })
+	ctx, span := o.tracer.Start(ctx, of.span, of.options...)
 	if span.IsRecording() {
 		span.SetAttributes(o.begun(op)...)
 	}
 	return ctx, func(end observe.End) {
 		wrong := o.errorType(end)
-		o.measure(ctx, op, began, end, wrong)
+		o.measure(ctx, op, of.operation, began, end, wrong)
 		if span.IsRecording() {
 			o.ended(span, op, end, wrong)
 		}
@@ -94,7 +96,7 @@ func (o *Observer) Start(ctx context.Context, op observe.Op) (context.Context, f
 }
 
 // measure takes the measures of a piece of work.
-func (o *Observer) measure(ctx context.Context, op observe.Op, began time.Time, end observe.End, wrong string) {
+func (o *Observer) measure(ctx context.Context, op observe.Op, name string, began time.Time, end observe.End, wrong string) {
 	failed := label{semconv.ErrorTypeKey, wrong}
 	switch op.Work {
 	case observe.Command:
@@ -113,7 +115,6 @@ func (o *Observer) measure(ctx context.Context, op observe.Op, began time.Time, 
 	case observe.Purge:
 		o.m.purge.record(ctx, began, labels{{labelTable, op.Name}, failed})
 	default: // flushes, calls, batches, leases
-		name := operation(op)
 		o.m.database.record(ctx, began, labels{{semconv.DBOperationNameKey, name}, failed})
 		if end.Code == "busy" {
 			o.m.lockTimeouts.add(ctx, 1, labels{{semconv.DBOperationNameKey, name}})
@@ -126,7 +127,10 @@ func (o *Observer) measure(ctx context.Context, op observe.Op, began time.Time, 
 
 // Event implements observe.Observer.
 func (o *Observer) Event(ctx context.Context, e observe.Event) {
-	pending := label{labelPending, fmt.Sprint(e.Pending)}
+	pending := label{labelPending, "false"}
+	if e.Pending {
+		pending.Value = "true"
+	}
 	switch e.Kind {
 	case observe.Retried:
 		o.m.retries.add(ctx, e.N, labels{{labelCause, e.Name}})

@@ -60,6 +60,16 @@ func kindOf(work observe.Work) trace.SpanKind {
 	return trace.SpanKindInternal
 }
 
+// known is what does not change of a piece of work.
+type known struct {
+	span, operation string
+	options         []trace.SpanStartOption
+}
+
+func describe(op observe.Op) known {
+	return known{spanName(op), operation(op), []trace.SpanStartOption{trace.WithSpanKind(kindOf(op.Work))}}
+}
+
 // begun are the attributes of the beginning.
 func (o *Observer) begun(op observe.Op) (all []attribute.KeyValue) {
 	switch kindOf(op.Work) {
