@@ -59,7 +59,7 @@ type Config struct {
 	// That of Leases is its own, in its Config.Ledger. Defaults to none.
 	Observer observe.Observer
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
-	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
+	// the savepoint was rolled back. It is for audit records; to count, see Observer. Defaults to none.
 	OnDenial func(context.Context, Denial)
 }
 

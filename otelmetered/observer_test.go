@@ -205,8 +205,8 @@ func TestObserver_TracesACommandAndItsJob(t *testing.T) {
 	}
 	for _, span := range w.spans.Ended() {
 		for _, a := range span.Attributes() {
-			require.NotContains(t, a.Value.Emit(), token)
-			require.NotContains(t, a.Value.Emit(), "org")
+			require.NotContains(t, a.Value.String(), token)
+			require.NotContains(t, a.Value.String(), "org")
 		}
 	}
 }
