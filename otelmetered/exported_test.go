@@ -213,8 +213,13 @@ func watchedFor(t *testing.T) (expressions []string) {
 	text, err := os.ReadFile("prometheus/alerts.yaml")
 	require.NoError(t, err)
 	require.NoError(t, yaml.Unmarshal(text, &rules))
+	page, err := os.ReadFile("../docs/operations.md")
+	require.NoError(t, err)
 	for _, group := range rules.Groups {
 		for _, r := range group.Rules {
+			if strings.Contains(string(page), "\n## Alerts\n") {
+				require.Contains(t, string(page), "\n### "+r.Alert+"\n", "what to do about it")
+			}
 			require.Equal(t, "docs/operations.md#"+strings.ToLower(r.Alert), r.Annotations["runbook"])
 			require.NotEmpty(t, r.Annotations["summary"], r.Alert)
 			require.NotEmpty(t, r.Annotations["description"], r.Alert)
