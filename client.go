@@ -93,7 +93,7 @@ type Client struct {
 	observer *observed.To
 }
 
-type statements struct{ lookup, purge, notify string }
+type statements struct{ lookup, purge, purgeable, notify string }
 
 // New returns a Client, or an *ArgumentError. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -128,7 +128,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		return nil, invalid("Config.Leases", "is of schema %q, want %q", leaseSchema(cfg.Leases), name)
 	}
 	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), schema: name, check: migrate.NewCheck(pool, name), sql: statements{
-		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), notify: notifyJobs(cfg.River),
+		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), purgeable: name.SQL(purgeableSQL), notify: notifyJobs(cfg.River),
 	}}
 	if err := c.checkNotify(); err != nil {
 		return nil, err

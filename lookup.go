@@ -96,7 +96,12 @@ type PurgeOptions struct {
 	OlderThan time.Duration
 	Batch     int                 // how many records one transaction deletes, 1 to 10,000; defaults to 1,000
 	Progress  func(deleted int64) // called after each batch with the number so far; defaults to none
+	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table; defaults to false
 }
+
+const purgeableSQL = `
+select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
+where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_operations($1, metered.clock() - $2::interval, $3, $4)`
 
@@ -116,7 +121,7 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	if err := c.check.Usable(ctx, true); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, c.observer, "operations", pool, c.sql.purge, c.cfg.LockTimeout.Milliseconds())
+	deleted, err := o.Run(ctx, c.observer, "operations", pool, c.sql.purgeable, c.sql.purge, c.cfg.LockTimeout.Milliseconds())
 	if err != nil {
 		return deleted, fault.Failed("metered", "purge operations", err)
 	}

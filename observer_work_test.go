@@ -182,6 +182,12 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 	require.NoError(t, err)
 	r.Forget()
 	clock.Advance(100 * time.Hour)
+	_, err = c.Tokens.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: time.Hour, DryRun: true})
+	require.NoError(t, err)
+	_, err = c.Budget.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Hour, DryRun: true})
+	require.NoError(t, err)
+	require.Empty(t, r.Told())
+	require.Empty(t, r.Ended(t, observe.Purge), "what is counted is not purged")
 	for _, purge := range []func() (int64, error){
 		func() (int64, error) {
 			return c.PurgeOperations(ctx, pool, metered.PurgeOptions{OlderThan: time.Hour, Batch: 3})

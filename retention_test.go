@@ -28,8 +28,11 @@ func uuid7(at time.Time, n int) string {
 
 func purge(t *testing.T, pool *pgxpool.Pool, c *metered.Client, olderThan time.Duration) int64 {
 	t.Helper()
+	told, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: olderThan, DryRun: true})
+	require.NoError(t, err)
 	n, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: olderThan})
 	require.NoError(t, err)
+	require.Equal(t, told, n)
 	return n
 }
 

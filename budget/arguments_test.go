@@ -174,6 +174,7 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	requireArgument(t, entries("a", budget.EntriesOptions{Max: -1}), "EntriesOptions.Max")
 	requireArgument(t, verify(budget.VerifyOptions{MaxDifferences: -1}), "VerifyOptions.MaxDifferences")
 	requireArgument(t, purge(budget.PurgeOptions{}), "PurgeOptions.OlderThan")
+	requireArgument(t, purge(budget.PurgeOptions{OlderThan: time.Hour, DryRun: true, Forget: func(string) bool { return true }}), "PurgeOptions.DryRun")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: -time.Hour}), "PurgeOptions.OlderThan")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: 1}), "PurgeOptions.OlderThan")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: budget.MaxWindow + time.Hour}), "PurgeOptions.OlderThan")
@@ -189,6 +190,7 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 		requireArgument(t, usage(budget.Query{Scope: text}), "queries[0].Scope")
 		requireArgument(t, entries(text, budget.EntriesOptions{}), "scope")
 		requireArgument(t, verify(budget.VerifyOptions{Scope: text}), "VerifyOptions.Scope")
+		requireArgument(t, verify(budget.VerifyOptions{After: text}), "VerifyOptions.After")
 		requireArgument(t, purge(budget.PurgeOptions{OlderThan: time.Hour, Scope: text}), "PurgeOptions.Scope")
 	}
 }

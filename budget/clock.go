@@ -3,6 +3,8 @@ package budget
 import (
 	"cmp"
 	"context"
+	"errors"
+	"iter"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,6 +16,64 @@ type ClockRepair struct {
 	Seq      int64         `json:"seq"`      // the new entry's
 	At       time.Time     `json:"at"`       // the new entry's
 	Ahead    time.Duration `json:"-"`        // how far the last entry was ahead of the clock; in JSON "ahead_us"
+}
+
+// ScopeAhead is a scope whose last entry is ahead of the database's clock.
+type ScopeAhead struct {
+	Scope string        `json:"scope"`
+	Seq   int64         `json:"seq"` // of its last entry
+	At    time.Time     `json:"at"`  // of its last entry
+	Ahead time.Duration `json:"-"`   // in JSON "ahead_us"
+}
+
+const aheadSQL = `
+select t.scope, l.seq, (extract(epoch from l.at) * 1000000)::bigint, (extract(epoch from l.at - metered.clock()) * 1000000)::bigint
+from unnest($1::text[]) t(scope), lateral (select e.seq, e.at from metered.ledger e where e.scope = t.scope order by e.seq desc limit 1) l
+where l.at > metered.clock() + $2::interval
+order by t.scope collate "C"`
+
+// Ahead iterates over the scopes whose last entry is ahead of the clock by more than Config.ClockTolerance, or than
+// tolerance if that is not 0: for RepairClock. It looks at the last entry of every scope, a page of 1,000 at a time, with
+// no statement open in between. An error is the iteration's last element.
+func (l *Ledger) Ahead(ctx context.Context, db Querier, tolerance time.Duration) iter.Seq2[ScopeAhead, error] {
+	return func(yield func(ScopeAhead, error) bool) {
+		if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
+			yield(ScopeAhead{}, err)
+			return
+		}
+		if tolerance == 0 {
+			tolerance = l.tolerance
+		}
+		if tolerance < time.Microsecond || tolerance > maxClockTolerance {
+			yield(ScopeAhead{}, invalid("tolerance", "%v is not from 1µs to %v", tolerance, maxClockTolerance))
+			return
+		}
+		done := errors.New("done")
+		err := l.scopePages(ctx, db, "", func(scopes []string) error {
+			rows, err := db.Query(ctx, l.sql.ahead, scopes, interval(tolerance))
+			if err != nil {
+				return failed("scopes ahead", err)
+			}
+			page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s ScopeAhead, err error) {
+				var at, ahead int64
+				err = row.Scan(&s.Scope, &s.Seq, &at, &ahead)
+				s.At, s.Ahead = time.UnixMicro(at), time.Duration(ahead)*time.Microsecond
+				return s, err
+			})
+			if err != nil {
+				return failed("scopes ahead", err)
+			}
+			for _, s := range page {
+				if !yield(s, nil) {
+					return done
+				}
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, done) {
+			yield(ScopeAhead{}, err)
+		}
+	}
 }
 
 const repairSQL = `

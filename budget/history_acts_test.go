@@ -223,8 +223,13 @@ func (h *history) purge() {
 	m := h.model()
 	age := rapid.SampledFrom(historyWindows[1:]).Draw(h.T, "older than")
 	batch := rapid.SampledFrom([]int{16, 17, 31, 32, 100}).Draw(h.T, "batch")
-	report, err := h.ledger.Purge(h.outer.Context(), h.pool, budget.PurgeOptions{Scope: m.scope, OlderThan: age, Batch: batch})
+	opts := budget.PurgeOptions{Scope: m.scope, OlderThan: age, Batch: batch, DryRun: true}
+	told, err := h.ledger.Purge(h.outer.Context(), h.pool, opts)
 	require.NoError(h, err)
+	opts.DryRun = false
+	report, err := h.ledger.Purge(h.outer.Context(), h.pool, opts)
+	require.NoError(h, err)
+	require.Equal(h, told.Entries, report.Entries)
 	require.Equal(h, m.purge(h.now.Add(-age)), report.Entries)
 }
 

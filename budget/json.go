@@ -104,3 +104,23 @@ func (r *ClockRepair) UnmarshalJSON(text []byte) error {
 	r.Ahead = ofMicros(in.AheadUS)
 	return nil
 }
+
+type plainScopeAhead ScopeAhead
+
+type scopeAheadJSON struct {
+	*plainScopeAhead
+	AheadUS *int64 `json:"ahead_us"`
+}
+
+func (s ScopeAhead) MarshalJSON() ([]byte, error) {
+	return json.Marshal(scopeAheadJSON{(*plainScopeAhead)(&s), micros(s.Ahead)})
+}
+
+func (s *ScopeAhead) UnmarshalJSON(text []byte) error {
+	in := scopeAheadJSON{plainScopeAhead: (*plainScopeAhead)(s)}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	s.Ahead = ofMicros(in.AheadUS)
+	return nil
+}

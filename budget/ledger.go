@@ -115,7 +115,7 @@ func (l *Ledger) waitMS() int32 { return int32(l.wait / time.Millisecond) }
 type statements struct {
 	lock, lockAll, charge, each, check, usage, credit, refund string
 	entries, newest                                           string
-	scopes, purge, repair                                     string
+	scopes, purge, purgeable, ahead, repair                   string
 	chain, anchors, refundSums, refunded, held                string
 	leases, carved                                            string
 	create, retire, resources                                 string
@@ -126,7 +126,7 @@ func render(n schema.Name) statements {
 		lock: n.SQL(lockSQL), lockAll: n.SQL(ledger.LockAllSQL), charge: n.SQL(chargeSQL), each: n.SQL(eachSQL), check: n.SQL(checkSQL), usage: n.SQL(usageSQL),
 		credit: n.SQL(creditSQL), refund: n.SQL(refundSQL),
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL),
-		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), repair: n.SQL(repairSQL),
+		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL), ahead: n.SQL(aheadSQL), repair: n.SQL(repairSQL),
 		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
 		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),

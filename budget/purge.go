@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/observe"
 )
@@ -23,6 +24,8 @@ type PurgeOptions struct {
 	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
+	// DryRun counts what would be deleted now, without a lock, and deletes nothing. Not with Forget. Defaults to false.
+	DryRun bool
 }
 
 // PurgeReport says what a purge did so far.
@@ -36,6 +39,18 @@ type PurgeReport struct {
 const purgeSQL = `
 select deleted, upto, done, forgotten
 from metered.purge_scope($1::text, $2::bigint, metered.clock() - $3::interval, $4::bigint, $5::int, $6::int, $7::bool)`
+
+// purgeableSQL is how many entries purge_scope would delete: those from the first behind entry 1 to the block that has the
+// last entry at or before the cutoff, as metered.base finds it.
+const purgeableSQL = `
+select greatest(0, ((b.seq - 1) & ~15::bigint) + 1 - f.seq)
+from (select l.epoch from metered.ledger l where l.scope = $1 order by l.seq desc limit 1) tip,
+     lateral (select l.seq from metered.ledger l where l.scope = $1 and l.seq > 1 order by l.seq limit 1) f,
+     lateral (select s.seq from generate_series(0, tip.epoch) e,
+          lateral (select l.seq from metered.ledger l
+           where l.scope = $1 and l.epoch = e and l.at <= metered.clock() - $2::interval and (l.seq & 15 = 1 or l.kind = 'k')
+           order by l.at desc, l.seq desc limit 1) s
+      order by e desc limit 1) b`
 
 // scopesSQL lists the scopes after $1, by skipping from scope to scope in the
 // primary key.
@@ -77,12 +92,19 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 			return report, err
 		}
 	}
-	ctx, span := l.observer.Start(ctx, observe.Op{Work: observe.Purge, Name: "entries"})
+	if opts.DryRun && opts.Forget != nil {
+		return report, invalid("PurgeOptions.DryRun", "is not for Forget")
+	}
+	purge, span := func(scope string) error { return l.countScope(ctx, pool, scope, opts, &report) }, observed.Span{}
+	if !opts.DryRun {
+		ctx, span = l.observer.Start(ctx, observe.Op{Work: observe.Purge, Name: "entries"})
+		purge = func(scope string) error { return l.purgeScope(ctx, pool, scope, opts, &report) }
+	}
 	var err error
 	if opts.Scope != "" {
-		err = l.purgeScope(ctx, pool, opts.Scope, opts, &report)
+		err = purge(opts.Scope)
 	} else {
-		err = l.eachScope(ctx, pool, func(scope string) error { return l.purgeScope(ctx, pool, scope, opts, &report) })
+		err = l.eachScope(ctx, pool, "", purge)
 	}
 	span.With(observe.End{Err: err, Rows: report.Entries})
 	return report, err
@@ -122,10 +144,37 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 	return nil
 }
 
-// eachScope calls f for every scope, in order, with no statement left open.
-func (l *Ledger) eachScope(ctx context.Context, db Querier, f func(scope string) error) error {
+// countScope adds to the report what purgeScope would delete.
+func (l *Ledger) countScope(ctx context.Context, db Querier, scope string, opts PurgeOptions, report *PurgeReport) error {
+	var entries int64
+	err := db.QueryRow(ctx, l.sql.purgeable, scope, interval(opts.OlderThan)).Scan(&entries)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return failed("purge", err)
+	}
+	report.Entries += entries
+	report.Scopes++
+	if opts.Progress != nil {
+		opts.Progress(*report)
+	}
+	return nil
+}
+
+// eachScope calls f for every scope after one, in order, with no statement left open.
+func (l *Ledger) eachScope(ctx context.Context, db Querier, after string, f func(scope string) error) error {
+	return l.scopePages(ctx, db, after, func(scopes []string) error {
+		for _, scope := range scopes {
+			if err := f(scope); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// scopePages calls f with every page of scopes after one, in order, with no statement left open.
+func (l *Ledger) scopePages(ctx context.Context, db Querier, after string, f func(scopes []string) error) error {
 	const page = 1000
-	for after := ""; ; {
+	for {
 		rows, err := db.Query(ctx, l.sql.scopes, after, page)
 		if err != nil {
 			return failed("list scopes", err)
@@ -134,10 +183,8 @@ func (l *Ledger) eachScope(ctx context.Context, db Querier, f func(scope string)
 		if err != nil {
 			return failed("list scopes", err)
 		}
-		for _, scope := range scopes {
-			if err := f(scope); err != nil {
-				return err
-			}
+		if err := f(scopes); err != nil {
+			return err
 		}
 		if len(scopes) < page {
 			return nil

@@ -13,6 +13,7 @@ import (
 // VerifyOptions says what to verify. The zero value verifies all scopes.
 type VerifyOptions struct {
 	Scope          string             // restricts the check to one scope; defaults to all
+	After          string             // skips the scopes up to this one: VerifyReport.Last, to go on; defaults to none
 	MaxDifferences int                // ends the check after so many differences, at least 1; defaults to 1,000
 	Progress       func(VerifyReport) // is called for each scope and each 10,000 entries, in the goroutine of the call
 }
@@ -22,6 +23,7 @@ type VerifyReport struct {
 	Scopes      int          `json:"scopes"`
 	Entries     int64        `json:"entries"`
 	Differences []Difference `json:"differences,omitempty"`
+	Last        string       `json:"last,omitempty"` // the last scope that was checked to its end; "" for none
 }
 
 func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
@@ -128,6 +130,11 @@ func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOpti
 			return v.report, err
 		}
 	}
+	if opts.After != "" {
+		if err := checkScope("VerifyOptions.After", opts.After); err != nil {
+			return v.report, err
+		}
+	}
 	if v.opts.MaxDifferences == 0 {
 		v.opts.MaxDifferences = 1000
 	}
@@ -139,7 +146,7 @@ func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOpti
 		return pgx.BeginTxFunc(ctx, pool, snapshot, func(tx pgx.Tx) error { return v.scope(ctx, tx, scope) })
 	}
 	if opts.Scope == "" {
-		err := l.eachScope(ctx, pool, one)
+		err := l.eachScope(ctx, pool, opts.After, one)
 		return v.report, err
 	}
 	err := one(opts.Scope)
@@ -215,6 +222,9 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 		return err
 	}
 	v.report.Scopes++
+	if !v.full() {
+		v.report.Last = scope
+	}
 	v.progress()
 	return nil
 }

@@ -105,20 +105,24 @@ func TestVerify_ReportsProgressAndStopsAtItsBound(t *testing.T) {
 	var progress []budget.VerifyReport
 	report, err := l.Verify(ctx, pool, budget.VerifyOptions{Progress: func(r budget.VerifyReport) { progress = append(progress, r) }})
 	require.NoError(t, err)
-	require.Equal(t, budget.VerifyReport{Scopes: 3, Entries: 20031}, report)
+	require.Equal(t, budget.VerifyReport{Scopes: 3, Entries: 20031, Last: "c"}, report)
 	require.Equal(t, []budget.VerifyReport{
-		{Scopes: 1, Entries: 20}, {Scopes: 2, Entries: 30},
-		{Scopes: 2, Entries: 10030}, {Scopes: 2, Entries: 20030}, {Scopes: 3, Entries: 20031},
+		{Scopes: 1, Entries: 20, Last: "a"}, {Scopes: 2, Entries: 30, Last: "b"},
+		{Scopes: 2, Entries: 10030, Last: "b"}, {Scopes: 2, Entries: 20030, Last: "b"}, {Scopes: 3, Entries: 20031, Last: "c"},
 	}, progress)
 
 	one, err := l.Verify(ctx, pool, budget.VerifyOptions{Scope: "b"})
 	require.NoError(t, err)
-	require.Equal(t, budget.VerifyReport{Scopes: 1, Entries: 10}, one)
+	require.Equal(t, budget.VerifyReport{Scopes: 1, Entries: 10, Last: "b"}, one)
+	rest, err := l.Verify(ctx, pool, budget.VerifyOptions{After: "a"})
+	require.NoError(t, err)
+	require.Equal(t, budget.VerifyReport{Scopes: 2, Entries: 20011, Last: "c"}, rest)
 
-	execute(t, pool, `update metered.ledger set spent = 7 where scope = 'a'`)
+	execute(t, pool, `update metered.ledger set spent = 7 where scope = 'b'`)
 	report, err = l.Verify(ctx, pool, budget.VerifyOptions{MaxDifferences: 4})
 	require.NoError(t, err)
 	require.Len(t, report.Differences, 4)
+	require.Equal(t, "a", report.Last, "not all of b was reported")
 }
 
 func TestVerify_CancelledReturnsWhatItFound(t *testing.T) {

@@ -352,3 +352,52 @@ func TestLimit_AsJSONSaysItsKindAndComesBack(t *testing.T) {
 		require.ErrorIs(t, json.Unmarshal([]byte(text), new(budget.Limit)), budget.ErrArgument, text)
 	}
 }
+
+func TestAhead_NamesTheScopesThatRepairClockRepairs(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	ahead := func(tolerance time.Duration) (found []budget.ScopeAhead) {
+		for s, err := range l.Ahead(ctx, pool, tolerance) {
+			require.NoError(t, err)
+			found = append(found, s)
+		}
+		return found
+	}
+	require.Empty(t, ahead(0), "an empty ledger")
+	execute(t, pool, `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
+		select 1, 1, $1::timestamptz, 1, 0, 0, 0, 0, 'c', 'n' || n from generate_series(1, 1500) n`, start.Add(-time.Minute))
+	clock.Advance(time.Minute)
+	mustCharge(t, pool, l, "a minute", 1)
+	clock.Advance(time.Microsecond)
+	mustCharge(t, pool, l, "z more", 1)
+	clock.Advance(time.Hour)
+	mustCharge(t, pool, l, "a", 1)
+	clock.Set(start)
+	mustCharge(t, pool, l, "right", 1)
+	_, err := repairClock(ctx, pool, l, "right")
+	require.NoError(t, err)
+
+	most := budget.ScopeAhead{Scope: "a", Seq: 1, At: start.Add(time.Hour + time.Minute + time.Microsecond), Ahead: time.Hour + time.Minute + time.Microsecond}
+	more := budget.ScopeAhead{Scope: "z more", Seq: 1, At: start.Add(time.Minute + time.Microsecond), Ahead: time.Minute + time.Microsecond}
+	found := ahead(0)
+	require.Len(t, found, 2, "a minute is within the tolerance")
+	for i, want := range []budget.ScopeAhead{most, more} {
+		require.WithinDuration(t, want.At, found[i].At, 0)
+		found[i].At = want.At
+		require.Equal(t, want, found[i])
+	}
+	require.Len(t, ahead(time.Microsecond), 3)
+	requireJSON(t, `{"scope":"z more","seq":1,"at":"2026-01-01T00:01:00.000001Z","ahead_us":60000001}`, more)
+	for s, err := range l.Ahead(ctx, pool, time.Microsecond) {
+		require.NoError(t, err)
+		r, err := repairClock(ctx, pool, l, s.Scope)
+		require.NoError(t, err)
+		require.Equal(t, s.Ahead, r.Ahead)
+		break // and stops when asked to
+	}
+	require.Len(t, ahead(time.Microsecond), 2)
+	for _, err := range l.Ahead(ctx, pool, 25*time.Hour) {
+		requireArgument(t, err, "tolerance")
+	}
+}

@@ -164,7 +164,7 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 type statements struct {
 	place, look, lockAll, capture, release, releaseCaptured, extend, refund, expire string
 	get, claimed, claimedMany, list, claims, due, history                           string
-	sweep, announced, purge                                                         string
+	sweep, announced, purge, purgeable                                              string
 }
 
 func render(n schema.Name) statements {
@@ -174,7 +174,7 @@ func render(n schema.Name) statements {
 		extend:          n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
 		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), claimedMany: n.SQL(claimedManySQL), list: n.SQL(listSQL),
 		claims: n.SQL(listClaimsSQL), due: n.SQL(dueSQL), history: n.SQL(historySQL),
-		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL),
+		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 	}
 }
 

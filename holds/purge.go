@@ -15,7 +15,13 @@ type PurgeOptions struct {
 	OlderThan time.Duration       // how long an ended hold is kept, 1s to a century; defaults to DefaultOlderThan
 	Batch     int                 // how many holds one transaction deletes, 1 to 10,000; defaults to 1,000
 	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
+	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table; defaults to false
 }
+
+const purgeableSQL = `
+select count(*) from metered.holds h, (select metered.clock() - $1::interval as at) cutoff
+where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
+  and h.ended_at < cutoff.at and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_holds($1, metered.clock() - $2::interval, $3, $4)`
 
@@ -38,6 +44,6 @@ func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions)
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, b.observer, "holds", pool, b.sql.purge, b.waitMS())
+	deleted, err := o.Run(ctx, b.observer, "holds", pool, b.sql.purgeable, b.sql.purge, b.waitMS())
 	return deleted, failed("purge", err)
 }

@@ -562,8 +562,11 @@ func TestPurge_KeepsAnIDWhoseTimeIsYetToCome(t *testing.T) {
 	_, err := f.release(early.ID)
 	require.NoError(t, err)
 	purge := func() int64 {
+		told, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute, DryRun: true})
+		require.NoError(t, err)
 		n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute})
 		require.NoError(t, err)
+		require.Equal(t, told, n)
 		return n
 	}
 	f.clock.Advance(10 * time.Minute)

@@ -40,7 +40,7 @@ type Enqueuer struct {
 	wait     time.Duration
 	observer *observed.To
 
-	claimSQL, claimManySQL, findSQL, purgeSQL string
+	claimSQL, claimManySQL, findSQL, purgeSQL, purgeableSQL string
 }
 
 // New returns an Enqueuer on client, which may be insert-only, or ErrArgument. It sends no SQL. Keys need Plugin in
@@ -75,6 +75,7 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 		claimManySQL: name.SQL(claimManySQL),
 		findSQL:      name.SQL(findSQL),
 		purgeSQL:     name.SQL(purgeSQL),
+		purgeableSQL: name.SQL(purgeableSQL),
 	}, nil
 }
 

@@ -18,7 +18,12 @@ type PurgeOptions struct {
 	OlderThan time.Duration
 	Batch     int                 // how many keys one transaction forgets, 1 to 10,000; defaults to 1,000
 	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
+	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table; defaults to false
 }
+
+const purgeableSQL = `
+select count(*) from metered.job_keys k, (select metered.clock() - $1::interval as at) cutoff
+where k.created_at < cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_job_keys($1, metered.clock() - $2::interval, $3)`
 
@@ -35,7 +40,7 @@ func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOpti
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, e.observer, "job_keys", pool, e.purgeSQL)
+	deleted, err := o.Run(ctx, e.observer, "job_keys", pool, e.purgeableSQL, e.purgeSQL)
 	if err != nil {
 		return deleted, fault.Failed("jobs", "purge keys", err)
 	}

@@ -40,6 +40,9 @@ func TestPurge_ForgetsKeysOlderThanTheAgeAndNoOthers(t *testing.T) {
 	young := f.mustEnqueue(process{"young"}, key("young"))
 	clock.Advance(time.Hour)
 
+	told, err := f.Purge(f.ctx, f.pool, jobs.PurgeOptions{OlderThan: time.Hour, DryRun: true})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, told)
 	deleted, err := f.Purge(f.ctx, f.pool, jobs.PurgeOptions{OlderThan: time.Hour})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, deleted)

@@ -130,7 +130,13 @@ type PurgeOptions struct {
 	OlderThan time.Duration       // the age, since its settlement, from which a lease may go, 1s to a century; required
 	Batch     int                 // how many rows one transaction deletes, 1 to 10,000; defaults to 1,000
 	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
+	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table; defaults to false
 }
+
+const purgeableSQL = `
+select coalesce(sum(1 + (select count(*) from metered.lease_spends s where s.lease = y.no)), 0)::bigint
+from metered.leases y, (select metered.clock() - $1::interval as at) cutoff
+where y.settled_at < cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
 
@@ -145,6 +151,6 @@ func (p *Pool) Purge(ctx context.Context, opts PurgeOptions) (int64, error) {
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, p.observer, "leases", p.db, p.sql.purge)
+	deleted, err := o.Run(ctx, p.observer, "leases", p.db, p.sql.purgeable, p.sql.purge)
 	return deleted, failed("purge", err)
 }

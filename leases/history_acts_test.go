@@ -323,6 +323,11 @@ func (h *history) repair() {
 func (h *history) purge() {
 	_, err := h.ledger.Purge(h.Context(), h.db, budget.PurgeOptions{Scope: h.scope, OlderThan: 20 * time.Second, Batch: 16})
 	require.NoError(h.T, err)
-	_, err = h.pool.Purge(h.Context(), leases.PurgeOptions{OlderThan: h.duration("purge", 10_000) + time.Second, Batch: rapid.IntRange(1, 5).Draw(h.T, "batch")})
+	opts := leases.PurgeOptions{OlderThan: h.duration("purge", 10_000) + time.Second, Batch: rapid.IntRange(1, 5).Draw(h.T, "batch"), DryRun: true}
+	told, err := h.pool.Purge(h.Context(), opts)
 	require.NoError(h.T, err)
+	opts.DryRun = false
+	deleted, err := h.pool.Purge(h.Context(), opts)
+	require.NoError(h.T, err)
+	require.Equal(h.T, told, deleted)
 }

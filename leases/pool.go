@@ -404,7 +404,7 @@ func (p *Pool) report(err error) {
 }
 
 // statements are the package's SQL, rendered for one schema.
-type statements struct{ charge, spend, direct, open, settle, due, history, spends, purge string }
+type statements struct{ charge, spend, direct, open, settle, due, history, spends, purge, purgeable string }
 
 const (
 	chargeSQL = `
@@ -427,7 +427,7 @@ order by ends_at, no limit $3`
 func render(n schema.Name) statements {
 	return statements{
 		charge: n.SQL(chargeSQL), spend: n.SQL(spendSQL), direct: n.SQL(directSQL), open: n.SQL(openSQL), settle: n.SQL(settleSQL), due: n.SQL(dueSQL),
-		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL),
+		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 	}
 }
 

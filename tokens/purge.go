@@ -18,7 +18,12 @@ type PurgeOptions struct {
 	OlderThan time.Duration
 	Batch     int                 // how many tokens one transaction deletes, 1 to 10,000; defaults to 1,000
 	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
+	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table; defaults to false
 }
+
+const purgeableSQL = `
+select count(*) from metered.tokens t, (select metered.clock() - $1::interval as at) cutoff
+where coalesce(t.ended_at, t.expires_at) <= cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_tokens($1, metered.clock() - $2::interval, $3)`
 
@@ -36,7 +41,7 @@ func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, s.observer, "tokens", pool, s.sql.purge)
+	deleted, err := o.Run(ctx, s.observer, "tokens", pool, s.sql.purgeable, s.sql.purge)
 	if err != nil {
 		return deleted, fault.Failed("tokens", "purge", err)
 	}

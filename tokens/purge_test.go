@@ -57,8 +57,11 @@ func TestPurge_DeletesWhatEndedARetentionAgo(t *testing.T) {
 
 	purge := func(at time.Time, retention time.Duration) int64 {
 		clock.Set(at)
+		told, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: retention, DryRun: true})
+		require.NoError(t, err)
 		deleted, err := store.Purge(ctx, pool, tokens.PurgeOptions{OlderThan: retention})
 		require.NoError(t, err)
+		require.Equal(t, told, deleted)
 		return deleted
 	}
 	require.Zero(t, purge(ended.Add(7*day-time.Microsecond), 7*day))

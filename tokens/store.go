@@ -63,7 +63,7 @@ type Store struct {
 
 // statements are this package's, with the schema's name in them.
 type statements struct {
-	mint, replace, consume, inspect, revoke, revokeSubject, purge string
+	mint, replace, consume, inspect, revoke, revokeSubject, purge, purgeable string
 }
 
 // New returns a Store, or ErrArgument. It makes no query.
@@ -98,6 +98,7 @@ func New(config Config) (*Store, error) {
 			revoke:        name.SQL(revokeSQL),
 			revokeSubject: name.SQL(revokeSubjectSQL),
 			purge:         name.SQL(purgeSQL),
+			purgeable:     name.SQL(purgeableSQL),
 		},
 	}, nil
 }

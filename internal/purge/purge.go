@@ -27,6 +27,7 @@ type Options struct {
 	OlderThan time.Duration
 	Batch     int
 	Progress  func(deleted int64)
+	DryRun    bool
 }
 
 // Check refuses what is out of bounds with an error of that kind, and fills in the
@@ -44,8 +45,20 @@ func (o *Options) Check(kind *fault.Sentinel) error {
 	return nil
 }
 
-// Run calls sql, each time in a transaction of its own, until it deletes less than a
-// batch, and returns how many rows were deleted: also with an error, as what is deleted
+// count is how many rows Run would delete.
+func (o *Options) count(ctx context.Context, pool *pgxpool.Pool, count string) (n int64, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, count, o.age()).Scan(&n)
+	})
+	return n, err
+}
+
+func (o *Options) age() pgtype.Interval {
+	return pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
+}
+
+// Run with DryRun returns what the query count, which takes the age, answers. Otherwise it calls sql, each time in a
+// transaction of its own, until it deletes less than a batch, and returns how many rows were deleted: also with an error, as what is deleted
 // stays deleted. sql takes the time from which to go on (null: from the beginning), the
 // age, how many rows at most, and args; it returns how many it deleted and where to go
 // on. To start over instead would be to read through what was just left dead.
@@ -53,16 +66,18 @@ func (o *Options) Check(kind *fault.Sentinel) error {
 // At READ COMMITTED, whatever the session's default: above it, two purges would fail each
 // other instead of passing over rows.
 //
-// The observer is told of it under a name.
-func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *pgxpool.Pool, sql string, args ...any) (total int64, err error) {
+// The observer is told of it under a name, and of no DryRun.
+func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *pgxpool.Pool, count, sql string, args ...any) (total int64, err error) {
+	if o.DryRun {
+		return o.count(ctx, pool, count)
+	}
 	ctx, span := to.Start(ctx, observe.Op{Work: observe.Purge, Name: name})
 	defer func() { span.With(observe.End{Err: err, Rows: total}) }()
 	var from *time.Time
-	age := pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
 	for {
 		var deleted int64
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, sql, append([]any{from, age, o.Batch}, args...)...).Scan(&deleted, &from)
+			return tx.QueryRow(ctx, sql, append([]any{from, o.age(), o.Batch}, args...)...).Scan(&deleted, &from)
 		})
 		if err != nil {
 			return total, err
