@@ -7,7 +7,6 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -32,7 +31,7 @@ func (printer) Event(_ context.Context, e observe.Event) {
 
 func ExampleObserver() {
 	ctx := context.Background()
-	pool, done := pgtest.Example() // yours: pgxpool.New, and metered.Migrate once
+	pool, done := exampleDatabase()
 	defer done()
 	client, err := metered.New(pool, metered.Config{Observer: printer{}})
 	if err != nil {

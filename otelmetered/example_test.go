@@ -19,7 +19,6 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/otelmetered"
 )
@@ -27,7 +26,7 @@ import (
 // A program whose metrics Prometheus reads, and whose spans go where OpenTelemetry's global provider sends them.
 func Example() {
 	ctx := context.Background()
-	pool, done := pgtest.Example() // yours: pgxpool.New, and metered.Migrate once
+	pool, done := exampleDatabase()
 	defer done()
 
 	registry := prometheus.NewRegistry()
