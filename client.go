@@ -18,12 +18,14 @@ import (
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/migrate"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/refusals"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -53,8 +55,11 @@ type Config struct {
 	// Leases spends the charges of its Rules' scopes from leases, without their locks (package leases). Limits are kept all
 	// the same. What is spent so has no Standings in the receipt. Sticky charges are not. Defaults to none.
 	Leases *leases.Pool
+	// Observer is told of all that the Client and its pieces do: for metrics and traces (packages observe, otelmetered).
+	// That of Leases is its own, in its Config.Ledger. Defaults to none.
+	Observer observe.Observer
 	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
-	// the savepoint was rolled back. It is for audit records and counters. Defaults to none.
+	// the savepoint was rolled back. It is for audit records; to count, see Observer. Defaults to none.
 	OnDenial func(context.Context, Denial)
 }
 
@@ -85,6 +90,7 @@ type Client struct {
 	engine *command.Engine
 
 	refusals refusals.Recent
+	observer *observed.To
 }
 
 type statements struct{ lookup, purge, purgeable, notify string }
@@ -121,7 +127,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if cfg.Leases != nil && leaseSchema(cfg.Leases) != name {
 		return nil, invalid("Config.Leases", "is of schema %q, want %q", leaseSchema(cfg.Leases), name)
 	}
-	c := &Client{pool: pool, cfg: cfg, schema: name, check: migrate.NewCheck(pool, name), sql: statements{
+	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), schema: name, check: migrate.NewCheck(pool, name), sql: statements{
 		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), purgeable: name.SQL(purgeableSQL), notify: notifyJobs(cfg.River),
 	}}
 	if err := c.checkNotify(); err != nil {
@@ -129,6 +135,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	}
 	c.engine = command.New(pool, command.Config{
 		Schema: name, LockTimeout: cfg.LockTimeout, MaxFuture: cfg.MaxFuture, ResolveTimeout: cfg.ResolveTimeout, MaxAttempts: cfg.MaxAttempts,
+		Observer: c.observer,
 	})
 	if err := c.setUpPieces(); err != nil {
 		return nil, err
@@ -143,7 +150,7 @@ func (c *Client) setUpPieces() (err error) {
 	c.Budget, err = budget.New(budget.Config{
 		Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, ClockTolerance: c.cfg.ClockTolerance,
 		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor, NoStandings: c.cfg.NoStandings,
-		MaxFuture: c.cfg.MaxFuture, MaxLateness: c.cfg.MaxLateness,
+		MaxFuture: c.cfg.MaxFuture, MaxLateness: c.cfg.MaxLateness, Observer: c.cfg.Observer,
 	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
@@ -152,12 +159,14 @@ func (c *Client) setUpPieces() (err error) {
 	if err != nil {
 		return fmt.Errorf("metered: Config.Holds: %w", err)
 	}
-	c.Tokens, err = tokens.New(tokens.Config{Schema: c.cfg.Schema, Prefix: c.cfg.TokenPrefix, LockTimeout: c.cfg.LockTimeout})
+	c.Tokens, err = tokens.New(tokens.Config{
+		Schema: c.cfg.Schema, Prefix: c.cfg.TokenPrefix, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer,
+	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)
 	}
 	if c.cfg.River != nil {
-		c.Jobs, err = jobs.New(c.cfg.River, jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout})
+		c.Jobs, err = jobs.New(c.cfg.River, jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer})
 		if err != nil {
 			return fmt.Errorf("metered: %w", err)
 		}
@@ -198,12 +207,14 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 	}
 	for n := 1; ; n++ {
 		err := c.runTx(ctx, opts, fn)
+		c.observer.Never(ctx, err, ErrCommitUnknown)
 		switch {
 		case !sqlstate.Collided(err):
 			return err
 		case n == c.cfg.MaxAttempts:
 			return fmt.Errorf("%w: gave up after %d attempts: %w", ErrSerialization, n, err)
 		}
+		c.observer.Retried(ctx, err)
 		if stopped := pause.Before(ctx, n); stopped != nil {
 			return fmt.Errorf("metered: %w, while retrying: %w", stopped, err)
 		}
@@ -211,7 +222,7 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 }
 
 func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) error {
-	conn, err := c.pool.Acquire(ctx)
+	conn, err := c.observer.Acquire(ctx, c.pool)
 	if err != nil {
 		return fmt.Errorf("metered: connect: %w", err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/uuidv7"
+	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -258,7 +259,9 @@ func (op *operation) record(ctx context.Context, denied error) (command.Record, 
 	if len(raw) > maxResultBytes {
 		return command.Record{}, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), maxResultBytes)
 	}
-	return op.client.engine.Do(ctx, op.Refused(raw))
+	refused := op.Refused(raw)
+	defer func() { op.RoundTrips += refused.RoundTrips }()
+	return op.client.engine.Do(ctx, refused)
 }
 
 // takeSticky takes the sticky charges in a transaction of its own, on a second
@@ -268,10 +271,13 @@ func (op *operation) record(ctx context.Context, denied error) (command.Record, 
 func (op *operation) takeSticky(ctx context.Context) error {
 	var receipt budget.Receipt
 	var denied error
+	ctx, span := op.client.observer.Start(ctx, observe.Op{Work: observe.Flush, Name: observe.FlushSticky})
+	op.RoundTrips += 3 // BEGIN, the charge, COMMIT
 	err := pgx.BeginFunc(ctx, op.client.pool, func(tx pgx.Tx) error {
 		receipt, denied = op.client.Budget.Charge(ctx, tx, op.cmd.Sticky...)
 		return denied
 	})
+	span.End(err)
 	switch {
 	case errors.Is(denied, budget.ErrExceeded):
 		op.stickyRefused = true

@@ -124,7 +124,7 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	if err := c.check.Usable(ctx, true); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, pool, c.sql.purgeable, c.sql.purge, c.cfg.LockTimeout.Milliseconds())
+	deleted, err := o.Run(ctx, c.observer, "operations", pool, c.sql.purgeable, c.sql.purge, c.cfg.LockTimeout.Milliseconds())
 	if err != nil {
 		return deleted, fault.Failed("metered", "purge operations", err)
 	}

@@ -37,6 +37,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/internal/uuidv7"
+	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/replica"
 )
 
@@ -121,11 +122,15 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 }
 
 // run runs a command in tx, or in a transaction of its own if that is nil.
-func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
-	var out Outcome[R]
-	op, err := c.prepare(cmd, encoded(fn, &out.Result))
+func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (out Outcome[R], err error) {
+	var op *operation
+	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Command, Name: cmd.Name, Namespace: cmd.Namespace, ID: cmd.ID})
+	returned := false // else the function panics
+	defer func() { c.ended(ctx, span, op, tx != nil, returned, err) }()
+	op, err = c.prepare(cmd, encoded(fn, &out.Result))
 	if err == nil {
-		if err := c.check.Usable(ctx, tx != nil); err != nil {
+		if err = c.check.Usable(ctx, tx != nil); err != nil {
+			returned = true
 			return Outcome[R]{}, err
 		}
 		err = op.run(ctx, tx)
@@ -138,6 +143,7 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 		}
 		out.Result = first
 	}
+	returned = true
 	if err != nil {
 		out = Outcome[R]{Sticky: op.taken()}
 		if op != nil && op.rec.Refusal != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
@@ -51,6 +52,7 @@ type Tx struct {
 	entries []command.Step
 	holds   []command.Step
 	done    []holds.Hold    // by the steps of holds
+	kinds   []string        // of these steps, one for each of done
 	jobs    []jobs.Enqueued // made, and to be told
 	jobIDs  []int64         // made: the first maxJobIDs
 }
@@ -71,7 +73,7 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	op.tx = tx
 	for _, call := range op.placing {
 		tx.Placed = append(tx.Placed, call.Placing.ID)
-		tx.holds = append(tx.holds, command.StepOf(call, tx.held))
+		tx.holds = append(tx.holds, command.StepOf(call, tx.held(call.Kind)))
 	}
 	result, err := op.do(ctx, tx)
 	if err != nil {
@@ -103,8 +105,15 @@ func (t *Tx) open() error {
 // dead reports whether the function has returned.
 func (t *Tx) dead() bool { return t.over == nil || t.over.Load() }
 
-// held takes note of what a step did to holds.
-func (t *Tx) held(holds []holds.Hold) { t.done = append(t.done, holds...) }
+// held takes note of what a step of a kind did to holds.
+func (t *Tx) held(kind string) func([]holds.Hold) {
+	return func(holds []holds.Hold) {
+		t.done = append(t.done, holds...)
+		for range holds {
+			t.kinds = append(t.kinds, kind)
+		}
+	}
+}
 
 // Charge adds charges to the command's, once their amounts are known.
 func (t *Tx) Charge(charges ...budget.Charge) error {
@@ -199,7 +208,7 @@ func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string
 			return "", err
 		}
 	}
-	t.holds = append(t.holds, command.StepOf(p, t.held))
+	t.holds = append(t.holds, command.StepOf(p, t.held(p.Kind)))
 	return p.Placing.ID, nil
 }
 
@@ -227,7 +236,7 @@ func end[E any](t *Tx, prepare func(*holds.Book, E) (*holdsCall, error), e E) er
 	if err != nil {
 		return err
 	}
-	t.holds = append(t.holds, command.StepOf(p, t.held))
+	t.holds = append(t.holds, command.StepOf(p, t.held(p.Kind)))
 	return nil
 }
 
@@ -241,6 +250,7 @@ type (
 var (
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*chargeCall, error))
 	prepareCredit  = lend.Credit.(func(*budget.Ledger, budget.Credit) (*entryCall, error))
+	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
 	prepareRefund  = lend.Refund.(func(*budget.Ledger, budget.Refund) (*entryCall, error))
 
 	placeHold    = lend.PlaceHold.(func(*holds.Book, holds.Request) (*holdsCall, error))
@@ -249,6 +259,7 @@ var (
 	releaseHolds = lend.ReleaseHolds.(func(*holds.Book, holds.Release) (*holdsCall, error))
 	extendHolds  = lend.ExtendHolds.(func(*holds.Book, holds.Extend) (*holdsCall, error))
 	refundHolds  = lend.RefundHolds.(func(*holds.Book, holds.Refund) (*holdsCall, error))
+	tellHolds    = lend.TellHolds.(func(context.Context, *observed.To, string, []holds.Hold, bool))
 	decodeHold   = lend.DecodeHold.(func([]byte) (holds.Hold, error))
 
 	lease        = lend.Lease.(func(context.Context, *leases.Pool, *ledger.Charging, []budget.Charge))
@@ -257,5 +268,6 @@ var (
 	leaseRefused = lend.LeaseRefused.(func(*leases.Pool, error))
 
 	presentToken = lend.Present.(func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error))
+	tellRefused  = lend.TellRefused.(func(context.Context, *observed.To, error))
 	grantOf      = lend.Grant.(func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error))
 )

@@ -44,7 +44,7 @@ func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) (
 			return nil, located("charges", i, err)
 		}
 	}
-	return l.each(ctx, tx, asks, false)
+	return l.observedEach(ctx, "budget.charge_each", func(ctx context.Context) ([]Result, error) { return l.each(ctx, tx, asks, false) })
 }
 
 func checkBatch(field string, n int) error {

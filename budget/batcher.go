@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
 )
 
@@ -125,6 +126,7 @@ type call struct {
 	result Result
 	done   chan struct{} // closed when there is a result
 	lost   error         // of a commit whose outcome is open; set while taken
+	to     *observed.To  // which was told of lost
 	taken  bool          // by a batch; guarded by Batcher.mu
 	gone   bool          // its caller has left before; guarded by Batcher.mu
 }

@@ -65,7 +65,7 @@ from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 // Charge charges every scope named, or none, in one round trip. If a limit refuses, it is denied with *ExceededError,
 // and with *ScopeError for a scope that must exist: nothing is written. Charges of one scope are added up to one entry;
 // their notes must agree.
-func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
+func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Receipt, err error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
 	}
@@ -73,6 +73,8 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Rece
 	if err != nil {
 		return Receipt{}, err
 	}
+	ctx, span := l.begin(ctx, "budget.charge")
+	defer func() { l.ended(ctx, span, err) }()
 	call := p.Call
 	if len(call.Queries) > 0 {
 		lock := ledger.LockAllArgs(l.waitMS(), call.Locks)

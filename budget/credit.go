@@ -25,7 +25,7 @@ from metered.credit($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::met
 
 // Credit adds credit to a scope. It counts for lifetime limits only.
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
-	return do(ctx, tx, l, (*Ledger).prepareCredit, c)
+	return do(ctx, tx, l, "budget.credit", (*Ledger).prepareCredit, c)
 }
 
 // prepareCredit validates a credit as Credit does, without any SQL.

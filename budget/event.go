@@ -51,7 +51,7 @@ func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Resu
 			return nil, located("events", i, err)
 		}
 	}
-	return l.eachOnce(ctx, tx, asks, false)
+	return l.observedEach(ctx, "budget.ingest", func(ctx context.Context) ([]Result, error) { return l.eachOnce(ctx, tx, asks, false) })
 }
 
 // eachOnce is each for charges among which an event may be several times.

@@ -7,8 +7,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/observe"
 )
 
 // lane commits batches one after the other. Its fields are guarded by Batcher.mu.
@@ -73,6 +75,7 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 			return
 		}
 		if errors.Is(err, ErrCommitUnknown) {
+			l.tellLost(ctx, batch)
 			// Events can be asked for again: their ids wait for the lost transaction to end.
 			if batch = loseAll(batch, err); len(batch) == 0 {
 				return
@@ -94,6 +97,9 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 			failAll(batch, err)
 			return
 		}
+		if sqlstate.Collided(err) {
+			l.batcher.ledger.observer.Retried(ctx, err)
+		}
 		if pause.Before(ctx, n) != nil {
 			failAll(batch, err)
 			return
@@ -109,6 +115,8 @@ func splits(err error) bool {
 }
 
 func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results []Result, err error) {
+	ctx, span := l.batcher.ledger.observer.Start(ctx, observe.Op{Work: observe.Batch})
+	defer func() { l.tellSent(ctx, span, results, err) }()
 	asks := make([]*asked, len(batch))
 	for i, c := range batch {
 		asks[i] = c.asked
@@ -119,6 +127,32 @@ func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results 
 		return err
 	})
 	return results, err
+}
+
+// tellSent tells the observer what a transaction did.
+func (l *lane) tellSent(ctx context.Context, span observed.Span, results []Result, err error) {
+	var made int64
+	for _, r := range results {
+		if r.Err == nil && !r.Posted.Replayed {
+			made++
+		}
+	}
+	l.batcher.ledger.tellResults(ctx, results)
+	span.With(observe.End{Err: err, Rows: made})
+}
+
+// tellLost tells it of the calls whose COMMIT is lost, and was not before: the charges among them are not looked for.
+func (l *lane) tellLost(ctx context.Context, batch []*call) {
+	to := l.batcher.ledger.observer
+	if to == nil {
+		return
+	}
+	for _, c := range batch {
+		if c.lost == nil {
+			c.to = to
+			to.Lost(ctx, 1)
+		}
+	}
 }
 
 // answer gives each call of a batch its result.
@@ -167,6 +201,20 @@ func (c *call) finish(r Result) {
 	if c.lost != nil && errors.Is(r.Err, ErrBusy) {
 		r.Err = c.lost // the lost transaction may be who locks
 	}
+	if c.lost != nil {
+		c.to.Resolved(context.Background(), c.became(r))
+	}
 	c.result = r
 	close(c.done)
+}
+
+// became is what became of a lost COMMIT, by the answer that was found.
+func (c *call) became(r Result) string {
+	switch {
+	case errors.Is(r.Err, ErrCommitUnknown):
+		return observed.Unknown
+	case r.Err == nil && r.Posted.Replayed:
+		return observed.Committed
+	}
+	return observed.NotCommitted
 }

@@ -10,7 +10,9 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Config configures a Ledger. The zero value is ready for use.
@@ -28,6 +30,8 @@ type Config struct {
 	// MaxLateness is how long ago an event may have occurred, 1s to 10 years; then it is ErrLate. Defaults to 35 days.
 	MaxLateness time.Duration
 	MaxFuture   time.Duration // how far an event's time may be ahead of the database's clock, 1µs to 24h; defaults to 5m
+	// Observer is told of the Ledger's calls, and of those of the Books and lease Pools on it. Defaults to none.
+	Observer observe.Observer
 }
 
 // Bounds of Config.
@@ -54,6 +58,7 @@ type Ledger struct {
 	future    time.Duration
 	space     string
 	sql       statements
+	observer  *observed.To
 }
 
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
@@ -94,7 +99,7 @@ func New(cfg Config) (*Ledger, error) {
 		mustExist: cfg.MustExist, quiet: cfg.NoStandings, actor: cfg.RequireActor,
 		late: cfg.MaxLateness, future: cfg.MaxFuture,
 		space: "metered/scope/" + name.String(),
-		sql:   render(name),
+		sql:   render(name), observer: observed.New(cfg.Observer),
 	}, nil
 }
 

@@ -21,7 +21,7 @@ const (
 type Limit struct {
 	Max    int64         // the number of units, from 0 to MaxLimit
 	Window time.Duration // how far back charges count, in microseconds up to MaxWindow, or Forever or OfCredit; required
-	Name   string        // yours, to tell limits apart in a Refusal or a Standing; defaults to ""
+	Name   string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few; defaults to ""
 
 	query *query // what Max is to be; nil if it is that
 }

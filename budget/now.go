@@ -22,18 +22,23 @@ const maxAttempts = 10
 // came: the charge may be committed or not. Limit.MaxFrom is refused.
 //
 // Where several goroutines charge, a Batcher is faster.
-func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charge) (Posted, error) {
+func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charge) (p Posted, err error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return Posted{}, err
 	}
 	if _, err := l.ask(charge); err != nil {
 		return Posted{}, within("charge", err)
 	}
-	p, err := l.prepare(charge)
+	prepared, err := l.prepare(charge)
 	if err != nil {
 		return Posted{}, err
 	}
-	call := p.Call
+	ctx, span := l.begin(ctx, "budget.charge_now")
+	defer func() {
+		l.observer.Never(ctx, err, ErrCommitUnknown)
+		l.ended(ctx, span, err)
+	}()
+	call := prepared.Call
 	for n := 1; ; n++ {
 		var r Receipt
 		err := l.alone(ctx, pool, func(conn *pgx.Conn) (err error) {
@@ -46,6 +51,7 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 		if !sqlstate.Collided(err) || n == maxAttempts {
 			return Posted{}, err
 		}
+		l.observer.Retried(ctx, err)
 		if stopped := pause.Before(ctx, n); stopped != nil {
 			return Posted{}, fmt.Errorf("budget: %w, while retrying: %w", stopped, err)
 		}
@@ -55,7 +61,7 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 // alone runs one statement in a transaction of its own: the server commits it. An error that leaves open whether it did
 // is ErrCommitUnknown.
 func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.Conn) error) error {
-	conn, err := pool.Acquire(ctx)
+	conn, err := l.observer.Acquire(ctx, pool)
 	if err != nil {
 		return fmt.Errorf("budget: connect: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -23,6 +24,8 @@ import (
 func init() {
 	lend.Charges, lend.Credit, lend.Refund = (*Ledger).prepare, (*Ledger).prepareCredit, (*Ledger).prepareRefund
 	lend.LedgerSettings = func(l *Ledger) (schema.Name, time.Duration, bool) { return l.schema, l.wait, l.actor }
+	lend.LedgerObserver = func(l *Ledger) *observed.To { return l.observer }
+	lend.TellDenied = tellDenied
 	lend.LedgerFailed = failed
 	lend.NoteJSON = Note.json
 }
@@ -283,7 +286,7 @@ func (m *merged) limitAt(n int) (scope int, limit Limit) {
 }
 
 // do carries out a credit or a refund in tx.
-func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, prepare func(*Ledger, E) (*ledger.Call[Posted], error), e E) (Posted, error) {
+func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, name string, prepare func(*Ledger, E) (*ledger.Call[Posted], error), e E) (p Posted, err error) {
 	call, err := prepare(l, e)
 	if err != nil {
 		return Posted{}, err
@@ -291,6 +294,8 @@ func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, prepare func(*Ledger, 
 	if err := notNil("tx", tx); err != nil {
 		return Posted{}, err
 	}
+	ctx, span := l.begin(ctx, name)
+	defer func() { span.End(err) }()
 	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 }
 

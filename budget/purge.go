@@ -9,7 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/observe"
 )
 
 // PurgeOptions says what to purge.
@@ -93,15 +95,18 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 	if opts.DryRun && opts.Forget != nil {
 		return report, invalid("PurgeOptions.DryRun", "is not for Forget")
 	}
-	purge := func(scope string) error { return l.purgeScope(ctx, pool, scope, opts, &report) }
-	if opts.DryRun {
-		purge = func(scope string) error { return l.countScope(ctx, pool, scope, opts, &report) }
+	purge, span := func(scope string) error { return l.countScope(ctx, pool, scope, opts, &report) }, observed.Span{}
+	if !opts.DryRun {
+		ctx, span = l.observer.Start(ctx, observe.Op{Work: observe.Purge, Name: "entries"})
+		purge = func(scope string) error { return l.purgeScope(ctx, pool, scope, opts, &report) }
 	}
+	var err error
 	if opts.Scope != "" {
-		err := purge(opts.Scope)
-		return report, err
+		err = purge(opts.Scope)
+	} else {
+		err = l.eachScope(ctx, pool, "", purge)
 	}
-	err := l.eachScope(ctx, pool, "", purge)
+	span.With(observe.End{Err: err, Rows: report.Entries})
 	return report, err
 }
 
@@ -124,6 +129,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 			return err
 		}
 		report.Entries += deleted
+		l.observer.Purged(ctx, "entries", deleted)
 		if forgotten {
 			report.Forgotten++
 		}

@@ -38,7 +38,7 @@ from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::m
 // time of the charge, so both leave a window together. ErrUnknownEntry, ErrEntryPurged, ErrNotCharge and
 // *RefundExceedsError leave tx usable.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
-	return do(ctx, tx, l, (*Ledger).prepareRefund, r)
+	return do(ctx, tx, l, "budget.refund", (*Ledger).prepareRefund, r)
 }
 
 // prepareRefund validates a refund as Refund does, without any SQL.

@@ -179,7 +179,7 @@ func TestImports_AreThePackageItselfPgxAndTheStandardLibrary(t *testing.T) {
 	require.Contains(t, packages, own+"budget")
 	for _, p := range packages {
 		allowed := false
-		for _, prefix := range []string{own + "budget", own + "internal/", "github.com/jackc/", "golang.org/x/"} {
+		for _, prefix := range []string{own + "budget", own + "internal/", own + "observe", "github.com/jackc/", "golang.org/x/"} {
 			allowed = allowed || strings.HasPrefix(p, prefix)
 		}
 		require.True(t, allowed, "a program that imports only budget links %s", p)

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/listen"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -78,6 +79,8 @@ type Book struct {
 	schema schema.Name
 	wait   time.Duration // for locks
 	sql    statements
+
+	observer *observed.To // the ledger's
 }
 
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
@@ -123,7 +126,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 			return nil, invalid(index("Config.Subscribers", i, ""), "is nil")
 		}
 	}
-	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name)}
+	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: ledgerObserver(ledger)}
 	if b.channel() != nil && len(b.Channel()) > listen.MaxNameBytes {
 		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	}

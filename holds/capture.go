@@ -55,7 +55,7 @@ from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::m
 // *StateError, *ExcessError, *budget.ExceededError. The database finds some of the *ArgumentErrors: a Line of a scope
 // that the hold does not keep; Lines of a claim without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
-	return do(ctx, tx, b, (*Book).prepareCapture, c)
+	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)
 }
 
 // prepareCapture validates a capture as Capture does, without any SQL.
@@ -108,7 +108,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	}
 	terms := ledger.Capture{Closing: !c.Keep, Policy: policy, Entity: c.Entity}
 	return &call{
-		SQL: b.sql.capture, Locks: locks, Tell: b.teller(kind, c.Note),
+		SQL: b.sql.capture, Locks: locks, Kind: string(kind), Tell: b.teller(kind, c.Note),
 		Args: func(s ledger.Sending) []any {
 			return []any{ids.String(), ledger.AllUsed(used), terms.String(), tolerance, s.WaitMS, s.Origin(noteJSON(c.Note)), b.channel(), s.Raising}
 		},

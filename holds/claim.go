@@ -46,7 +46,7 @@ type Claim struct {
 // holder of a confirmed claim. Each new claim has a new id: an old id can do nothing to it. Locks and other errors are
 // those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
-	return first(do(ctx, tx, b, (*Book).prepareClaim, c))
+	return first(do(ctx, tx, b, "holds.claim", (*Book).prepareClaim, c))
 }
 
 // prepareClaim validates a claim as Claim does, without any SQL.

@@ -64,7 +64,7 @@ from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::inte
 // ID with a time also delays Purge. Errors: *TTLError before any SQL; *budget.ExceededError, *budget.ScopeError,
 // ErrConflict, ErrRetired, *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
-	return first(do(ctx, tx, b, (*Book).preparePlace, r))
+	return first(do(ctx, tx, b, "holds.place", (*Book).preparePlace, r))
 }
 
 // preparePlace validates a request as Place does, without any SQL.
@@ -99,7 +99,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		identity = append(identity, r.ID...)
 	}
 	return &call{
-		SQL: b.sql.place, Locks: locks, Queries: priced.Queries, Tell: b.teller(EventPlaced, r.Note),
+		SQL: b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced), Tell: b.teller(EventPlaced, r.Note),
 		Placing: &ledger.Placing{
 			ID: r.ID, Queries: priced.Queries, Identity: identity, LookSQL: b.sql.look,
 			LookArgs: func() []any { return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, r.reveal} },

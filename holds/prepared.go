@@ -11,7 +11,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/observe"
 )
 
 func init() {
@@ -20,6 +22,7 @@ func init() {
 	lend.BookSchema = func(b *Book) schema.Name { return b.schema }
 	lend.UnknownHold = unknown
 	lend.AnyHolder = (*Book).anyHolder
+	lend.TellHolds = tellHolds
 	lend.DecodeHold = func(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
 }
 
@@ -28,10 +31,24 @@ var (
 	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*charging, error))
 	noteJSON       = lend.NoteJSON.(func(budget.Note) string)
+	ledgerObserver = lend.LedgerObserver.(func(*budget.Ledger) *observed.To)
+	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
 	ledgerFailed   = lend.LedgerFailed.(func(doing string, err error) error)
 )
 
 type charging = ledger.ChargeCall[budget.Receipt]
+
+// tellHolds tells the observer what a call of a kind did.
+func tellHolds(ctx context.Context, to *observed.To, kind string, all []Hold, pending bool) {
+	if to == nil {
+		return
+	}
+	for _, h := range all {
+		if kind := became(EventKind(kind), h); kind != "" {
+			to.Event(ctx, observe.Event{Kind: observe.Hold, Name: string(kind), Pending: pending})
+		}
+	}
+}
 
 // call is a validated call of a Book.
 type call = ledger.Call[[]Hold]
@@ -43,15 +60,9 @@ func (b *Book) teller(kind EventKind, note budget.Note) func(context.Context, pg
 	}
 	return func(ctx context.Context, tx pgx.Tx, holds []Hold) error {
 		for _, h := range holds {
-			if kind == EventPlaced && !h.Created {
+			kind := became(kind, h)
+			if kind == "" {
 				continue
-			}
-			kind := kind
-			switch {
-			case kind == EventReturned && h.State != Returned:
-				kind = EventReturnedPart
-			case kind == EventReleased && h.State == Returned: // Release.Captured
-				kind = EventReturned
 			}
 			if err := b.tell(ctx, tx, Transition{Kind: kind, Hold: h, Note: note}); err != nil {
 				return err
@@ -59,6 +70,19 @@ func (b *Book) teller(kind EventKind, note budget.Note) func(context.Context, pg
 		}
 		return nil
 	}
+}
+
+// became is what a call of a kind did to a hold, which is then h; "" for nothing.
+func became(kind EventKind, h Hold) EventKind {
+	switch {
+	case kind == EventPlaced && !h.Created:
+		return ""
+	case kind == EventReturned && h.State != Returned:
+		return EventReturnedPart
+	case kind == EventReleased && h.State == Returned: // Release.Captured
+		return EventReturned
+	}
+	return kind
 }
 
 // tell tells the subscribers of a transition. The first error of one is returned as a
@@ -92,7 +116,7 @@ func (e *SubscriberError) Error() string {
 func (e *SubscriberError) Unwrap() error { return e.Err }
 
 // do carries out a call in tx.
-func do[E any](ctx context.Context, tx pgx.Tx, b *Book, prepare func(*Book, E) (*call, error), e E) ([]Hold, error) {
+func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare func(*Book, E) (*call, error), e E) (holds []Hold, err error) {
 	c, err := prepare(b, e)
 	if err != nil {
 		return nil, err
@@ -100,6 +124,14 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, prepare func(*Book, E) (
 	if err := notNil("tx", tx); err != nil {
 		return nil, err
 	}
+	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: name})
+	defer func() {
+		if err == nil {
+			tellHolds(ctx, b.observer, c.Kind, holds, true)
+		}
+		tellDenied(ctx, b.observer, err)
+		span.End(err)
+	}()
 	send := func(tx pgx.Tx) ([]Hold, error) {
 		if len(c.Queries) > 0 {
 			lock := ledger.LockAllArgs(b.waitMS(), c.Locks)

@@ -44,6 +44,6 @@ func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions)
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, pool, b.sql.purgeable, b.sql.purge, b.waitMS())
+	deleted, err := o.Run(ctx, b.observer, "holds", pool, b.sql.purgeable, b.sql.purge, b.waitMS())
 	return deleted, failed("purge", err)
 }

@@ -34,7 +34,7 @@ from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin,
 // Release frees what holds keep. What was captured stays spent, unless Captured is set. Locks and errors are those of
 // Capture, without a denial, and with Captured ErrNotReturnable.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
-	return do(ctx, tx, b, (*Book).prepareRelease, r)
+	return do(ctx, tx, b, "holds.release", (*Book).prepareRelease, r)
 }
 
 // prepareRelease validates a release as Release does, without any SQL.
@@ -73,7 +73,7 @@ from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bo
 // *ExcessError for more than is left; ErrNotReturnable for a charge that was purged, unless SkipPurged, or refunded
 // otherwise.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
-	return do(ctx, tx, b, (*Book).prepareRefund, r)
+	return do(ctx, tx, b, "holds.refund", (*Book).prepareRefund, r)
 }
 
 // prepareRefund validates a refund as Refund does, without any SQL.
@@ -120,7 +120,7 @@ from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::meter
 // Extend moves the deadlines of holds, and the ends of their grace. A second call extends again. Errors: ErrUnknown,
 // ErrRetired; *StateError (ErrExpired) past the deadline, even in the grace; *CeilingError past the ceiling.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
-	return do(ctx, tx, b, (*Book).prepareExtend, e)
+	return do(ctx, tx, b, "holds.extend", (*Book).prepareExtend, e)
 }
 
 // prepareExtend validates an extension as Extend does, without any SQL.
@@ -146,7 +146,7 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	}
 	named := holdIDs(tenant, holder, ids)
 	return &call{
-		SQL: sql, Locks: ledger.Locks{Holds: &named}, Tell: b.teller(kind, note),
+		SQL: sql, Locks: ledger.Locks{Holds: &named}, Kind: string(kind), Tell: b.teller(kind, note),
 		Args: func(s ledger.Sending) []any {
 			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(noteJSON(note)), b.channel(), s.Raising})
 		},

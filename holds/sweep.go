@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/observe"
 )
 
 // ExpireStatus is what Expire found.
@@ -56,6 +57,7 @@ func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireSta
 		hold   Hold
 		status ExpireStatus
 	}
+	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "holds.expire"})
 	a, err := inSavepoint(ctx, tx, func(sub pgx.Tx) (a answer, err error) {
 		a.hold, a.status, err = b.expire(ctx, sub, e)
 		if err == nil && a.status == ExpiredNow {
@@ -63,6 +65,10 @@ func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireSta
 		}
 		return a, err
 	})
+	if err == nil && a.status == ExpiredNow {
+		tellHolds(ctx, b.observer, string(EventExpired), []Hold{a.hold}, true)
+	}
+	span.End(err)
 	return a.hold, a.status, err
 }
 
@@ -131,16 +137,54 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 		return SweepReport{}, invalid("SweepOptions.Max", "%d is negative", opts.Max)
 	}
 	s := sweeper{book: b, opts: opts, due: "-infinity"}
+	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Sweep})
+	s.tellLag(ctx, pool)
+	err := s.run(ctx, pool)
+	span.With(observe.End{Err: err, Rows: int64(s.report.Expired)})
+	return s.report, err
+}
+
+func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool) error {
+	opts := s.opts
 	for {
 		more, err := s.batch(ctx, pool)
 		if err != nil {
-			return s.report, errors.Join(append(s.refusals, err)...)
+			return errors.Join(append(s.refusals, err)...)
 		}
 		if opts.Progress != nil {
 			opts.Progress(s.report)
 		}
 		if !more || s.report.Batches == opts.Max {
-			return s.report, errors.Join(s.refusals...)
+			return errors.Join(s.refusals...)
+		}
+	}
+}
+
+// tellLag tells the observer how late the oldest hold is that is due. The look is for the observer alone: without one it is not
+// made, and if it fails the sweep goes on.
+func (s *sweeper) tellLag(ctx context.Context, pool *pgxpool.Pool) {
+	if s.book.observer == nil {
+		return
+	}
+	due, err := s.book.Due(ctx, pool, DueFilter{AllTenants: true, State: Expired, Max: 1})
+	if err != nil {
+		return
+	}
+	var lag time.Duration
+	for _, h := range due.Holds {
+		lag = max(lag, h.Now.Sub(h.Due))
+	}
+	s.book.observer.Event(ctx, observe.Event{Kind: observe.SweepLag, Lag: lag})
+}
+
+// tell tells the observer of a batch that is committed.
+func (s *sweeper) tell(ctx context.Context, expired, skipped, failed int) {
+	for _, e := range []observe.Event{
+		{Kind: observe.Hold, Name: string(EventExpired), N: int64(expired)},
+		{Kind: observe.SweepLeft, Name: "skipped", N: int64(skipped)}, {Kind: observe.SweepLeft, Name: "failed", N: int64(failed)},
+	} {
+		if e.N > 0 {
+			s.book.observer.Event(ctx, e)
 		}
 	}
 }
@@ -184,6 +228,7 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 	s.report.Failed += len(refusals)
 	s.report.Skipped += seen - len(nos)
 	s.refusals = append(s.refusals, refusals...)
+	s.tell(ctx, told, seen-len(nos), len(refusals))
 	if seen > 0 {
 		s.due, s.no = *due, *no
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Enqueue inserts a job in the caller's transaction, with Options.Key once per (queue, key). Workers see it when tx
@@ -63,6 +65,11 @@ func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]
 }
 
 func (e *Enqueuer) enqueue(ctx context.Context, tx pgx.Tx, all []*prepared) (results []Result, err error) {
+	if e.observer != nil {
+		var span observed.Span
+		ctx, span = e.observer.Start(ctx, observe.Op{Work: observe.Enqueue, Name: all[0].kind})
+		defer func() { e.tell(ctx, span, results, err) }()
+	}
 	var keyed []*prepared
 	for _, p := range all {
 		if p.key != "" {
@@ -94,6 +101,22 @@ func (e *Enqueuer) enqueue(ctx context.Context, tx pgx.Tx, all []*prepared) (res
 		ctx = context.WithValue(ctx, claimedKey{}, ids)
 	}
 	return e.insertNew(ctx, tx, all, claims)
+}
+
+// tell tells the observer what was enqueued.
+func (e *Enqueuer) tell(ctx context.Context, span observed.Span, results []Result, err error) {
+	ids, created := make([]int64, len(results)), int64(0)
+	for i, r := range results {
+		if ids[i] = r.JobID; r.Created {
+			created++
+		}
+	}
+	for name, n := range map[string]int64{"created": created, "existing": int64(len(results)) - created} {
+		if n > 0 {
+			e.observer.Event(ctx, observe.Event{Kind: observe.Job, Name: name, N: n, Pending: true})
+		}
+	}
+	span.With(observe.End{Err: err, Jobs: ids})
 }
 
 // insertNew inserts the jobs whose keys are new or that have none. claims are those

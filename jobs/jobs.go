@@ -8,7 +8,9 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Bounds of this package.
@@ -28,6 +30,7 @@ type Config struct {
 	// LockTimeout bounds how long a call waits for transactions that claimed the same keys, 1ms to 1h. A shorter
 	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
 	LockTimeout time.Duration
+	Observer    observe.Observer // is told of the Enqueuer's calls; defaults to none
 }
 
 // Enqueuer enqueues jobs through a River client. It is safe for concurrent use.
@@ -35,6 +38,7 @@ type Enqueuer struct {
 	client   *river.Client[pgx.Tx]
 	sequence string // River's, as text for regclass
 	wait     time.Duration
+	observer *observed.To
 
 	claimSQL, claimManySQL, findSQL, purgeSQL, purgeableSQL string
 }
@@ -66,6 +70,7 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 		client:       client,
 		sequence:     sequence.Sanitize(),
 		wait:         wait,
+		observer:     observed.New(config.Observer),
 		claimSQL:     name.SQL(claimSQL),
 		claimManySQL: name.SQL(claimManySQL),
 		findSQL:      name.SQL(findSQL),

@@ -40,7 +40,7 @@ func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOpti
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, pool, e.purgeableSQL, e.purgeSQL)
+	deleted, err := o.Run(ctx, e.observer, "job_keys", pool, e.purgeableSQL, e.purgeSQL)
 	if err != nil {
 		return deleted, fault.Failed("jobs", "purge keys", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Allow spends charges from memory, all or none, for limits on attempts and on commands that write nothing else. nil
@@ -67,6 +68,7 @@ func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 		return p.direct(ctx, direct, amounts)
 	}()
 	if err != nil {
+		tellDenied(ctx, p.observer, err)
 		for i, from := range taken {
 			if from != nil {
 				from.give(charges[i].Amount)
@@ -165,7 +167,9 @@ func (l Limiter) AllowN(ctx context.Context, n int64) error {
 	if _, _, ok := l.slot.take(l.pool, n); ok {
 		return nil
 	}
-	return l.slow(ctx, n)
+	err := l.slow(ctx, n)
+	tellDenied(ctx, l.pool.observer, err)
+	return err
 }
 
 // slow is the way of a charge that finds no slice.
@@ -205,10 +209,12 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 		return err
 	}
 	var receipt budget.Receipt
-	err = p.call(ctx, p.db, func(row pgx.Row) (err error) {
+	within, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "direct"})
+	err = p.call(within, p.db, func(row pgx.Row) (err error) {
 		receipt, err = call.Call.Scan(row)
 		return err
 	}, p.sql.direct, call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)})...)
+	span.End(err)
 	var denied *budget.ExceededError
 	switch {
 	case err == nil:

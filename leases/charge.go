@@ -39,6 +39,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(call.Charges), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
 		if !p.dropped(err) {
 			p.learn(err)
+			tellDenied(ctx, p.observer, err)
 			return receipt, err
 		}
 	}
@@ -60,6 +61,7 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 			// What a credit or a release ends is left to the ledger: this transaction may have made it.
 			if known := s.refused.Load(); known != nil && known.sure {
 				if err := s.refusal(c.Amount); err != nil {
+					tellDenied(ctx, p.observer, err)
 					return budget.Receipt{}, err
 				}
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -34,7 +35,7 @@ var (
 
 // Config configures a Pool. It needs Rules.
 type Config struct {
-	Ledger budget.Config // as in budget.New
+	Ledger budget.Config // as in budget.New, with the Observer
 	Rules  []Rule        // the scopes to lease; the first that matches a scope counts
 	// Owner names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the
 	// host's name, the process id and a random suffix.
@@ -135,6 +136,7 @@ func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
 		return nil, invalid("db", "%s", err)
 	}
 	p.schema, p.wait, _ = settings(ledger)
+	p.observer = ledgerObserver(ledger)
 	p.sql = render(p.schema)
 	if p.carver, err = NewCarver(ledger); err != nil {
 		return nil, err
@@ -156,7 +158,11 @@ func owner() string {
 	return strings.ToValidUTF8(host, "?") + "/" + fmt.Sprint(os.Getpid()) + "/" + hex.EncodeToString(b[:])
 }
 
-var settings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
+var (
+	settings       = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
+	ledgerObserver = lend.LedgerObserver.(func(*budget.Ledger) *observed.To)
+	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
+)
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)

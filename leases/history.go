@@ -151,6 +151,6 @@ func (p *Pool) Purge(ctx context.Context, opts PurgeOptions) (int64, error) {
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, p.db, p.sql.purgeable, p.sql.purge)
+	deleted, err := o.Run(ctx, p.observer, "leases", p.db, p.sql.purgeable, p.sql.purge)
 	return deleted, failed("purge", err)
 }

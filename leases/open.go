@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/observe"
 )
 
 // statements are the package's SQL, rendered for one schema.
@@ -45,7 +46,9 @@ func render(n schema.Name) statements {
 var prepare = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
 
 // open opens a lease for a slot; nil without an error if too little is left.
-func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
+func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
+	ctx, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "open"})
+	defer func() { span.End(err) }()
 	s.mu.Lock()
 	size := s.size()
 	s.mu.Unlock()
@@ -81,6 +84,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (*slice, error) {
 	}
 	s.stands.Store(stands)
 	p.keep()
+	p.observer.Event(ctx, observe.Event{Kind: observe.LeaseOpened, N: got.granted})
 	return got, nil
 }
 
@@ -102,5 +106,6 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 		if !sqlstate.Collided(err) || n == maxTries {
 			return err
 		}
+		p.observer.Retried(ctx, err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -36,6 +37,8 @@ type Pool struct {
 	schema schema.Name
 	wait   time.Duration
 	sql    statements
+
+	observer *observed.To // the ledger's
 
 	rows, memory sync.Map // by scope: *scope
 
@@ -63,6 +66,7 @@ type scope struct {
 type ending struct {
 	slot  *slot
 	slice *slice
+	told  bool // the observer was
 }
 
 // find returns the slot of a charge, or nil if no rule is for it.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/listen"
+	"github.com/pgmetered/metered/observe"
 )
 
 // learn takes note of a denial: what leases keep from it is recalled.
@@ -32,6 +33,7 @@ func (p *Pool) recall(of string) {
 	if before := last.Load(); now-before < int64(recallEvery) || !last.CompareAndSwap(before, now) {
 		return
 	}
+	p.observer.Event(p.live, observe.Event{Kind: observe.LeaseRecalled})
 	p.recalled(of)
 	p.keep()
 	if p.isClosed() {

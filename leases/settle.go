@@ -9,12 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/observe"
 )
 
 // settleSoon settles a sealed slice in the background.
 func (p *Pool) settleSoon(s *slot, got *slice) {
 	p.mu.Lock()
-	p.ended = append(p.ended, ending{s, got})
+	p.ended = append(p.ended, ending{slot: s, slice: got})
 	first := len(p.ended) == 1 && !p.isClosed()
 	p.mu.Unlock()
 	p.keep()
@@ -47,6 +48,10 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 				later = append(later, e)
 				continue
 			}
+			if !e.told { // here, where no slot is locked
+				e.told = true
+				p.observer.Event(ctx, observe.Event{Kind: observe.LeaseEnded, N: e.slice.granted})
+			}
 			told := &e.slice.total
 			if !e.slot.memory {
 				told = nil
@@ -62,9 +67,23 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 func (p *Pool) settle(ctx context.Context, no int64, told *int64) (settled bool, err error) {
 	var status string
 	var granted, spent *int64
+	ctx, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "settle"})
+	defer func() { span.End(err) }()
 	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&status, &granted, &spent) },
 		p.sql.settle, no, p.cfg.Owner, told, int32(min(p.wait, settleWait)/time.Millisecond))
-	return status == "settled", failed("settle a lease", err)
+	if settled = err == nil && status == "settled"; settled && granted != nil && spent != nil {
+		p.tellSettled(ctx, *spent, *granted-*spent)
+	}
+	return settled, failed("settle a lease", err)
+}
+
+func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
+	if spent > 0 {
+		p.observer.Event(ctx, observe.Event{Kind: observe.LeaseSpent, N: spent})
+	}
+	if returned > 0 {
+		p.observer.Event(ctx, observe.Event{Kind: observe.LeaseReturned, N: returned})
+	}
 }
 
 // SettleReport says what Settle did.

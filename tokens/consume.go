@@ -2,11 +2,14 @@ package tokens
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/observe"
 )
 
 const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
@@ -18,19 +21,41 @@ const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_toke
 // It locks the token's row until the transaction ends. Several tokens in one transaction can deadlock with another that
 // takes them in another order. Errors: ErrInvalid, which leaves the transaction usable and the token as it was;
 // ErrArgument; ErrBusy; SQLSTATE 40001, after which the transaction has to run again.
-func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (Grant, error) {
+func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (grant Grant, err error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {
+		if s != nil {
+			tellRefused(ctx, s.observer, err)
+		}
 		return Grant{}, err
 	}
 	if err := notNil("tx", tx); err != nil {
 		return Grant{}, err
 	}
+	ctx, span := s.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "tokens.consume"})
+	defer func() {
+		tellRefused(ctx, s.observer, err)
+		if err == nil {
+			s.observer.Event(ctx, observe.Event{Kind: observe.TokenConsumed, Pending: true})
+		}
+		span.End(err)
+	}()
 	var row ledger.TokenRow
 	if err := tx.QueryRow(ctx, s.sql.consume, p.Digest, p.Purpose, p.Subject, s.lockTimeoutMS).Scan(row.Dest()...); err != nil {
 		return Grant{}, fault.Failed("tokens", "consume", err)
 	}
 	return granted(p, row)
+}
+
+// tellRefused tells why a token was refused, if it was.
+func tellRefused(ctx context.Context, to *observed.To, err error) {
+	if to == nil || err == nil {
+		return
+	}
+	var invalid *InvalidError // from here on, since it is allocated here
+	if errors.As(err, &invalid) {
+		to.Event(ctx, observe.Event{Kind: observe.TokenRefused, Name: string(invalid.Reason())})
+	}
 }
 
 const inspectSQL = `select ` + ledger.TokenColumns + ` from metered.inspect_token($1, $2, $3)`

@@ -39,7 +39,7 @@ type Grant struct {
 }
 
 func init() {
-	lend.Present, lend.Grant, lend.Refuse = (*Store).present, granted, refuse
+	lend.Present, lend.Grant, lend.Refuse, lend.TellRefused = (*Store).present, granted, refuse, tellRefused
 }
 
 // present checks what a client presented, without a query. A malformed token is

@@ -41,7 +41,7 @@ func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	deleted, err := o.Run(ctx, pool, s.sql.purgeable, s.sql.purge)
+	deleted, err := o.Run(ctx, s.observer, "tokens", pool, s.sql.purgeable, s.sql.purge)
 	if err != nil {
 		return deleted, fault.Failed("tokens", "purge", err)
 	}

@@ -9,7 +9,9 @@ import (
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Bounds, checked before any SQL, and defaults. Lengths are in bytes.
@@ -47,6 +49,7 @@ type Config struct {
 	// LockTimeout bounds the wait for each lock, 1 ms to 1 hour; then it is ErrBusy. A shorter lock_timeout of the
 	// transaction counts too. Defaults to 5 s.
 	LockTimeout time.Duration
+	Observer    observe.Observer // is told of the Store's calls; defaults to none
 }
 
 // Store mints and consumes tokens of one prefix in one schema. It is safe for concurrent use.
@@ -55,6 +58,7 @@ type Store struct {
 	lockTimeoutMS int32
 	lockSpace     string
 	sql           statements
+	observer      *observed.To
 }
 
 // statements are this package's, with the schema's name in them.
@@ -85,6 +89,7 @@ func New(config Config) (*Store, error) {
 		prefix:        config.Prefix,
 		lockTimeoutMS: int32(config.LockTimeout / time.Millisecond),
 		lockSpace:     "metered/tokens/" + name.String(),
+		observer:      observed.New(config.Observer),
 		sql: statements{
 			mint:          name.SQL(mintSQL),
 			replace:       name.SQL(replaceSQL),

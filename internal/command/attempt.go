@@ -15,6 +15,8 @@ import (
 
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/observe"
 )
 
 // attempt is one transaction's try at an operation.
@@ -23,6 +25,7 @@ type attempt struct {
 	err error
 
 	claimed bool // the operation id was claimed
+	found   bool // there was a record of it
 	ending  bool // the function has returned without an error
 	unknown bool // err leaves open whether it committed, durably: the answer to COMMIT was lost
 }
@@ -63,14 +66,17 @@ type transaction interface {
 func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, taken *bool) (a attempt) {
 	defer t.undo(ctx) // on a panic too
 	op.Failed = false
+	op.Attempts++
 	op.forget()
 	b, err := e.begin(ctx, op, t, op.First == nil || *taken)
 	if err != nil {
 		return attempt{err: err}
 	}
 	a.claimed = true
-	if b.status == statusReplay {
-		if a.unknown, a.err = t.replay(ctx, &b.rec); a.err != nil {
+	if a.found = b.status == statusReplay; a.found {
+		within, span := e.flush(ctx, op, observe.FlushReplay)
+		a.unknown, a.err = t.replay(within, &b.rec)
+		if span.End(a.err); a.err != nil {
 			return a
 		}
 		if string(b.fingerprint) != string(op.Fingerprint) {
@@ -95,7 +101,8 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 		return a
 	}
 	ctx = context.WithValue(ctx, inside{e}, true)
-	end, err := op.Function(ctx, t.tx())
+	within, span := e.cfg.Observer.Start(ctx, observe.Op{Work: observe.Function})
+	end, err := function(within, op, t, span)
 	if err != nil {
 		op.Failed, a.err = true, err
 		return a
@@ -103,6 +110,20 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 	a.ending = true
 	a.rec, a.unknown, a.err = e.finish(ctx, op, t, end, b.marker)
 	return a
+}
+
+// function calls op's, and tells of its end, also of a panic's.
+func function(ctx context.Context, op *Operation, t transaction, span observed.Span) (end Ending, err error) {
+	err = ErrPanics
+	defer func() { span.End(err) }()
+	end, err = op.Function(ctx, t.tx())
+	return end, err
+}
+
+// flush tells that a round trip of op begins.
+func (e *Engine) flush(ctx context.Context, op *Operation, name string) (context.Context, observed.Span) {
+	op.RoundTrips++
+	return e.cfg.Observer.Start(ctx, observe.Op{Work: observe.Flush, Name: name})
 }
 
 // What begin_command answers.
@@ -150,10 +171,14 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	if opening {
 		b.look(f, op)
 	}
-	results := t.send(ctx, &f.batch)
+	within, span := e.flush(ctx, op, observe.FlushBegin)
+	results := t.send(within, &f.batch)
 	err := f.read(results)
 	if err = firstOf(err, results.Close()); err != nil {
-		return nil, cmp.Or(t.aborted(err), failed("begin", ofCharges(op.Charges, err)))
+		err = cmp.Or(t.aborted(err), failed("begin", ofCharges(op.Charges, err)))
+	}
+	if span.End(err); err != nil {
+		return nil, err
 	}
 	switch b.status {
 	case statusNew, statusReplay:
@@ -171,12 +196,19 @@ func (e *Engine) open(ctx context.Context, op *Operation, t transaction, b *begu
 	f := &flush{}
 	f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, false, true)...)
 	b.look(f, op)
-	results := t.tx().SendBatch(ctx, &f.batch)
+	return e.send(ctx, op, observe.FlushOpen, t.tx(), f, op.Charges)
+}
+
+// send sends a flush within the transaction, and reads all of it.
+func (e *Engine) send(ctx context.Context, op *Operation, name string, tx pgx.Tx, f *flush, charges *ledger.Charging) error {
+	ctx, span := e.flush(ctx, op, name)
+	results := tx.SendBatch(ctx, &f.batch)
 	err := f.read(results)
 	if err = firstOf(err, results.Close()); err != nil {
-		return failed("open", ofCharges(op.Charges, err))
+		err = failed(name, ofCharges(charges, err))
 	}
-	return nil
+	span.End(err)
+	return err
 }
 
 // look asks whether the holds of op would be refused.
@@ -241,7 +273,9 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	queries := end.queries()
 	if len(queries) > 0 {
 		lock := ledger.LockAllArgs(wait, end.locks()...)
-		err := ledger.Ask(ctx, tx, e.sql.lockAll, lock, queries, func(err error) error { return failed("complete", err) })
+		within, span := e.flush(ctx, op, observe.FlushLock)
+		err := ledger.Ask(within, tx, e.sql.lockAll, lock, queries, func(err error) error { return failed("complete", err) })
+		span.End(err)
 		if err == nil {
 			err = guardtx.Intact(ctx, pg)
 		}
@@ -262,12 +296,12 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	completed.Name, completed.Jobs = op.Name, end.Jobs
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
 		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
+	last := observe.FlushComplete
 	if telling {
-		results := tx.SendBatch(ctx, &f.batch)
-		err := f.read(results)
-		if err = firstOf(err, results.Close()); err != nil {
-			return Record{}, false, failed("complete", ofCharges(end.Charges, err))
+		if err := e.send(ctx, op, last, tx, f, end.Charges); err != nil {
+			return Record{}, false, err
 		}
+		last = observe.FlushCommit
 		if err := tell(ctx, tx, end.Steps); err != nil {
 			return Record{}, false, foreign("complete", err)
 		}
@@ -278,6 +312,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 		f.exec(e.sql.finish, marker)
 	}
 	t.end(&f.batch)
+	ctx, span := e.flush(ctx, op, last)
 	results := tx.SendBatch(ctx, &f.batch)
 	err, others := f.read(results), false
 	if err == nil {
@@ -286,11 +321,15 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	unknown, err := t.outcome(&rec, err, results.Close())
 	switch {
 	case err == nil:
+		span.End(nil)
 		return rec, false, nil
 	case others:
-		return Record{}, unknown, foreign("commit", err)
+		err = foreign("commit", err)
+	default:
+		err = failed("commit", ofCharges(end.Charges, err))
 	}
-	return Record{}, unknown, failed("commit", ofCharges(end.Charges, err))
+	span.End(err)
+	return Record{}, unknown, err
 }
 
 // tell tells the subscribers of steps, in a transaction that they cannot end.

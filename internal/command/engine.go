@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -24,6 +25,7 @@ type Config struct {
 	Schema                                 schema.Name
 	LockTimeout, MaxFuture, ResolveTimeout time.Duration
 	MaxAttempts                            int
+	Observer                               *observed.To
 }
 
 // Engine runs commands on a pool.
@@ -74,6 +76,8 @@ type Operation struct {
 	// Function is called in each attempt.
 	Function func(context.Context, pgx.Tx) (Ending, error)
 	Failed   bool // the error of the last attempt is Function's
+
+	Attempts, RoundTrips int // so far, for the observer
 
 	// Of Do alone.
 	Isolation         pgx.TxIsoLevel
@@ -151,6 +155,7 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 	resolve, taken := ctx, false
 	for n := 1; ; n++ {
 		a := e.own(resolve, op, &taken)
+		e.tell(ctx, lost != nil, &a)
 		if a.err == nil {
 			if op.LSN && a.rec.LSN == 0 {
 				a.rec.LSN = e.lsn(ctx)
@@ -170,6 +175,7 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 			}
 		case lost != nil: // not through to the answer yet: try on
 		case sqlstate.Collided(a.err) && n < e.cfg.MaxAttempts:
+			e.cfg.Observer.Retried(ctx, a.err)
 		case sqlstate.Collided(a.err):
 			return Record{}, fmt.Errorf("%w: gave up after %d attempts: %w", fault.ErrSerialization, n, a.err)
 		default:
@@ -177,10 +183,26 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 		}
 		if err := pause.Before(resolve, n); err != nil {
 			if lost != nil {
+				e.cfg.Observer.Resolved(ctx, observed.Unknown)
 				return Record{}, &Indefinite{lost}
 			}
 			return Record{}, timedOut(resolve, fmt.Errorf("metered: %w, while retrying: %w", err, a.err))
 		}
+	}
+}
+
+// tell tells the observer of a COMMIT whose answer is lost, and of one that was lost before this attempt what it found.
+func (e *Engine) tell(ctx context.Context, lost bool, a *attempt) {
+	to := e.cfg.Observer
+	if lost && a.claimed && !(a.found && a.unknown) {
+		if lost = false; a.found && a.err == nil {
+			to.Resolved(ctx, observed.Committed)
+		} else {
+			to.Resolved(ctx, observed.NotCommitted)
+		}
+	}
+	if !lost && a.unknown {
+		to.Lost(ctx, 1)
 	}
 }
 
@@ -194,7 +216,7 @@ func (e *Engine) own(ctx context.Context, op *Operation, taken *bool) attempt {
 			return attempt{err: fmt.Errorf("metered: %w", pause.Ended(ctx))}
 		}
 	}
-	conn, err := e.pool.Acquire(ctx)
+	conn, err := e.cfg.Observer.Acquire(ctx, e.pool)
 	if err != nil {
 		return attempt{err: fmt.Errorf("metered: connect: %w", err)}
 	}

@@ -22,6 +22,9 @@ var (
 	ErrAborted  = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
 )
 
+// ErrPanics is what an observer is told of a function that panics.
+var ErrPanics = errors.New("metered: the function panics")
+
 // failed turns an error of the engine's own statements into those of package metered. The
 // Postgres error stays underneath. A refusal is no failure, and says itself of what.
 func failed(doing string, err error) error {

@@ -41,6 +41,7 @@ type Call[R any] struct {
 	Queries []*Query // to be asked under the locks, before Args
 
 	Placing *Placing                               // of a call that places a hold
+	Kind    string                                 // of a hold's call: what it does
 	Tell    func(context.Context, pgx.Tx, R) error // tells subscribers; nil without any
 }
 

@@ -11,6 +11,8 @@ var (
 	Refund  any // func(*budget.Ledger, budget.Refund) (*ledger.Call[budget.Posted], error)
 
 	LedgerSettings any // func(*budget.Ledger) (schema.Name, time.Duration, bool): where, the timeout for locks, and whether each write names an actor
+	LedgerObserver any // func(*budget.Ledger) *observed.To
+	TellDenied     any // func(context.Context, *observed.To, error): tells which limits refused, if they did
 	LedgerFailed   any // func(doing string, err error) error: of a statement, with the errors of a charge
 	NoteJSON       any // func(budget.Note) string: as it is stored
 )
@@ -25,6 +27,7 @@ var (
 	RefundHolds  any // func(*holds.Book, holds.Refund) (*ledger.Call[[]holds.Hold], error)
 	BookSchema   any // func(*holds.Book) schema.Name
 	AnyHolder    any // func(*holds.Book) *holds.Book: the same without Config.RequireHolder
+	TellHolds    any // func(context.Context, *observed.To, kind string, all []holds.Hold, pending bool): tells what a call of that kind did
 	DecodeHold   any // func([]byte) (holds.Hold, error)
 	UnknownHold  any // func(holds.Reason) error: the error of that reason
 )
@@ -42,6 +45,8 @@ var (
 	Present any // func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error)
 	Grant   any // func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error)
 	Refuse  any // func(tokens.Reason) error: the error of that reason
+
+	TellRefused any // func(context.Context, *observed.To, error): tells why a token was refused, if it was
 )
 
 // Package replica.

@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Bounds of Options, and the default of Batch.
@@ -62,11 +64,14 @@ func (o *Options) age() pgtype.Interval {
 //
 // At READ COMMITTED, whatever the session's default: above it, two purges would fail each
 // other instead of passing over rows.
-func (o *Options) Run(ctx context.Context, pool *pgxpool.Pool, count, sql string, args ...any) (int64, error) {
+//
+// The observer is told of it under a name, and of no DryRun.
+func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *pgxpool.Pool, count, sql string, args ...any) (total int64, err error) {
 	if o.DryRun {
 		return o.count(ctx, pool, count)
 	}
-	var total int64
+	ctx, span := to.Start(ctx, observe.Op{Work: observe.Purge, Name: name})
+	defer func() { span.With(observe.End{Err: err, Rows: total}) }()
 	var from *time.Time
 	for {
 		var deleted int64
@@ -77,6 +82,7 @@ func (o *Options) Run(ctx context.Context, pool *pgxpool.Pool, count, sql string
 			return total, err
 		}
 		total += deleted
+		to.Purged(ctx, name, deleted)
 		if deleted > 0 && o.Progress != nil {
 			o.Progress(total)
 		}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/otelmetered"
+)
+
+// observerFigures are what metrics and traces cost.
+var observerFigures = []figure{
+	{
+		name: "command_observer_on_vs_off", unit: "times as long", goal: atMost(1.02),
+		meaning: "one client, whole commands over 1,000 scopes, with otelmetered: all metrics, and a trace of one in 100, against none",
+		measure: func(ctx context.Context, b *bench) (samples, error) { return b.observerCost(ctx, 0.01) },
+	},
+	{
+		name: "command_observer_traced_vs_off", unit: "times as long",
+		meaning: "the same with a trace of each command, whose spans are dropped when they have ended",
+		measure: func(ctx context.Context, b *bench) (samples, error) { return b.observerCost(ctx, 1) },
+	},
+}
+
+// observerCost compares commands with an observer that traces a part of them to commands without one, on one database.
+func (b *bench) observerCost(ctx context.Context, traced float64) (samples, error) {
+	k, err := b.kit(ctx, options{conns: 2}, oneOf(1000))
+	if err != nil {
+		return samples{}, err
+	}
+	defer k.drop()
+	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
+	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.TraceIDRatioBased(traced)), sdktrace.WithSpanProcessor(dropped{}))
+	observer, err := otelmetered.New(otelmetered.Config{MeterProvider: meters, TracerProvider: tracers})
+	if err != nil {
+		return samples{}, err
+	}
+	observed, err := metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute, Observer: observer})
+	if err != nil {
+		return samples{}, err
+	}
+	by := func(name string, client *metered.Client) contender {
+		return contender{name: name, site: k.site, stock: k.stockTokens, op: func(ctx context.Context, _ int) error { return k.doBy(ctx, client, nil) }}
+	}
+	out, err := b.sequential(by("on", observed), by("off", k.client)).run(ctx, b)
+	return out.cost("on", "off"), err
+}
+
+// dropped takes spans as an exporter's batch does, and drops them.
+type dropped struct{}
+
+func (dropped) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
+func (dropped) OnEnd(sdktrace.ReadOnlySpan)                     {}
+func (dropped) Shutdown(context.Context) error                  { return nil }
+func (dropped) ForceFlush(context.Context) error                { return nil }

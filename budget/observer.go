@@ -1,0 +1,71 @@
+package budget
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/observe"
+)
+
+// begin tells the observer that a call begins.
+func (l *Ledger) begin(ctx context.Context, name string) (context.Context, observed.Span) {
+	return l.observer.Start(ctx, observe.Op{Work: observe.Call, Name: name})
+}
+
+// ended tells it that one which charges has ended.
+func (l *Ledger) ended(ctx context.Context, span observed.Span, err error) {
+	tellDenied(ctx, l.observer, err)
+	span.End(err)
+}
+
+// tellDenied tells which limits err names as those that refused.
+func tellDenied(ctx context.Context, to *observed.To, err error) {
+	if to == nil || err == nil {
+		return
+	}
+	var denied *ExceededError // from here on, since it is allocated here
+	if !errors.As(err, &denied) {
+		return
+	}
+	var told []string
+	for _, r := range denied.Refusals {
+		if name := r.Limit.word(); !slices.Contains(told, name) {
+			told = append(told, name)
+			to.Event(ctx, observe.Event{Kind: observe.Denied, Name: name})
+		}
+	}
+}
+
+// observedEach is a call whose results are each an answer.
+func (l *Ledger) observedEach(ctx context.Context, name string, each func(context.Context) ([]Result, error)) ([]Result, error) {
+	ctx, span := l.begin(ctx, name)
+	results, err := each(ctx)
+	l.tellResults(ctx, results)
+	span.End(err)
+	return results, err
+}
+
+// tellResults tells of the denials in a batch.
+func (l *Ledger) tellResults(ctx context.Context, results []Result) {
+	if l.observer == nil {
+		return
+	}
+	for _, r := range results {
+		tellDenied(ctx, l.observer, r.Err)
+	}
+}
+
+// word is what an observer is told a limit is called.
+func (l Limit) word() string {
+	switch {
+	case l.Name != "":
+		return l.Name
+	case l.Window == OfCredit:
+		return "credit"
+	case l.Window < 0:
+		return "lifetime"
+	}
+	return l.Window.String()
+}

@@ -1,0 +1,131 @@
+package otelmetered_test
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// work makes everything happen that is measured.
+func (s *service) work() {
+	s.T.Helper()
+	t, ctx := s.T, s.T.Context()
+	clock := pgtest.SetClock(t, s.pool, pgtest.Tomorrow(9))
+	stop, err := s.w.WatchTables(s.pool, "")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = stop() })
+
+	token := s.mint()
+	require.NoError(t, s.upload(ctx, "a", token))
+	require.NoError(t, s.upload(ctx, "a", token), "a replay")
+	require.ErrorIs(t, s.upload(ctx, "b", token), tokens.ErrInvalid)
+	require.ErrorIs(t, s.upload(ctx, "b", s.mint()), budget.ErrExceeded)
+	_, err = metered.Do[any](ctx, s.client, metered.Command{ID: "a", Namespace: "ann", Name: "upload"}, nil)
+	require.ErrorIs(t, err, metered.ErrConflict)
+
+	runs := 0
+	_, err = metered.Do(ctx, s.client, metered.Command{ID: "again", Name: "upload"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		if runs++; runs == 1 {
+			_, err := tx.Exec(ctx, "do $$ begin raise sqlstate '40001'; end $$")
+			return nil, err
+		}
+		_, err := tx.Enqueue(ctx, thumbnail{1}, &jobs.Options{Key: "a"}) // which is there
+		return nil, err
+	})
+	require.NoError(t, err)
+	_, err = metered.Do(ctx, s.client, metered.Command{ID: "job"}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		_, err := tx.Enqueue(ctx, thumbnail{2}, &jobs.Options{Key: "a"})
+		return nil, err
+	})
+	require.ErrorIs(t, err, jobs.ErrConflict)
+	s.wire.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { f.LoseAnswer() })
+	_, err = metered.Do[any](ctx, s.client, metered.Command{ID: "lost", Name: "upload"}, nil)
+	require.NoError(t, err)
+
+	impatient, err := metered.New(s.pool, metered.Config{Observer: s.w, LockTimeout: 10 * time.Millisecond})
+	require.NoError(t, err)
+	release := pgtest.LockScope(t, s.pool, s.client, "locked")
+	_, err = metered.Do[any](ctx, impatient, metered.Command{ID: "busy", Name: "upload", Charges: []budget.Charge{{Scope: "locked", Amount: 1}}}, nil)
+	require.ErrorIs(t, err, metered.ErrBusy)
+	release()
+
+	batcher, err := budget.NewBatcher(s.pool, s.client.Budget, budget.BatcherConfig{})
+	require.NoError(t, err)
+	_, err = batcher.Charge(ctx, budget.Charge{Scope: "batched", Amount: 1})
+	require.NoError(t, err)
+	require.NoError(t, batcher.Close(ctx))
+	require.NoError(t, pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		_, err := s.client.Budget.Charge(ctx, tx, budget.Charge{Scope: "alone", Amount: 1})
+		return err
+	}))
+	s.lease()
+	s.maintain(clock)
+}
+
+// lease has a lease, meets a denial with it, and gives it back.
+func (s *service) lease() {
+	s.T.Helper()
+	t, ctx := s.T, s.T.Context()
+	p, err := leases.New(s.pool, leases.Config{Ledger: budget.Config{Observer: s.w}, Rules: []leases.Rule{{Share: 2, Least: 10}}})
+	require.NoError(t, err)
+	limit := []budget.Limit{budget.Lifetime(1000).Named("stock")}
+	for opened := false; !opened; {
+		require.NoError(t, p.Allow(ctx, budget.Charge{Scope: "hot", Amount: 1, Limits: limit}))
+		_, opened = s.w.value("metered_lease_out")
+	}
+	require.ErrorIs(t, p.Allow(ctx, budget.Charge{Scope: "hot", Amount: 1000, Limits: limit}), budget.ErrExceeded)
+	require.NoError(t, p.Close(ctx))
+}
+
+// maintain sweeps, and purges all that can be purged.
+func (s *service) maintain(clock *pgtest.Clock) {
+	s.T.Helper()
+	t, ctx := s.T, s.T.Context()
+	clock.Advance(time.Minute)
+	book, err := holds.New(s.client.Budget, holds.Config{Subscribers: []holds.Subscriber{func(context.Context, pgx.Tx, holds.Transition) error { return context.Canceled }}})
+	require.NoError(t, err)
+	_, err = book.Sweep(ctx, s.pool, holds.SweepOptions{})
+	require.Error(t, err, "the subscriber fails")
+	_, err = s.client.Holds.Sweep(ctx, s.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err = s.client.Tokens.Purge(ended, s.pool, tokens.PurgeOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	clock.Advance(1000 * time.Hour)
+	const age = time.Hour
+	for _, purge := range []func() error{
+		func() error {
+			_, err := s.client.Budget.Purge(ctx, s.pool, budget.PurgeOptions{OlderThan: age})
+			return err
+		},
+		func() error {
+			_, err := s.client.PurgeOperations(ctx, s.pool, metered.PurgeOptions{OlderThan: age})
+			return err
+		},
+		func() error {
+			_, err := s.client.Holds.Purge(ctx, s.pool, holds.PurgeOptions{OlderThan: age})
+			return err
+		},
+		func() error {
+			_, err := s.client.Tokens.Purge(ctx, s.pool, tokens.PurgeOptions{OlderThan: age})
+			return err
+		},
+		func() error {
+			_, err := s.client.Jobs.Purge(ctx, s.pool, jobs.PurgeOptions{OlderThan: age})
+			return err
+		},
+	} {
+		require.NoError(t, purge())
+	}
+}
