@@ -143,6 +143,7 @@ func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
 	}
 	p.carver.owner = cfg.Owner
 	p.live, p.stop = context.WithCancel(context.Background())
+	p.last, p.end = context.WithCancel(context.Background())
 	return p, nil
 }
 

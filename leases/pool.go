@@ -42,8 +42,10 @@ type Pool struct {
 
 	rows, memory sync.Map // by scope: *scope
 
-	live context.Context // until Close
+	live context.Context // until Close begins
 	stop context.CancelFunc
+	last context.Context // until Close has ended: a lease whose opening was given up would be out until its end
+	end  context.CancelFunc
 	work sync.WaitGroup // what goes on in the background
 
 	mu      sync.Mutex

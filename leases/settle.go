@@ -246,6 +246,7 @@ func (p *Pool) Close(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	p.each(func(s *slot) { s.giveBack(p, 0) }) // what was being opened
-	defer p.own.Close()
+	defer p.own.Close()                        // after the opening that ctx did not wait for
+	defer p.end()
 	return cmp.Or(p.settleEnded(ctx), ctx.Err())
 }

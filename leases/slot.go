@@ -149,7 +149,7 @@ func (s *slot) ask(p *Pool) {
 	s.opening = make(chan struct{})
 	done := s.opening
 	p.work.Go(func() {
-		got, err := p.open(p.live, s)
+		got, err := p.open(p.last, s)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.opening, s.failed = nil, err

@@ -10,14 +10,13 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/sqlmetered"
 )
 
 // A program that uses database/sql saves a document. The limit, the operation's id and its own row commit together.
 func Example() {
 	ctx := context.Background()
-	pool, done := pgtest.Example() // stands for pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	pool, done := exampleDatabase()
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
