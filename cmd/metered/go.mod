@@ -3,6 +3,7 @@ module github.com/pgmetered/metered/cmd/metered
 go 1.26.0
 
 require (
+	github.com/creack/pty v1.1.24
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgmetered/metered v0.0.0
 	github.com/pgmetered/metered/console v0.0.0
