@@ -31,9 +31,9 @@ type HotList struct {
 }
 
 // Hot returns the scopes that got most entries within the time before now, 1s to 24h, and those whose lock somebody waits
-// for now.
+// for now: up to 200.
 //
-// The numbers of each scope are exact. Which scopes are looked at is not: they are those of the newest MaxLooked
+// The numbers of each scope are exact. Which scopes are looked at is not: they are those of the newest 5,000
 // records of operations, and of the ledger's last pages. A scope that is charged outside of commands alone can be missed
 // where a purge has made room for new entries in older pages.
 func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotList, error) {
@@ -44,7 +44,7 @@ func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotL
 	if err != nil {
 		return HotList{}, err
 	}
-	list := HotList{Within: within}
+	list := HotList{Within: within, Scopes: []Hot{}}
 	if list.Now, err = r.now(ctx); err != nil {
 		return HotList{}, err
 	}
@@ -63,7 +63,7 @@ func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotL
 	}
 	var looked []string // the first of them, and those that somebody waits for
 	for i, scope := range candidates {
-		if _, waited := waits[r.scopeKey(scope)]; waited || i < 2*limit {
+		if _, waited := waits[r.scopeKey(scope)]; waited || i < min(2*limit, maxHot) {
 			looked = append(looked, scope)
 		}
 	}
@@ -88,6 +88,9 @@ func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotL
 	list.Scopes = list.Scopes[:min(limit, len(list.Scopes))]
 	return list, nil
 }
+
+// maxHot is how many scopes are measured. With more of them the planner would have the statement compiled (jit).
+const maxHot = 200
 
 // candidates is how many scopes may be the hottest.
 const candidates = 1000

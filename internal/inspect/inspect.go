@@ -2,14 +2,18 @@
 // operation, why a charge would be refused. The command line and the page are made of it.
 //
 // Every call is a few statements without a lock, in whatever transaction it is given, READ ONLY too, and by a role that
-// has metered.GrantReportingSQL alone. Every call is bounded: it looks at no more than MaxLooked rows, whatever is in
-// the database, and lists go on by a cursor. No statement reads a large table from end to end.
+// has metered.GrantReportingSQL alone. Every call is bounded: it looks at a few times MaxLooked rows at most,
+// whatever is in the database, and lists go on by a cursor. No statement reads a large table from end to end.
+//
+// Let connections have jit = off: with statistics that are old, the planner expects all rows that a statement may
+// read, and compiling it takes half a second.
 //
 // What a public call answers is not answered again: Ledger and Book are there for that.
 package inspect
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,19 +29,16 @@ import (
 const (
 	DefaultPage = 100    // rows of a list
 	MaxPage     = 1000   // of limit, rows of a list at most
-	MaxLooked   = 10_000 // rows that one call looks at
+	MaxLooked   = 10_000 // rows of a table that one statement looks at
 )
 
 // Errors of this package, beside those of the public calls.
 var (
-	ErrArgument error = errArgument // every refused argument; the error is a *budget.ArgumentError
-	ErrUnknown  error = errUnknown  // no such scope or operation, or it was purged
+	ErrArgument error = errArgument                                                     // every refused argument; the error is a *budget.ArgumentError
+	ErrUnknown        = errors.New("inspect: there is no such thing, or it was purged") // of a scope or an operation
 )
 
-var (
-	errArgument = fault.New("invalid_argument", "inspect: invalid argument")
-	errUnknown  = fault.New("unknown", "inspect: there is no such thing, or it was purged")
-)
+var errArgument = fault.New("invalid_argument", "inspect: invalid argument")
 
 // DB is what a *pgxpool.Pool, a *pgx.Conn and a pgx.Tx have in common.
 type DB = budget.Querier
