@@ -202,6 +202,8 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Purge": {pool, budget.PurgeOptions{OlderThan: time.Hour}}, "Verify": {pool, budget.VerifyOptions{}},
 		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
 		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.Event{ID: "e", Charge: charge}},
+		"UsageBetween": {tx, "s", start, start.Add(1000)}, "SearchEntries": {tx, "s", budget.EntrySearch{}},
+		"Series": {tx, "s", start, start.Add(1000), budget.ByDay, niltest.Given{Arg: time.UTC}},
 	})
 	niltest.Func(t, "NewBatcher", budget.NewBatcher, pool, niltest.Given{Arg: ledger}, budget.BatcherConfig{})
 	batcher, err := budget.NewBatcher(pool, ledger, budget.BatcherConfig{})
