@@ -160,7 +160,7 @@ func (r *Reader) Scope(ctx context.Context, name string) (ScopeDetail, error) {
 
 const scopeSQL = `
 select s.scope,` + scopeColumns + `, metered.clock(), f.at,
-    t.seq > 16 and not exists (select from metered.ledger l where l.scope = s.scope and l.seq = 2),
+    t.seq > 16 and (select l.seq from metered.ledger l where l.scope = s.scope and l.seq > 1 order by l.seq limit 1) > 2,
     r.created_at, r.retired_at, coalesce((select p.scope from metered.leases p where p.child = s.scope and p.mode = 'c'), '')
 from (select $1::text as scope) s cross join ` + lastEntry + `
     cross join lateral (select l.at from metered.ledger l where l.scope = s.scope order by l.seq limit 1) f
