@@ -250,6 +250,7 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 	})()`), "the policy is in force")
 	desk.fits()
 	if os.Getenv(screenshotsEnv) != "" {
+		desk.do(chromedp.EmulateViewport(1200, 1480)) // desk-scope.png is console/screenshot.png
 		for name, address := range map[string]string{
 			"overview": at(""), "scope": at("scope?scope=org/hooli/requests&amount=700"), "acme": at("scope?scope=org/acme/requests"),
 			"scopes": at("scopes"), "holds": at("holds"), "hold": at("hold?tenant=acme&id=order-0307"),
