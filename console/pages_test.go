@@ -185,6 +185,21 @@ func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
 	require.Contains(t, text(fresh), "A charge of 5 would be refused now.")
 }
 
+// Where nobody says what the limits are, the page takes those that commands on record were refused by.
+func TestPages_TakeLimitsFromRefusals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	hourly, whole := budget.PerWindow(100, time.Hour).Named(`"hourly", of all`), budget.Lifetime(90)
+	require.NoError(t, w.order("first", "s", 50, hourly, whole))
+	require.Error(t, w.order("second", "s", 60, hourly, whole))
+	require.Error(t, w.order("third", "other", 600, budget.Lifetime(1)))
+	page := w.see("scope", "scope", "s")
+	require.Contains(t, text(page), "that refused commands on record have met")
+	require.Len(t, all(page, "meter"), 2)
+	require.Len(t, all(page, "figure"), 3, "two plots, and the holds")
+	require.NotContains(t, text(w.see("scope", "scope", "fresh")), "on record have met")
+}
+
 // The plot's values are those of the ledger at each of its times.
 func TestPages_PlotUsageAgainstEachLimit(t *testing.T) {
 	t.Parallel()

@@ -106,7 +106,7 @@ from (select metered.clock() as now offset 0) c, lateral (
     select l.hold, l.due from metered.hold_lines l
     where l.scope = $1 and l.open > 0 and l.due >= greatest($2, c.now) and (l.due > $2 or l.hold > $3)
     order by l.due, l.hold limit $4) x, lateral (
-    select h.tenant, h.state, h.due from metered.holds h where h.no = x.hold) h
+    select h.tenant, h.state, h.due from metered.holds h where h.no = x.hold limit 1) h
 where h.state = 'h' and h.due > c.now and ($5::text is null or h.tenant = $5)
 limit $6`
 

@@ -44,7 +44,7 @@ func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotL
 	if err != nil {
 		return HotList{}, err
 	}
-	list := HotList{Within: within}
+	list := HotList{Within: within, Scopes: []Hot{}}
 	if list.Now, err = r.now(ctx); err != nil {
 		return HotList{}, err
 	}
@@ -112,7 +112,7 @@ type rate struct {
 
 // ratesSQL finds, of each scope and each length of time, the last entry before that time, as metered.base does: by the
 // index of every sixteenth entry, and the fifteen behind it. What was written since is the difference of two entries. If
-// a purge took that one, it is the first that is left.
+// a purge took that one, it is the first that is left. Without the limit the planner expects a thousand epochs, and compiles (jit).
 const ratesSQL = `
 select s.scope, (extract(epoch from w.within) * 1000000)::bigint, t.at,
     t.seq - coalesce(m.seq, b.seq, 0), t.spent - coalesce(m.spent, b.spent, 0), m.seq is not null
@@ -123,7 +123,7 @@ cross join lateral (
     select l.seq, l.spent, l.at, l.epoch from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
 left join lateral (
     select b.seq, b.spent
-    from generate_series(greatest(0, t.epoch - 15), t.epoch::int) g(e),
+    from (select generate_series(greatest(0, t.epoch - 15), t.epoch::int) limit 16) g(e),
          lateral (select l.seq from metered.ledger l
           where l.scope = s.scope and l.epoch = g.e and l.at <= c.now - w.within and (l.seq & 15 = 1 or l.kind = 'k')
           order by l.at desc, l.seq desc limit 1) k,

@@ -2,15 +2,15 @@
 // operation, why a charge would be refused. The command line and the page are made of it.
 //
 // Every call is a few statements without a lock, in whatever transaction it is given, READ ONLY too, and by a role that
-// has metered.GrantReportingSQL alone. Every call is bounded: it looks at no more than MaxLooked rows, whatever is in
-// the database, and lists go on by a cursor. No statement reads a large table from end to end.
+// has metered.GrantReportingSQL alone. Every call is bounded: it looks at a few times MaxLooked rows at most,
+// whatever is in the database, and lists go on by a cursor. No statement reads a large table from end to end.
 //
 // What a public call answers is not answered again: Ledger and Book are there for that.
 package inspect
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,19 +26,16 @@ import (
 const (
 	DefaultPage = 100    // rows of a list
 	MaxPage     = 1000   // of limit, rows of a list at most
-	MaxLooked   = 10_000 // rows that one call looks at
+	MaxLooked   = 10_000 // rows of a table that one statement looks at
 )
 
 // Errors of this package, beside those of the public calls.
 var (
-	ErrArgument error = errArgument // every refused argument; the error is a *budget.ArgumentError
-	ErrUnknown  error = errUnknown  // no such scope or operation, or it was purged
+	ErrArgument error = errArgument                                                     // every refused argument; the error is a *budget.ArgumentError
+	ErrUnknown        = errors.New("inspect: there is no such thing, or it was purged") // of a scope or an operation
 )
 
-var (
-	errArgument = fault.New("invalid_argument", "inspect: invalid argument")
-	errUnknown  = fault.New("unknown", "inspect: there is no such thing, or it was purged")
-)
+var errArgument = fault.New("invalid_argument", "inspect: invalid argument")
 
 // DB is what a *pgxpool.Pool, a *pgx.Conn and a pgx.Tx have in common.
 type DB = budget.Querier
@@ -135,6 +132,3 @@ func (r *Reader) now(ctx context.Context) (now time.Time, err error) {
 func (r *Reader) scopeKey(scope string) int64 {
 	return lockkey.Of("metered/scope/"+r.schema.String(), scope)
 }
-
-// cursorTime is a time in a cursor, to the microsecond.
-func cursorTime(t time.Time) string { return fmt.Sprint(t.UnixMicro()) }

@@ -38,7 +38,7 @@ type JobList struct {
 
 // Jobs returns River's jobs of these ids, up to MaxPage, in this order.
 func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
-	list := JobList{}
+	list := JobList{Jobs: []Job{}}
 	if len(ids) == 0 {
 		return list, nil
 	}

@@ -97,7 +97,7 @@ type ScopeDetail struct {
 	HeldNow     int64         `json:"held_now"`          // what open holds keep, leases aside; without those that are due
 	HoldDue     time.Time     `json:"hold_due,omitzero"` // when an open hold may fall due, if HeldNow > 0
 	Purged      bool          `json:"purged,omitempty"`  // entries behind the first are gone
-	Created     time.Time     `json:"created,omitzero"`  // when it was declared (Ledger.CreateScopes); zero if it was not
+	Created     time.Time     `json:"created,omitzero"`  // when it was declared (Ledger.Create); zero if it was not
 	Retired     time.Time     `json:"retired,omitzero"`
 	Parent      string        `json:"parent,omitempty"` // the scope that it was carved from
 	LockKey     int64         `json:"lock_key,string"`
@@ -160,7 +160,7 @@ func (r *Reader) Scope(ctx context.Context, name string) (ScopeDetail, error) {
 
 const scopeSQL = `
 select s.scope,` + scopeColumns + `, metered.clock(), f.at,
-    t.seq > 16 and (select l.seq from metered.ledger l where l.scope = s.scope and l.seq > 1 order by l.seq limit 1) > 2,
+    t.seq > 16 and (select l.seq from metered.ledger l where l.scope = s.scope and l.seq = 2) is null,
     r.created_at, r.retired_at, coalesce((select p.scope from metered.leases p where p.child = s.scope and p.mode = 'c'), '')
 from (select $1::text as scope) s cross join ` + lastEntry + `
     cross join lateral (select l.at from metered.ledger l where l.scope = s.scope order by l.seq limit 1) f

@@ -1,0 +1,221 @@
+package inspect_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/inspect"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+var (
+	entries = flag.Int("entries", 120_000, "entries of the ledger in the test of plans; a tenth of them are operations, holds and leases")
+	times   = flag.Bool("times", false, "print how long each call takes")
+)
+
+// bigSQL fills every table: a third of the entries is of one scope, the rest of $scopes others. Most holds and leases have
+// ended; one operation in a thousand was refused.
+const bigSQL = `
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, namespace, operation)
+    select g, 2, now() - interval '1 h' + g * (interval '1 h' / ($entries / 3)), 2 * g, 0, 0, 0, 0, 'c'::"char", 'hot', '', 'op' || g
+    from generate_series(1, $entries / 3) g;
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
+    select q, 1, now() - interval '1 day' + q * interval '1 min', q, 0, 0, 1, 0, 'c', 'org/' || s, now() + interval '1 h'
+    from generate_series(1, $scopes) s, generate_series(1, $entries / $scopes * 2 / 3) q;
+insert into metered.operations (namespace, id, at, fingerprint, result, scopes, amounts, seqs, ats, name, jobs, refusal)
+    select 'ns' || g % 7, 'op' || g, now() - interval '1 h' + g * (interval '1 h' / ($entries / 10)), '', '{}', array['hot'], array[2], array[g], array[now()],
+        'upload', array[g], case when g % 1000 = 0 then '{"code":"budget_exceeded","text":"no","exceeded":{"refusals":[{"limit":{"name":"burst","max":9,"window_us":1000000}}]}}'::json end
+    from generate_series(1, $entries / 10) g;
+insert into metered.holds (placed_at, deadline, due, ceiling, ended_at, version, state, pending, tenant, id, holder, fingerprint, keys)
+    select t.at, t.at, t.at, 'infinity', case when g % 10 <> 0 then t.at end, 1, case when g % 10 = 0 then 'h' else 'c' end::"char", g % 10 = 0, 't' || g % 5, 'h' || g, 'ann', '', array[1]
+    from generate_series(1, $entries / 10) g, lateral (select now() + case when g % 20 = 0 then interval '-1 h' else interval '2 h' end + g * interval '1 ms' as at) t;
+insert into metered.hold_lines (hold, key, amount, open, due, scope)
+    select h.no, 1, 1, case when h.state = 'h' then 1 else 0 end, h.due, 'org/' || 1 + h.no % 3 from metered.holds h;
+insert into metered.hold_events (hold, at, deadline, version, kind, detail) select h.no, h.placed_at, h.deadline, 1, 'h', '{"lines":[]}' from metered.holds h;
+insert into metered.leases (opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, mode, scope, owner)
+    select now(), now() + case when g % 200 = 0 then interval '-1 min' else interval '1 h' end, case when g % 100 <> 0 then now() end, 10, case when g % 100 <> 0 then 5 end, g, g, 's', 'org/' || 1 + g % 3, 'p'
+    from generate_series(1, $entries / 10) g;
+insert into metered.lease_spends (lease, at_offset, amount, at) select l.no, 0, 5, now() from metered.leases l;
+insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
+    select sha256(g::text::bytea), now(), now() + interval '1 h', 1, 'p', 's' || g from generate_series(1, $entries / 10) g;
+insert into metered.resources (created_at, scope) select now(), 'org/' || g from generate_series(1, $entries / 10) g;
+insert into river_job (args, kind, max_attempts, state) select '{}', 'k', 3, 'available' from generate_series(1, $entries / 10);`
+
+func openBig(t *testing.T) (owner *pgxpool.Pool) {
+	t.Helper()
+	owner = pgtest.Open(t)
+	for _, table := range []string{"ledger", "operations", "holds", "hold_lines", "hold_events", "leases", "lease_spends", "tokens"} {
+		execute(t, owner, "alter table metered."+table+" set (autovacuum_enabled = off)")
+	}
+	execute(t, owner, fill(bigSQL, *entries))
+	return owner
+}
+
+// fill puts sizes into a statement: a scope has about 66 entries, as a hundredth of the entries are scopes.
+func fill(sql string, n int) string {
+	replaced := sql
+	for from, to := range map[string]int{"$entries": n, "$scopes": n / 100} {
+		replaced = replaceAll(replaced, from, fmt.Sprint(to))
+	}
+	return replaced
+}
+
+type call struct {
+	name string
+	run  func(ctx context.Context, r *inspect.Reader) error
+}
+
+// calls are all that a Reader answers, on the tables of bigSQL.
+func calls(since time.Time) []call {
+	tenant, namespace := "t3", "ns3"
+	does := func(f func(ctx context.Context, r *inspect.Reader) (int, error)) func(context.Context, *inspect.Reader) error {
+		return func(ctx context.Context, r *inspect.Reader) error {
+			n, err := f(ctx, r)
+			if err == nil && n == 0 {
+				err = fmt.Errorf("nothing was found")
+			}
+			return err
+		}
+	}
+	scopes := func(prefix, after string) func(context.Context, *inspect.Reader) error {
+		return does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Scopes(ctx, prefix, after, 100)
+			return len(l.Scopes), err
+		})
+	}
+	held := func(f inspect.HoldFilter) func(context.Context, *inspect.Reader) error {
+		return does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Holds(ctx, f)
+			return len(l.Holds) + len(l.Next), err
+		})
+	}
+	leased := func(f inspect.LeaseFilter) func(context.Context, *inspect.Reader) error {
+		return does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Leases(ctx, f)
+			return len(l.Leases) + len(l.Next), err
+		})
+	}
+	done := func(f inspect.OperationFilter) func(context.Context, *inspect.Reader) error {
+		return does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Operations(ctx, f)
+			return len(l.Operations) + len(l.Next), err
+		})
+	}
+	explain := func(c budget.Charge) func(context.Context, *inspect.Reader) error {
+		return does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			e, err := r.Explain(ctx, c)
+			return len(e.Limits), err
+		})
+	}
+	return []call{
+		{"overview", func(ctx context.Context, r *inspect.Reader) error { _, err := r.Overview(ctx); return err }},
+		{"hot", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Hot(ctx, time.Minute, 20)
+			return len(l.Scopes), err
+		})},
+		{"hot of a day", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Hot(ctx, 24*time.Hour, 100)
+			return len(l.Scopes), err
+		})},
+		{"scopes", scopes("", "")},
+		{"scopes by prefix", scopes("org/1", "org/10")},
+		{"scope", func(ctx context.Context, r *inspect.Reader) error { _, err := r.Scope(ctx, "hot"); return err }},
+		{"scope with holds", func(ctx context.Context, r *inspect.Reader) error { _, err := r.Scope(ctx, "org/1"); return err }},
+		{"clock ahead", func(ctx context.Context, r *inspect.Reader) error { _, err := r.ClockAhead(ctx, "", 0); return err }},
+		{"holds", held(inspect.HoldFilter{})},
+		{"holds of a tenant, released", held(inspect.HoldFilter{Tenant: &tenant, State: holds.Released})},
+		{"holds of a scope", held(inspect.HoldFilter{Scope: "org/1"})},
+		{"holds of a scope that has none", held(inspect.HoldFilter{Scope: "org/9"})},
+		{"held of a scope", held(inspect.HoldFilter{Scope: "org/1", State: holds.Held})},
+		{"hold", func(ctx context.Context, r *inspect.Reader) error { _, err := r.Hold(ctx, "t3", "h3"); return err }},
+		{"due", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Book.Due(ctx, r.DB, holds.DueFilter{AllTenants: true})
+			return len(l.Holds), err
+		})},
+		{"leases", leased(inspect.LeaseFilter{})},
+		{"leases of a scope", leased(inspect.LeaseFilter{Scope: "org/1", State: inspect.LeaseSettled})},
+		{"leases out", leased(inspect.LeaseFilter{State: inspect.LeaseOut})},
+		{"leases ended of a scope", leased(inspect.LeaseFilter{State: inspect.LeaseEnded, Scope: "org/3"})},
+		{"operations", done(inspect.OperationFilter{})},
+		{"operations of a namespace, refused", done(inspect.OperationFilter{Namespace: &namespace, State: inspect.Refused, Since: since})},
+		{"operations of no name", done(inspect.OperationFilter{Name: "none"})},
+		{"operation", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			o, err := r.Operation(ctx, "ns3", "op3")
+			return len(o.Jobs.Jobs), err
+		})},
+		{"denials", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Denials(ctx, time.Hour, 0)
+			return len(l.Denials), err
+		})},
+		{"explain", explain(budget.Charge{Scope: "hot", Amount: 1000, Limits: []budget.Limit{
+			budget.PerWindow(1001, time.Minute), budget.PerWindow(1<<40, 30*time.Minute), budget.Lifetime(5)}})},
+		{"explain with holds", explain(budget.Charge{Scope: "org/1", Amount: 2, Limits: []budget.Limit{budget.PerWindow(2, 48*time.Hour)}})},
+	}
+}
+
+// Each call reads a bounded number of rows of each table, by indexes. Only the last
+// pages of the ledger are read as they lie.
+func TestReader_ReadsABoundedNumberOfRows(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	owner := openBig(t)
+	role := pgtest.AsRole(t, owner, metered.GrantReportingSQL, "grant select on river_job to $role")
+	execute(t, owner, "vacuum analyze")
+	for _, c := range calls(time.Now().Add(-time.Hour)) {
+		tx, err := role.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly, IsoLevel: pgx.RepeatableRead})
+		require.NoError(t, err)
+		r, err := inspect.New(tx, "")
+		require.NoError(t, err)
+		before, _ := readsOf(ctx, tx)
+		began := time.Now()
+		err = c.run(ctx, r)
+		took := time.Since(began)
+		after, readErr := readsOf(ctx, tx)
+		require.NoError(t, tx.Rollback(ctx)) // before an assertion ends the test
+		require.NoError(t, err, c.name)
+		require.NoError(t, readErr)
+		if *times {
+			t.Logf("%-40s %v", c.name, took.Round(100*time.Microsecond))
+		}
+		for table, is := range after {
+			was := before[table]
+			small := table == "schema_version" || table == "holds_horizon"
+			require.True(t, small || is.Scans == was.Scans, "%s scans %s", c.name, table)
+			require.LessOrEqual(t, max(is.Rows-was.Rows, is.Indexed-was.Indexed), int64(3*inspect.MaxLooked), "%s reads %s", c.name, table)
+		}
+	}
+}
+
+// reads are what a session has read of a table.
+type reads struct {
+	Table                string
+	Scans, Rows, Indexed int64
+}
+
+const readsSQL = `
+select relname::text, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0),
+	coalesce((select sum(pg_stat_get_xact_tuples_returned(i.indexrelid)) from pg_index i where i.indrelid = s.relid), 0)::bigint
+from pg_stat_xact_user_tables s where schemaname = 'metered' or relname = 'river_job'`
+
+func readsOf(ctx context.Context, tx pgx.Tx) (map[string]reads, error) {
+	rows, err := tx.Query(ctx, readsSQL)
+	if err != nil {
+		return nil, err
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[reads])
+	byTable := make(map[string]reads)
+	for _, r := range all {
+		byTable[r.Table] = r
+	}
+	return byTable, err
+}
