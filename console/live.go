@@ -15,6 +15,8 @@ const (
 	maxStream = 10 * time.Minute
 	// share is the part of the time that is spent reading, at most: one in so many. A database that is slow is asked less often.
 	share = 20
+	// longest is how long the next reading is waited for in any case: then it is seen that the database answers again.
+	longest = 10 * time.Second
 )
 
 // live keeps what somebody looks at up to date. One goroutine reads, however many look, and only while somebody does. Each
@@ -127,7 +129,7 @@ func (l *live) run() {
 			}
 			l.tell(t, message, err == nil)
 		}
-		next := time.NewTimer(max(l.refresh, share*time.Since(began)))
+		next := time.NewTimer(max(l.refresh, min(share*time.Since(began), longest)))
 		select {
 		case <-next.C:
 			all = true
