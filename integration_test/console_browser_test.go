@@ -253,7 +253,7 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 		desk.do(chromedp.EmulateViewport(1200, 1480)) // desk-scope.png is console/screenshot.png
 		for name, address := range map[string]string{
 			"overview": at(""), "scope": at("scope?scope=org/hooli/requests&amount=700"), "acme": at("scope?scope=org/acme/requests"),
-			"scopes": at("scopes"), "holds": at("holds"), "hold": at("hold?tenant=acme&id=order-0307"),
+			"timeline": at("scope?scope=org/acme/requests#holds"), "scopes": at("scopes"), "holds": at("holds"), "hold": at("hold?tenant=acme&id=order-0307"),
 			"operations": at("operations"), "operation": at("operation?namespace=acme&id=render-1201"), "missing": at("missing"),
 		} {
 			desk.do(chromedp.Navigate(address), chromedp.Sleep(time.Second))
