@@ -1,7 +1,13 @@
-.PHONY: help run test race lint bench
+.PHONY: help run test race lint bench vulncheck licenses
 
 MODULES = $$(go list -m -f '{{.Dir}}')
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
+GOLICENSES = go run github.com/google/go-licenses@v1.6.0
+# MPL-2.0 is River's: it asks for the source of its own files, if they were changed. What is ignored was read: xz (tests) is in the
+# public domain, freetype may be had under the FreeType License, svgo under CC BY 4.0 (both by way of plots).
+LICENCES = --allowed_licenses=MIT,ISC,BSD-2-Clause,BSD-3-Clause,Apache-2.0,MPL-2.0 --ignore github.com/xi2/xz \
+	--ignore github.com/golang/freetype --ignore github.com/ajstarks/svgo --ignore github.com/pgmetered/metered
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
@@ -22,3 +28,9 @@ lint: ## check formatting, vet and staticcheck
 
 bench: ## measure what it costs: a table, and a report in bench/out
 	go -C bench run .
+
+vulncheck: ## look for known vulnerabilities in what the code calls, in all modules (asks vuln.go.dev)
+	@for dir in $(MODULES); do echo "govulncheck $$dir"; (cd "$$dir" && $(GOVULNCHECK) -test ./...) || exit 1; done
+
+licenses: ## check that all that is linked, tests included, has a licence that lets anybody link it
+	@for dir in $(MODULES); do echo "licenses $$dir"; (cd "$$dir" && $(GOLICENSES) check --include_tests $(LICENCES) ./...) || exit 1; done

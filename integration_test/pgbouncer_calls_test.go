@@ -1,0 +1,171 @@
+package integration_test
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// placed is a hold that was placed without the bouncer, and captured if asked for.
+func (b *behind) placed(captured bool) holds.Hold {
+	return given(b, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+		h, err := b.d.Holds.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "held", Amount: 1, Limits: hourly}}, TTL: time.Hour})
+		if err == nil && captured {
+			_, err = b.d.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
+		}
+		return h, err
+	})
+}
+
+func (b *behind) holds() {
+	book := b.c.Holds
+	ids := func(captured bool) []string { return []string{b.placed(captured).ID} }
+	key := holds.Key{Type: "name", Value: b.id("claimed")}
+	b.tx("Book.Place", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "held", Amount: 1, Limits: hourly}}, TTL: time.Hour}))
+	})
+	b.tx("Book.Claim", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "name", Value: b.id("name")}, Holder: "ann", TTL: time.Hour}))
+	})
+	b.tx("Book.Capture", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Capture(ctx, tx, holds.Capture{IDs: ids(false), All: true}))
+	})
+	b.tx("Book.Release", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Release(ctx, tx, holds.Release{IDs: ids(false)}))
+	})
+	b.tx("Book.Extend", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Extend(ctx, tx, holds.Extend{IDs: ids(false), By: time.Minute}))
+	})
+	b.tx("Book.Refund", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Refund(ctx, tx, holds.Refund{IDs: ids(true), All: true}))
+	})
+	h := b.placed(false)
+	b.tx("Book.Expire", func(ctx context.Context, tx pgx.Tx) error {
+		_, _, err := book.Expire(ctx, tx, holds.Expire{ID: h.ID, Deadline: h.Deadline})
+		return err
+	})
+	b.try("Book.Get", func(ctx context.Context) error { return second(book.Get(ctx, b.pool, "", h.ID, "")) })
+	b.try("Book.History", func(ctx context.Context) error { return second(book.History(ctx, b.pool, "", h.ID, "")) })
+	b.try("Book.List", func(ctx context.Context) error { return second(book.List(ctx, b.pool, holds.Filter{})) })
+	b.try("Book.Due", func(ctx context.Context) error { return second(book.Due(ctx, b.pool, holds.DueFilter{})) })
+	given(b, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+		return b.d.Holds.Claim(ctx, tx, holds.Claim{Key: key, Holder: "ann", TTL: time.Hour})
+	})
+	b.try("Book.Claimed", func(ctx context.Context) error { return second(book.Claimed(ctx, b.pool, "", key)) })
+	b.try("Book.ClaimedMany", func(ctx context.Context) error { return second(book.ClaimedMany(ctx, b.pool, "", key)) })
+	b.try("Book.Sweep", func(ctx context.Context) error { return second(book.Sweep(ctx, b.pool, holds.SweepOptions{})) })
+	b.try("Book.Purge", func(ctx context.Context) error { return second(book.Purge(ctx, b.pool, holds.PurgeOptions{})) })
+}
+
+func (b *behind) tokens() {
+	store := b.c.Tokens
+	mint := tokens.Mint{Purpose: "p", Subject: b.id("s")}
+	minted := func() tokens.Minted {
+		return given(b, func(ctx context.Context, tx pgx.Tx) (tokens.Minted, error) { return b.d.Tokens.Mint(ctx, tx, mint) })
+	}
+	b.tx("Store.Mint", func(ctx context.Context, tx pgx.Tx) error { return second(store.Mint(ctx, tx, mint)) })
+	b.tx("Store.MintMany", func(ctx context.Context, tx pgx.Tx) error {
+		return second(store.MintMany(ctx, tx, []tokens.Mint{mint, mint}))
+	})
+	b.tx("Store.Replace", func(ctx context.Context, tx pgx.Tx) error { return second(store.Replace(ctx, tx, mint)) })
+	first, other := minted(), minted()
+	b.try("Store.Inspect", func(ctx context.Context) error {
+		return second(store.Inspect(ctx, b.pool, mint.Purpose, mint.Subject, first.Token.Reveal()))
+	})
+	b.tx("Store.Consume", func(ctx context.Context, tx pgx.Tx) error {
+		return second(store.Consume(ctx, tx, mint.Purpose, mint.Subject, first.Token.Reveal()))
+	})
+	b.tx("Store.Revoke", func(ctx context.Context, tx pgx.Tx) error { return second(store.Revoke(ctx, tx, other.Token.Digest())) })
+	b.tx("Store.RevokeSubject", func(ctx context.Context, tx pgx.Tx) error {
+		return second(store.RevokeSubject(ctx, tx, mint.Purpose, mint.Subject))
+	})
+	b.try("Store.Purge", func(ctx context.Context) error { return second(store.Purge(ctx, b.pool, tokens.PurgeOptions{})) })
+}
+
+func (b *behind) jobs() {
+	queue := b.c.Jobs
+	b.tx("Enqueuer.Enqueue", func(ctx context.Context, tx pgx.Tx) error {
+		return second(queue.Enqueue(ctx, tx, process{b.id("one")}, &jobs.Options{Key: b.id("one")}))
+	})
+	b.tx("Enqueuer.EnqueueMany", func(ctx context.Context, tx pgx.Tx) error {
+		return second(queue.EnqueueMany(ctx, tx, []jobs.Item{{Args: process{"a"}, Options: &jobs.Options{Key: b.id("a")}}, {Args: process{"b"}}}))
+	})
+	record := given(b, func(ctx context.Context, tx pgx.Tx) (string, error) {
+		return b.id("found"), second(b.d.Jobs.Enqueue(ctx, tx, process{"found"}, &jobs.Options{Key: b.id("found")}))
+	})
+	b.try("Enqueuer.Find", func(ctx context.Context) error { return second(queue.Find(ctx, b.pool, "", record)) })
+	b.try("Enqueuer.Purge", func(ctx context.Context) error {
+		return second(queue.Purge(ctx, b.pool, jobs.PurgeOptions{OlderThan: time.Hour}))
+	})
+}
+
+func (b *behind) leases() {
+	lent, err := leases.New(b.pool, leases.Config{Rules: []leases.Rule{{Prefix: "leased"}}, NoRecall: true})
+	require.NoError(b.t, err)
+	charge := budget.Charge{Scope: "leased", Amount: 1, Limits: hourly}
+	b.try("Pool.Allow", func(ctx context.Context) error { return lent.Allow(ctx, charge) })
+	limiter, err := lent.Limiter(charge)
+	require.NoError(b.t, err)
+	b.try("Limiter.AllowN", func(ctx context.Context) error { return limiter.AllowN(ctx, 1) })
+	b.tx("Pool.Charge", func(ctx context.Context, tx pgx.Tx) error { return second(lent.Charge(ctx, tx, charge)) })
+	b.try("Pool.History", func(ctx context.Context) error {
+		for lease, err := range lent.History(ctx, b.pool, "leased") {
+			if err != nil {
+				return err
+			}
+			b.try("Pool.Spends", func(ctx context.Context) error {
+				for _, err := range lent.Spends(ctx, b.pool, lease.No) {
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	b.called["Pool.Spends"] = true // where no lease could be opened there is none
+	b.try("Pool.Settle", func(ctx context.Context) error { return second(lent.Settle(ctx)) })
+	b.try("Pool.Purge", func(ctx context.Context) error {
+		return second(lent.Purge(ctx, leases.PurgeOptions{OlderThan: time.Hour}))
+	})
+	b.try("Pool.Close", lent.Close)
+
+	carver, err := leases.NewCarver(b.c.Budget)
+	require.NoError(b.t, err)
+	direct, err := leases.NewCarver(b.d.Budget)
+	require.NoError(b.t, err)
+	carving := func(child string, away bool) leases.Carving {
+		return leases.Carving{Child: b.id(child), From: budget.Charge{Scope: "parent", Amount: 2, Limits: hourly}, TTL: time.Hour, Away: away}
+	}
+	b.tx("Carver.Carve", func(ctx context.Context, tx pgx.Tx) error {
+		return second(carver.Carve(ctx, tx, carving("carve", false)))
+	})
+	for child, away := range map[string]bool{"close": false, "settle": true, "write off": true} {
+		given(b, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+			return direct.Carve(ctx, tx, carving(child, away))
+		})
+	}
+	b.try("Carver.Get", func(ctx context.Context) error { return second(carver.Get(ctx, b.pool, b.id("close"))) })
+	b.tx("Carver.Close", func(ctx context.Context, tx pgx.Tx) error {
+		return second(carver.Close(ctx, tx, b.id("close"), budget.Note{}))
+	})
+	b.tx("Carver.SettleAway", func(ctx context.Context, tx pgx.Tx) error {
+		return second(carver.SettleAway(ctx, tx, b.id("settle"), 1, budget.Note{}))
+	})
+	b.tx("Carver.WriteOff", func(ctx context.Context, tx pgx.Tx) error {
+		return second(carver.WriteOff(ctx, tx, b.id("write off"), budget.Note{}))
+	})
+	b.tx("Carver.Receive", func(ctx context.Context, tx pgx.Tx) error {
+		return second(carver.Receive(ctx, tx, leases.Received{Child: b.id("received"), Amount: 1, EndsAt: time.Now().Add(time.Hour)}))
+	})
+	b.try("Carver.Sweep", func(ctx context.Context) error { return second(carver.Sweep(ctx, b.pool)) })
+}

@@ -1,0 +1,167 @@
+// Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of pgx's stdlib driver. Your own writes by
+// the *sql.Tx and the command commit together, or neither does:
+//
+//	tx, err := db.BeginTx(ctx, nil) // db is best stdlib.OpenDBFromPool of the Client's pool
+//	defer tx.Rollback()
+//	… your writes through tx …
+//	out, err := sqlmetered.DoTx(ctx, client, tx, cmd, nil)
+//	err = sqlmetered.Commit(tx)
+//
+// Most programs want [DoTx] and [Commit]; [InTx] is for budget, holds, tokens and jobs alone. Beside what metered.DoTx says:
+//
+//   - A function called here uses only the transaction that it is given. A call of the *sql.Tx in it never returns. Calls
+//     of other goroutines, and the rollback of database/sql when the context of BeginTx is done, wait for the function.
+//   - In a repetition the command is a replay (Outcome.Replayed), but your writes through the *sql.Tx are repeated: roll
+//     back then, or make them in the command's function.
+//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is an *ArgumentError, with nothing sent; one that
+//     wraps pgx's has to hand arguments on as they are.
+package sqlmetered
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/guardtx"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// ErrArgument is every refused argument, before any SQL. The error is a *metered.ArgumentError.
+var ErrArgument error = errArgument
+
+var errArgument = fault.New("invalid_argument", "sqlmetered: invalid argument")
+
+func notPgx() error {
+	return fault.Invalid(errArgument, "tx", "is not a transaction of pgx's stdlib driver")
+}
+
+// DoTx is metered.DoTx inside tx. If the command is refused or fails, tx is as before, and usable. It takes effect when tx
+// commits. Errors: those of metered.DoTx and InTx. Most users want this call, and Commit.
+func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered.Command, fn metered.Func[R]) (metered.Outcome[R], error) {
+	var out metered.Outcome[R]
+	var done error
+	err := InTx(ctx, tx, func(ctx context.Context, tx pgx.Tx) error {
+		out, done = metered.DoTx(ctx, c, tx, cmd, fn)
+		return done
+	})
+	if err != nil && done == nil {
+		return metered.Outcome[R]{}, err
+	}
+	return out, err
+}
+
+// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn cannot end the transaction
+// (metered.ErrTxControl). Its Begin sets a savepoint. InTx sets none itself: after an error of Postgres tx has failed, as
+// ever, and what fn wrote before another error of its own is undone by the rollback of tx. A panic in fn goes on, and
+// leaves tx open.
+//
+// Errors: *metered.ArgumentError; sql.ErrTxDone if tx has ended, and an error of ctx, with fn not called;
+// those of fn; metered.ErrTxFailed if fn returns nil after a statement of its failed, or leaves rows open. InTx costs no
+// round trip, but one if the connection has a pgx tracer, which would be shown an error otherwise.
+func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	if err := cmp.Or(fault.NotNil(errArgument, "tx", tx), fault.NotNil(errArgument, "fn", fn)); err != nil {
+		return err
+	}
+	c := &call{fn: fn}
+	_, err := tx.ExecContext(ctx, marker, c)
+	switch {
+	case c.err != nil:
+		return c.err
+	case c.called && errors.Is(err, errReturned):
+		return nil
+	case c.foreign, !c.called && err == nil: // a driver that asks for no value has made something else of it
+		return notPgx()
+	}
+	return err
+}
+
+// Commit commits tx, and says what became of it.
+//
+// nil: it is committed. metered.ErrCommitUnknown: the answer was lost, and nobody can tell; run the transaction again with
+// the same command, which is a replay if it is committed. Any other error: it is not committed. That is
+// metered.ErrTxFailed after a statement had failed, an error of Postgres (a deferred constraint; 40001, which is worth
+// another run: metered.Retryable), or that of a context. sql.ErrTxDone says that tx had ended before, one way or the other.
+func Commit(tx *sql.Tx) error {
+	if err := fault.NotNil(errArgument, "tx", tx); err != nil {
+		return err
+	}
+	err := tx.Commit()
+	switch {
+	case err == nil, errors.Is(err, sql.ErrTxDone):
+		return err
+	case err == context.Canceled, err == context.DeadlineExceeded:
+		return err // as they are, they are database/sql's, which has not sent COMMIT
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return fmt.Errorf("%w: %w", metered.ErrTxFailed, err)
+	case refused(err):
+		return fmt.Errorf("sqlmetered: commit: %w", err)
+	}
+	return fmt.Errorf("%w: %w", metered.ErrCommitUnknown, err)
+}
+
+// refused reports whether the server has refused COMMIT, instead of a server or a pooler having broken meanwhile.
+func refused(err error) bool {
+	var answer *pgconn.PgError
+	if !errors.As(err, &answer) || answer.SeverityUnlocalized != "ERROR" {
+		return false
+	}
+	switch sqlstate.Class(answer.Code) {
+	case sqlstate.ConnectionException, "58", "XX":
+		return false
+	}
+	return true
+}
+
+// marker is what a tracer shows. Sent to a server, it does nothing.
+const marker = "-- sqlmetered"
+
+// errReturned stops pgx from sending marker.
+var errReturned = errors.New("sqlmetered: the function has returned")
+
+// call is the argument of a statement. pgx lets an argument rewrite its statement, and hands it the connection for that.
+// database/sql has locked it meanwhile, so that nobody else uses it, ends the transaction, or gives it away.
+type call struct {
+	fn      func(context.Context, pgx.Tx) error
+	called  bool
+	err     error
+	foreign bool // a driver asked for a value
+}
+
+// RewriteQuery makes call a pgx.QueryRewriter.
+func (c *call) RewriteQuery(ctx context.Context, conn *pgx.Conn, _ string, _ []any) (string, []any, error) {
+	c.called = true
+	if c.err = c.run(ctx, conn); c.err != nil {
+		return "", nil, c.err
+	}
+	if conn.Config().Tracer == nil {
+		return "", nil, errReturned
+	}
+	return marker, nil, nil
+}
+
+func (c *call) run(ctx context.Context, conn *pgx.Conn) error {
+	if conn.PgConn().TxStatus() == 'I' {
+		return fmt.Errorf("%w: one of its statements ended it", sql.ErrTxDone)
+	}
+	done := new(atomic.Bool)
+	defer done.Store(true)
+	if err := c.fn(ctx, guardtx.New(&transaction{pgxConn: conn}, done)); err != nil {
+		return err
+	}
+	return guardtx.Intact(ctx, conn.PgConn())
+}
+
+// Value makes call a driver.Valuer, which drivers other than pgx's ask for a value.
+func (c *call) Value() (driver.Value, error) {
+	c.foreign = true
+	return nil, notPgx()
+}
