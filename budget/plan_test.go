@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // PL/pgSQL keeps the plans of a connection's first calls. Made while there are no
@@ -84,4 +85,50 @@ func indexReads(t *testing.T, conn *pgxpool.Conn) (n int64) {
 		where schemaname = 'metered' and relname in ('ledger', 'refund_sum')`).Scan(&n)
 	require.NoError(t, err)
 	return n
+}
+
+// What looks at every scope reads a few entries of each, and no table from end to end, with statistics and without.
+func TestPlans_OfEveryScopeAFewEntriesAreRead(t *testing.T) {
+	t.Parallel()
+	for _, analysed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("analysed %v", analysed), func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			owner, l, _ := open(t)
+			const scopes, each = 1200, 100
+			execute(t, owner, `alter table metered.ledger set (autovacuum_enabled = off)`)
+			_, err := owner.Exec(ctx, `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
+				select g, 1, $1::timestamptz + g * interval '1 second', g, 0, 0, 0, 0, 'c', 'scope ' || s
+				from generate_series(1, $2) s, generate_series(1, $3) g`, start.Add(-time.Hour), scopes, each)
+			require.NoError(t, err)
+			if analysed {
+				execute(t, owner, `analyze metered.ledger`)
+			}
+			pool := pgtest.Reopen(t, owner, func(cfg *pgxpool.Config) { cfg.MaxConns = 1 })
+			stats := func() (scans, reads int64) {
+				conn, err := pool.Acquire(ctx)
+				require.NoError(t, err)
+				defer conn.Release()
+				return tableStat(t, conn, "ledger", "seq_scan"), indexReads(t, conn)
+			}
+			for what, call := range map[string]func(){
+				"Ahead": func() {
+					for _, err := range l.Ahead(ctx, pool, 0) {
+						require.NoError(t, err)
+					}
+				},
+				"DryRun": func() {
+					r, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Hour - 50*time.Second, DryRun: true})
+					require.NoError(t, err)
+					require.Equal(t, int64(scopes*47), r.Entries, "of 50 entries the first stays, and the block of the last")
+				},
+			} {
+				scans, reads := stats()
+				call()
+				scansAfter, readsAfter := stats()
+				require.Equal(t, scans, scansAfter, what)
+				require.Less(t, readsAfter-reads, int64(scopes*20), what)
+			}
+		})
+	}
 }

@@ -257,7 +257,8 @@ func explained(err error) (status int, title, text string) {
 		return http.StatusInternalServerError, "Not granted", "The page’s role lacks what metered.GrantReportingSQL gives."
 	case errors.Is(err, fault.ErrNotMigrated):
 		return http.StatusInternalServerError, "Not migrated", "The schema is not there, or of an older version: run metered.Migrate."
-	case errors.Is(err, context.DeadlineExceeded), sqlstate.Of(err) == sqlstate.QueryCanceled:
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, fault.ErrBusy), sqlstate.Of(err) == sqlstate.QueryCanceled,
+		sqlstate.Of(err) == sqlstate.IdleInTransaction:
 		return http.StatusServiceUnavailable, "Too slow", "The database did not answer in time."
 	}
 	return http.StatusInternalServerError, "It did not work", "The page could not be read. The program’s log says why."

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -8,12 +9,14 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/inspect"
 )
 
 // limits are those that a scope is looked at with.
 type limits struct {
-	List  []budget.Limit
-	Typed string // what the user typed; "" if these are those of Config.Limits
+	List    []budget.Limit
+	Typed   string // what the user typed; "" if these are others
+	Refused bool   // these are what refused commands on record have met
 }
 
 // Text is what the form shows.
@@ -28,17 +31,25 @@ func (l limits) Text() string {
 	return strings.Join(texts, ", ")
 }
 
-// limitsOf are the limits typed, or else those that the program knows.
-func (h *Handler) limitsOf(scope, typed string) (limits, error) {
-	if strings.TrimSpace(typed) == "" {
-		if h.cfg.Limits == nil {
-			return limits{}, nil
+// limitsOf are the limits typed, or else those that the program knows, or else those that refusals on record have met. wrong
+// says what is wrong with those typed.
+func (h *Handler) limitsOf(ctx context.Context, in *inspect.Reader, scope, typed string) (l limits, wrong string, err error) {
+	if strings.TrimSpace(typed) != "" {
+		l.Typed = typed
+		if l.List, err = parseLimits(typed); err != nil {
+			return l, "The limits cannot be read: " + err.Error() + ".", nil
 		}
-		list := h.cfg.Limits(scope)
-		return limits{List: list[:min(len(list), budget.MaxLimits)]}, nil
+		return l, "", nil
 	}
-	list, err := parseLimits(typed)
-	return limits{List: list, Typed: typed}, err
+	if h.cfg.Limits != nil {
+		l.List = h.cfg.Limits(scope)
+		l.List = l.List[:min(len(l.List), budget.MaxLimits)]
+	}
+	if len(l.List) == 0 {
+		l.List, err = in.RefusedLimits(ctx, scope)
+		l.Refused = len(l.List) > 0
+	}
+	return l, "", err
 }
 
 var windowWords = map[string]time.Duration{"lifetime": budget.Forever, "credit": budget.OfCredit}

@@ -13,6 +13,10 @@ const (
 	writeTimeout = 10 * time.Second
 	// maxStream ends a stream: the browser comes again, and the embedder's authentication sees it again.
 	maxStream = 10 * time.Minute
+	// share is the part of the time that is spent reading, at most: one in so many. A database that is slow is asked less often.
+	share = 20
+	// longest is how long the next reading is waited for in any case: then it is seen that the database answers again.
+	longest = 10 * time.Second
 )
 
 // live keeps what somebody looks at up to date. One goroutine reads, however many look, and only while somebody does. Each
@@ -116,18 +120,21 @@ func (l *live) close() {
 
 // run reads every topic once in a while, until nobody looks.
 func (l *live) run() {
-	for {
-		for _, t := range l.seen() {
+	for all := true; ; {
+		began := time.Now()
+		for _, t := range l.seen(all) {
 			message, err := t.draw(context.Background())
 			if err != nil {
 				message = stale
 			}
 			l.tell(t, message, err == nil)
 		}
-		next := time.NewTimer(l.refresh)
+		next := time.NewTimer(max(l.refresh, min(share*time.Since(began), longest)))
 		select {
 		case <-next.C:
+			all = true
 		case <-l.wake:
+			all = false
 		case <-l.empty:
 		}
 		next.Stop()
@@ -137,13 +144,15 @@ func (l *live) run() {
 	}
 }
 
-// seen are the topics that somebody looks at.
-func (l *live) seen() []*topic {
+// seen are the topics that somebody looks at: all, or those that have nothing to show yet.
+func (l *live) seen(all bool) []*topic {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	topics := make([]*topic, 0, len(l.topics))
 	for _, t := range l.topics {
-		topics = append(topics, t)
+		if all || t.latest == nil {
+			topics = append(topics, t)
+		}
 	}
 	return topics
 }

@@ -108,6 +108,30 @@ func TestLive_CloseEndsAllAndLetsNoneBegin(t *testing.T) {
 	pgtest.WaitFor(t, "the reader ends", func() bool { running, _, _ := l.state(); return !running })
 }
 
+// The reader does not wait for its next reading to see that nobody looks any more.
+func TestLive_EndsWithTheLastViewer(t *testing.T) {
+	t.Parallel()
+	l := newLive(time.Hour, 10)
+	var n atomic.Int64
+	m, leave, _ := l.look("a", counted(&n))
+	<-m
+	leave()
+	pgtest.WaitFor(t, "the reader ends", func() bool { running, _, _ := l.state(); return !running })
+
+	// Who comes second sees what the first one saw, and who looks at something else does not wait an hour.
+	first, leave, _ := l.look("a", counted(&n))
+	defer leave()
+	require.Equal(t, "2", string(<-first))
+	second, leave, _ := l.look("a", counted(&n))
+	defer leave()
+	require.Equal(t, "2", string(<-second))
+	var others atomic.Int64
+	other, leave, _ := l.look("b", counted(&others))
+	defer leave()
+	require.Equal(t, "1", string(<-other))
+	require.Equal(t, int64(2), n.Load(), "what was read is not read again for that")
+}
+
 func TestEvent_KeepsLines(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "data: <p>\ndata: a\n\n", string(event([]byte("<p>\r\na\n"))))

@@ -120,7 +120,7 @@ func (w *world) crawl(most int) map[string]*html.Node {
 func TestPages_AreLinkedAndShowWhatIsThere(t *testing.T) {
 	t.Parallel()
 	hourly := budget.PerWindow(1000, time.Hour).Named("hourly <b>")
-	w := newWorld(t, console.Config{Limits: func(string) []budget.Limit { return []budget.Limit{hourly, budget.Lifetime(5000)} }}, "")
+	w := newWorld(t, console.Config{Limits: func(string) []budget.Limit { return []budget.Limit{hourly} }}, "")
 	for i, name := range hostile {
 		require.NoError(t, w.order(fmt.Sprintf("order <%d> %s", i, string([]rune(name)[:min(3, len([]rune(name)))])), name, int64(100+i), hourly))
 	}
@@ -183,6 +183,21 @@ func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
 	}
 	fresh := w.see("scope", "scope", "nobody", "amount", "5", "limits", "4/1h")
 	require.Contains(t, text(fresh), "A charge of 5 would be refused now.")
+}
+
+// Where nobody says what the limits are, the page takes those that commands on record were refused by.
+func TestPages_TakeLimitsFromRefusals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	hourly, whole := budget.PerWindow(100, time.Hour).Named(`"hourly", of all`), budget.Lifetime(90)
+	require.NoError(t, w.order("first", "s", 50, hourly, whole))
+	require.Error(t, w.order("second", "s", 60, hourly, whole))
+	require.Error(t, w.order("third", "other", 600, budget.Lifetime(1)))
+	page := w.see("scope", "scope", "s")
+	require.Contains(t, text(page), "that refused commands on record have met")
+	require.Len(t, all(page, "meter"), 2)
+	require.Len(t, all(page, "figure"), 3, "two plots, and the holds")
+	require.NotContains(t, text(w.see("scope", "scope", "fresh")), "on record have met")
 }
 
 // The plot's values are those of the ledger at each of its times.

@@ -199,13 +199,23 @@ type clock struct {
 	most int // marks
 }
 
-var paces = []struct {
+type pace struct {
 	every  time.Duration
 	layout string
-}{
+}
+
+// label is that of a mark. At midnight a day begins.
+func (p pace) label(at time.Time) string {
+	if p.every >= time.Hour && p.every < day && at.Hour() == 0 {
+		return at.Format("Jan 2")
+	}
+	return at.Format(p.layout)
+}
+
+var paces = []pace{
 	{time.Second, "15:04:05"}, {5 * time.Second, "15:04:05"}, {15 * time.Second, "15:04:05"}, {time.Minute, "15:04"}, {5 * time.Minute, "15:04"},
-	{10 * time.Minute, "15:04"}, {30 * time.Minute, "15:04"}, {time.Hour, "15:04"}, {3 * time.Hour, "Jan 2 15:04"}, {6 * time.Hour, "Jan 2 15:04"},
-	{12 * time.Hour, "Jan 2 15:04"}, {24 * time.Hour, "Jan 2"}, {48 * time.Hour, "Jan 2"}, {7 * 24 * time.Hour, "Jan 2"},
+	{10 * time.Minute, "15:04"}, {30 * time.Minute, "15:04"}, {time.Hour, "15:04"}, {3 * time.Hour, "15:04"}, {6 * time.Hour, "15:04"},
+	{12 * time.Hour, "15:04"}, {24 * time.Hour, "Jan 2"}, {48 * time.Hour, "Jan 2"}, {7 * 24 * time.Hour, "Jan 2"},
 	{28 * 24 * time.Hour, "Jan 2006"}, {91 * 24 * time.Hour, "Jan 2006"}, {365 * 24 * time.Hour, "2006"},
 }
 
@@ -232,7 +242,7 @@ func (c clock) Ticks(from, to float64) []plot.Tick {
 	var ticks []plot.Tick
 	for ; seconds(at) <= to; step() {
 		if seconds(at) >= from {
-			ticks = append(ticks, plot.Tick{Value: seconds(at), Label: at.In(c.zone).Format(pace.layout)})
+			ticks = append(ticks, plot.Tick{Value: seconds(at), Label: pace.label(at.In(c.zone))})
 		}
 	}
 	return ticks

@@ -53,8 +53,8 @@ func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (
 	if s.Unknown = errors.Is(err, inspect.ErrUnknown); err != nil && !s.Unknown {
 		return page{}, err
 	}
-	if s.Limits, err = h.limitsOf(s.Name, q.Get("limits")); err != nil {
-		s.LimitsWrong = "The limits cannot be read: " + err.Error() + "."
+	if s.Limits, s.LimitsWrong, err = h.limitsOf(ctx, in, s.Name, q.Get("limits")); err != nil {
+		return page{}, err
 	}
 	if err := s.explain(ctx, in); err != nil {
 		return page{}, err

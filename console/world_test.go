@@ -64,6 +64,9 @@ func newWorld(t *testing.T, cfg console.Config, more string) *world {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(testWriter{t}, nil))
 	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 30 * time.Second // the machine may be busy otherwise
+	}
 	var err error
 	w.page, err = console.New(w.reader, cfg)
 	require.NoError(t, err)

@@ -210,7 +210,7 @@ func TestTop_ShowsWhatIsHotAndWhoWaits(t *testing.T) {
 
 func TestFitted_CutsToTheTerminal(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "\x1b[Hab\x1b[K\r\nüb\x1b[K\x1b[J", fitted("abc\nübe\nghi\n", 2, 2))
+	require.Equal(t, "\x1b[Hab\x1b[K\nüb\x1b[K\x1b[J", fitted("abc\nübe\nghi\n", 2, 2))
 	require.Equal(t, "\x1b[Habc\x1b[K\x1b[J", fitted("abc\n", 0, 0))
 }
 

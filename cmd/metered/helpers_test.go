@@ -75,10 +75,10 @@ func (l *line) run(args ...string) result {
 	defer interrupt()
 	if l.until != nil {
 		go func() {
+			defer interrupt() // also if until has failed the test
 			for ctx.Err() == nil && !l.until(out.String()) {
 				time.Sleep(10 * time.Millisecond)
 			}
-			interrupt()
 		}()
 	}
 	code := runApp(ctx, a, args)

@@ -244,6 +244,12 @@ func TestCommandLine_ThatIsNotUnderstood(t *testing.T) {
 		require.NotEmpty(t, r.err, args)
 		require.Empty(t, r.out, args)
 	}
+	for want, args := range map[string][]string{
+		"captured": {"holds", "--state", ""}, "golang-migrate": {"migrate", "sql", "--tool", ""}, "maintenance": {"grant", ""},
+		"repair-clock": {"rep"}, "operations": {"purge", "--only", ""}, "--older-than": {"purge", "--"},
+	} {
+		require.Contains(t, l.ok(append([]string{"__complete"}, args...)...), want, "what a shell offers")
+	}
 	for _, args := range [][]string{{}, {"help"}, {"help", "exit-codes"}, {"help", "verify"}, {"completion", "bash"}, {"completion", "zsh"}, {"completion", "fish"}, {"--version"}} {
 		require.NotEmpty(t, l.ok(args...), args)
 	}

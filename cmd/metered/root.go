@@ -125,5 +125,20 @@ func (a *app) does(c *cobra.Command, needs need, f func(ctx context.Context, arg
 	if c.Args == nil {
 		c.Args = cobra.NoArgs
 	}
+	if c.ValidArgs == nil {
+		c.ValidArgsFunction = cobra.NoFileCompletions // an argument is no file
+	}
+	for name, words := range flagWords {
+		if c.Flags().Lookup(name) != nil {
+			_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+		}
+	}
 	return c
+}
+
+// flagWords are what a shell offers for flags.
+var flagWords = map[string][]string{
+	"state": {"held", "captured", "released", "expired", "returned"}, "by": {"hour", "day", "week", "month"},
+	"tool": {"goose", "golang-migrate", "tern", "atlas"}, "only": {"ledger", "holds", "leases", "tokens", "operations", "jobs"},
+	"format": {"table", "csv", "json"}, "window": {"lifetime", "1h", "1d", "30d"},
 }

@@ -213,5 +213,5 @@ func fitted(text string, width, height int) string {
 			lines[i] = string(cut[:width])
 		}
 	}
-	return "\x1b[H" + strings.Join(lines, "\x1b[K\r\n") + "\x1b[K\x1b[J"
+	return "\x1b[H" + strings.Join(lines, "\x1b[K\n") + "\x1b[K\x1b[J"
 }
