@@ -37,14 +37,15 @@ type Config struct {
 	Schema string // the schema that metered.Migrate created; defaults to "metered"
 
 	// Limits returns the limits of a scope, which come with each call and are not in the database. It is called for every
-	// scope that is looked at, from several goroutines, and must not block. What a user types into the page's
-	// form counts instead. Defaults to none.
+	// scope that is looked at, from several goroutines, and must not block. Those beyond budget.MaxLimits are not shown. What a
+	// user types into the page's form counts instead. Where there are none, the page takes those that refusals on record
+	// have met. Defaults to none.
 	Limits func(scope string) []budget.Limit
 
 	// RiverSchema is where River's tables are; defaults to the first schema of the role's search_path that has them. The
 	// page says so if there are none, or if the role may not read river_job.
 	RiverSchema string
-	RiverUI     string // the address of River UI, to link to its page of a job; defaults to no links
+	RiverUI     string // the address of River UI, whose page of a job is at /jobs/ and its number; defaults to no links
 
 	Title    string         // of the page, in its header; defaults to "metered"
 	Location *time.Location // of the times shown; defaults to UTC
@@ -97,14 +98,21 @@ func New(pool *pgxpool.Pool, cfg Config) (*Handler, error) {
 // (http.Server.RegisterOnShutdown). Pages are served as before.
 func (h *Handler) Close() { h.live.close() }
 
-var errArgument = fault.New("invalid_argument", "console: refused argument")
+// maxName is how long a name of Postgres's can be, in bytes.
+const maxName = 63
+
+// ErrArgument is every refused argument; the error is an *ArgumentError.
+var ErrArgument error = errArgument
+
+var errArgument = fault.New("invalid_argument", "console: invalid argument")
 
 // complete fills in defaults, and refuses what is out of bounds.
 func (c Config) complete() (Config, error) {
-	for _, s := range []struct{ field, name string }{{"Config.Schema", c.Schema}, {"Config.RiverSchema", c.RiverSchema}} {
-		if _, err := schema.Parse(s.name); err != nil {
-			return c, fault.Invalid(errArgument, s.field, "%s", err)
-		}
+	if _, err := schema.Parse(c.Schema); err != nil {
+		return c, fault.Invalid(errArgument, "Config.Schema", "%s", err)
+	}
+	if err := fault.Text(errArgument, "Config.RiverSchema", c.RiverSchema, maxName); err != nil {
+		return c, err
 	}
 	for _, d := range []struct {
 		field          string

@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -45,26 +46,14 @@ var nav = []struct{ Name, Path string }{
 	{"Overview", "./"}, {"Scopes", "scopes"}, {"Holds", "holds"}, {"Leases", "leases"}, {"Operations", "operations"},
 }
 
-// view reads what a page shows, with a transaction, and says which template shows it.
+// view reads what a page shows.
 type view func(ctx context.Context, in *inspect.Reader, q url.Values) (page, error)
 
-// views are the pages by their paths, and the templates that show them.
-func (h *Handler) views() map[string]struct {
-	template string
-	read     view
-} {
-	return map[string]struct {
-		template string
-		read     view
-	}{
-		"":           {"overview", h.overview},
-		"scopes":     {"scopes", h.scopes},
-		"scope":      {"scope", h.scope},
-		"holds":      {"holds", h.holds},
-		"hold":       {"hold", h.hold},
-		"leases":     {"leases", h.leases},
-		"operations": {"operations", h.operations},
-		"operation":  {"operation", h.operation},
+// views are the pages by their paths. The template of one is called as it is; that of the root is overview.
+func (h *Handler) views() map[string]view {
+	return map[string]view{
+		"": h.overview, "scopes": h.scopes, "scope": h.scope, "holds": h.holds, "hold": h.hold,
+		"leases": h.leases, "operations": h.operations, "operation": h.operation,
 	}
 }
 
@@ -116,8 +105,8 @@ func (h *Handler) parse() map[string]shown {
 	pages := map[string]shown{}
 	layout := template.Must(template.New("").Funcs(functions(h.cfg.Location)).ParseFS(pageFiles, "page/layout.html"))
 	for name, v := range h.views() {
-		t := template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, "page/"+v.template+".html"))
-		pages[name] = shown{t, v.read}
+		file := "page/" + cmp.Or(name, "overview") + ".html"
+		pages[name] = shown{template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, file)), v}
 	}
 	h.wrong = template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, "page/error.html"))
 	return pages
@@ -159,16 +148,21 @@ func (h *Handler) serveLive(w http.ResponseWriter, r *http.Request) {
 		h.sorry(w, r, errNoPage)
 		return
 	}
-	h.stream(w, r, q.Encode(), func(ctx context.Context) ([]byte, error) {
+	h.stream(w, r, q.Encode(), func(ctx context.Context) (message []byte, err error) {
+		defer func() {
+			if p := recover(); p != nil { // of Config.Limits: no server's handler is here to catch it
+				err = fmt.Errorf("panic: %v", p)
+			}
+			if err != nil {
+				h.cfg.Logger.Warn("console: what is looked at could not be read", "page", name, "error", err)
+			}
+		}()
 		p, err := h.inspected(ctx, q, s.read)
 		var body bytes.Buffer
 		for _, part := range parts {
 			if err == nil {
 				err = s.ExecuteTemplate(&body, part, p.Data)
 			}
-		}
-		if err != nil {
-			h.cfg.Logger.Warn("console: what is looked at could not be read", "page", name, "error", err)
 		}
 		return event(body.Bytes()), err
 	})
@@ -192,20 +186,19 @@ func (h *Handler) serveDrawing(w http.ResponseWriter, r *http.Request, draw func
 }
 
 // files are those that pages load.
-var files = map[string]struct {
+var files = map[string]file{}
+
+type file struct {
 	kind, tag string
 	body      []byte
-}{}
+}
 
 func init() {
 	for name, kind := range map[string]string{
 		"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
 	} {
-		f := files[name]
-		f.kind = kind
-		f.body, _ = pageFiles.ReadFile("page/" + name) // it is there: it was embedded
-		f.tag = fmt.Sprintf(`"%x"`, sha256.Sum256(f.body))
-		files[name] = f
+		body, _ := pageFiles.ReadFile("page/" + name) // it is there: it was embedded
+		files[name] = file{kind: kind, tag: fmt.Sprintf(`"%x"`, sha256.Sum256(body)), body: body}
 	}
 }
 

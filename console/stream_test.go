@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -148,4 +149,12 @@ func TestStream_TellsWhatCannotBeRead(t *testing.T) {
 		response, _ := w.get(w.url(""))
 		return response.StatusCode == http.StatusOK
 	})
+}
+
+// A panic of the program's own Limits ends no process: nobody above the one who reads would catch it.
+func TestStream_OutlivesAPanic(t *testing.T) {
+	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond, Limits: func(string) []budget.Limit { panic("no limits today") }}, "")
+	w.charge("s", 1)
+	require.True(t, w.view(w.url("live", "page", "scope", "scope", "s")).hears("event: stale"))
+	require.True(t, w.view(w.url("live", "page", "")).hears("data: <section"))
 }
