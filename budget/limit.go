@@ -93,8 +93,8 @@ func (l Limit) check(field string) error {
 		}
 		return l.Period.check(field + ".Period")
 	case l.Window == 0:
-		return invalid(field+".Window", "is missing: write budget.PerWindow(%d, window), budget.PerMonth(%d, location, anchor), or budget.Lifetime(%d) "+
-			"for a limit over the scope's lifetime", l.Max, l.Max, l.Max)
+		return invalid(field+".Window", "is missing: write budget.PerWindow(%d, window), or budget.Lifetime(%d) "+
+			"for a limit over the scope's lifetime", l.Max, l.Max)
 	case l.Window == Forever || l.Window == OfCredit:
 		return nil
 	}

@@ -178,6 +178,7 @@ declare
     falls timestamptz;
     lease  record;
     leased bigint;
+    leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
     still  bigint;
 begin
@@ -221,14 +222,16 @@ begin
             own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
             falls := null;
             leased := 0;
+            leases_end := null;
             if held[i] > own then
                 lease := metered.leased(c.scope);
                 leased := lease.unspent + lease.spent;
+                leases_end := lease.ends_at;
                 if held[i] > own + leased then
                     falls := metered.others_fall_due(t, of_nos, clk);
                 end if;
                 if leased > 0 then
-                    falls := least(falls, greatest(clk, lease.ends_at));
+                    falls := least(falls, greatest(clk, leases_end));
                 end if;
             end if;
             retry := null;
@@ -240,10 +243,10 @@ begin
             room := l.max - own - c.amount;
             if l.win is null and room >= 0 then
                 -- At the period's end only what is held by then is left.
-                still := t.held - case when lease.ends_at <= p[2] then leased else 0 end
+                still := t.held - case when leases_end <= p[2] then leased else 0 end
                     - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end;
                 retry := case when greatest(still, own) <= l.max - c.amount then p[2]
-                    else coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], lease.ends_at)) end;
+                    else coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)) end;
             end if;
             if u <= room then
                 retry := least(retry, falls);
