@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"time"
@@ -29,7 +30,7 @@ var every = map[Unit]string{Day: "P1D", Week: "P7D", Month: "P1M", Year: "P1Y"}
 // moment belongs to it, and its last one does not. The database decides which one is now, by its clock and its time zone data.
 type Period struct {
 	Unit   Unit          // of the calendar in Zone; "" for a fixed Length
-	Length time.Duration // of a period without a Unit, in microseconds up to MaxWindow
+	Length time.Duration `json:"-"` // of a period without a Unit, in microseconds up to MaxWindow; in JSON "period_us"
 	Zone   string        // the IANA name of the time zone, as the server knows it; only with a Unit
 	// Anchor is where one of the periods begins, in UTC and whole microseconds. Without one, a Unit begins at midnight, on
 	// Monday, on the 1st, or on the 1st of January; a Length needs one.
@@ -132,7 +133,20 @@ func (p Period) sent() ledger.Period {
 	return ledger.Period{Every: every[p.Unit], Anchor: p.Anchor, Zone: p.Zone}
 }
 
-// periodJSON is a Period as JSON, among other members.
+// MarshalJSON writes it as a Limit does.
+func (p Period) MarshalJSON() ([]byte, error) { return json.Marshal(p.json()) }
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (p *Period) UnmarshalJSON(text []byte) (err error) {
+	var in periodJSON
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	*p, err = in.period()
+	return err
+}
+
+// periodJSON is a Period as JSON, also among the members of others.
 type periodJSON struct {
 	Unit     Unit      `json:"period,omitempty"`
 	PeriodUS int64     `json:"period_us,omitempty"`
