@@ -110,6 +110,16 @@ func TestChargeEach_JudgesPeriods(t *testing.T) {
 		}
 		clock.Set(spanOf(t, limits[0].Period, clock.Now()).end)
 	}
+	for range 2 { // with room to spare, where one statement makes all entries
+		roomy := budget.Charge{Scope: "d", Amount: 1, Limits: []budget.Limit{budget.PerDay(50, time.UTC, time.Time{})}}
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			results, err := l.ChargeEach(t.Context(), tx, roomy, roomy)
+			require.NoError(t, err)
+			require.Equal(t, []int64{1, 2}, []int64{results[0].Posted.Standings[0].Used, results[1].Posted.Standings[0].Used})
+			return nil
+		}))
+		clock.Set(spanOf(t, roomy.Limits[0].Period, clock.Now()).end)
+	}
 	events := []budget.Event{{ID: "late", OccurredAt: clock.Now().Add(-time.Hour), Charge: charges[0]}, {ID: "now", Charge: charges[0]}}
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		results, err := l.Ingest(t.Context(), tx, events...)
