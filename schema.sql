@@ -67,8 +67,13 @@ create domain metered.scope_name as text collate "C" not null check (octet_lengt
 -- A fingerprint: a version byte and a SHA-256.
 create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);
 
--- A limit: so many units in each window of this length, or in the scope's lifetime (0).
-create type metered.charge_limit as (max bigint, win interval);
+-- A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so
+-- many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.
+create type metered.period as (every interval, anchor timestamptz, zone text);
+
+-- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
+-- win is null, in each period.
+create type metered.charge_limit as (max bigint, win interval, period metered.period);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
@@ -120,8 +125,10 @@ create type metered.presented_token as (digest bytea, purpose text, subject text
 create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
 
 -- What charge answers: an entry a charge, in the order of the charges; what counts against each
--- limit, and what is held of each scope; or else why it is denied.
-create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
+-- limit, and what is held of each scope; the start and the end of each limit's period, if there are any;
+-- or else why it is denied.
+create type metered.charged as (
+    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[]);
 
 -- A usage event, whose charge stands at the same place of another array. id is null for a charge without
 -- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
@@ -129,8 +136,9 @@ create type metered.new_event as (
     namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
 -- What charge_each answers to one charge: its number in the call, its entry, what counts against each limit
--- before it, what is held; or else why there is none.
-create type metered.each_answer as (nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text);
+-- before it, what is held, and the limits' periods; or else why there is none.
+create type metered.each_answer as (
+    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[]);
 
 -- For functions of ours. What a limit that is being looked at was counted from: the number of
 -- the limit, and the entry at the beginning of its window.
@@ -981,6 +989,95 @@ begin
 end
 $$;
 
+-- Periods: days, weeks, months and years of a time zone, and stretches of fixed length. A period is
+-- [start, end). A sliding window is (since, now], so a period is looked up as the window since its
+-- start less a microsecond.
+
+-- The period that t is in: its start and its end. Periods follow each other without a gap, before the
+-- anchor too. All are counted from the anchor, so that the 31st is the last day of a shorter month,
+-- and the 31st again in a longer one.
+--
+-- Where a clock is set forward past a start, the period starts as if it had not been; where a clock is set back, at the
+-- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
+-- the session's time zone.
+create function metered.period_at(p metered.period, t timestamptz) returns timestamptz[]
+language plpgsql stable
+as $$
+declare
+    months  int := extract(year from p.every) * 12 + extract(month from p.every);
+    days    int := extract(day from p.every);
+    length  bigint;
+    into_it bigint;
+    shown   timestamp;      -- t, as a clock of the zone shows it
+    origin  timestamp;
+    start   timestamp;
+    n       int;
+    starts  timestamptz;
+    ends    timestamptz;
+    back    interval;       -- by how much the clock was set back in the day before starts
+begin
+    if p.zone is null then
+        length := extract(epoch from p.every) * 1000000;
+        if (length > 0 and isfinite(p.anchor)) is not true then
+            perform metered.require(false, 'period');
+        end if;
+        into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
+        into_it := (into_it % length + length) % length;
+        starts := t - into_it * interval '1 microsecond';
+        return array[starts, starts + length * interval '1 microsecond'];
+    end if;
+    if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
+        or isfinite(p.anchor) is false then
+        perform metered.require(false, 'period');
+    end if;
+    begin
+        shown := t at time zone p.zone;
+    exception when invalid_parameter_value then
+        raise exception 'the time zone is not known' using errcode = 'MT010', detail = p.zone;
+    end;
+    origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
+    -- A period that starts later, and from there back to the one that has begun.
+    n := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
+        else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
+    loop
+        start := origin + n * p.every;
+        starts := start at time zone p.zone;
+        back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
+        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
+            starts := starts - extract(epoch from back) * interval '1 second';
+        end if;
+        if starts > t then
+            ends := starts;
+            n := n - 1;
+        elsif ends is null then
+            n := n + 2;
+        else
+            return array[starts, ends];
+        end if;
+    end loop;
+end
+$$;
+
+-- The periods that charges of scopes whose last entries are tips are judged in: two times for each
+-- limit by period, in the order of the limits. Null without any.
+create function metered.periods_of(charges metered.new_charge[], tips metered.ledger[], clk timestamptz) returns timestamptz[]
+language plpgsql stable
+as $$
+declare
+    l       metered.charge_limit;
+    periods timestamptz[];
+begin
+    for i in 1..cardinality(charges) loop
+        foreach l in array charges[i].limits loop
+            if l.win is null then
+                periods := periods || metered.period_at(l.period, greatest(clk, tips[i].at));
+            end if;
+        end loop;
+    end loop;
+    return periods;
+end
+$$;
+
 -- The time at which so much of a window's spending (used, counted from the base, as
 -- spent_since has them) has left it that no more than room remains, if nothing else
 -- changes. Spending only leaves, entry by entry, so it is the leaving of the first
@@ -1134,7 +1231,7 @@ $$;
 -- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
 -- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
--- hold falls due; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
+-- hold falls due, and the period of a limit by period; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
 -- the holds of_nos, which it captures.
 --
 -- A caller that has looked at some limits passes what it knows: used as far as it got, and what
@@ -1161,6 +1258,9 @@ declare
     falls timestamptz;
     lease  record;
     leased bigint;
+    leases_end timestamptz;
+    p      timestamptz[];   -- of a limit by period
+    still  bigint;
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
@@ -1177,6 +1277,7 @@ begin
             n := n + 1;
             continue when n < known.nth;
             u := used[n];
+            p := case when l.win is null then metered.period_at(l.period, greatest(clk, t.at)) end;
             if u is not null then
                 null;
             elsif l.win = interval '0' then
@@ -1187,7 +1288,7 @@ begin
                         using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
                             'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
                 end if;
-                since := greatest(clk, t.at) - l.win;
+                since := coalesce(greatest(clk, t.at) - l.win, p[1] - interval '0.000001');
                 u := 0;
                 if t.at > since then
                     w := metered.spent_since(t, since);
@@ -1201,14 +1302,16 @@ begin
             own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
             falls := null;
             leased := 0;
+            leases_end := null;
             if held[i] > own then
                 lease := metered.leased(c.scope);
                 leased := lease.unspent + lease.spent;
+                leases_end := lease.ends_at;
                 if held[i] > own + leased then
                     falls := metered.others_fall_due(t, of_nos, clk);
                 end if;
                 if leased > 0 then
-                    falls := least(falls, greatest(clk, lease.ends_at));
+                    falls := least(falls, greatest(clk, leases_end));
                 end if;
             end if;
             retry := null;
@@ -1218,6 +1321,13 @@ begin
             end if;
             -- The end of holds can make room, sooner or at all.
             room := l.max - own - c.amount;
+            if l.win is null and room >= 0 then
+                -- At the period's end only what is held by then is left.
+                still := t.held - case when leases_end <= p[2] then leased else 0 end
+                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end;
+                retry := case when greatest(still, own) <= l.max - c.amount then p[2]
+                    else coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)) end;
+            end if;
             if u <= room then
                 retry := least(retry, falls);
             elsif l.win > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
@@ -1226,7 +1336,8 @@ begin
             denied := coalesce(denied, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
-                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
+                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint,
+                'period', p);
         end loop;
     end loop;
 end
@@ -1331,7 +1442,8 @@ $$;
 -- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 27.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
+    out periods timestamptz[])
 language plpgsql volatile
 as $$
 declare
@@ -1350,6 +1462,7 @@ declare
     look  boolean := mode = 'look';
     plain boolean := true;
     due   boolean;
+    p     timestamptz[];    -- the start and the end of a limit's period
     absent jsonb;           -- scopes that must exist, and do not
     a     record;
     units bigint;
@@ -1394,6 +1507,14 @@ begin
             elsif tip.at <= since then
                 u := 0;
             else
+                if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
+                    continue when standing is not true and tip.spent <= l.max - tip.held - c.amount;
+                    p := metered.period_at(l.period, at);
+                    since := p[1] - interval '0.000001';
+                    continue when standing is not true and tip.anchor_at <= since
+                        and tip.spent - tip.anchor_spent <= l.max - tip.held - c.amount;
+                    periods := periods || p;
+                end if;
                 -- spent_since where the base is in the newest epoch, or all that was ever
                 -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
                 select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
@@ -1476,6 +1597,7 @@ begin
         end if;
         denied := a.denied;
         used := case when standing then a.used end;
+        periods := case when standing and denied is null then metered.periods_of(charges, tips, at) end;
         if denied is not null then
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
@@ -1541,7 +1663,7 @@ $$;
 
 -- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
 -- returns the whole answer: that costs less than to assign each part.
-create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.posted
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1574,7 +1696,7 @@ $$;
 -- What charge would say now, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
 create function metered.check_charge(charges metered.new_charge[], ahead interval,
-    out used bigint[], out held bigint[], out denied jsonb)
+    out used bigint[], out held bigint[], out denied jsonb, out periods timestamptz[])
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1584,6 +1706,7 @@ as $$
 declare
     c    metered.new_charge;
     tips metered.ledger[];
+    clk  timestamptz := metered.clock();
     a    record;
 begin
     foreach c in array charges loop
@@ -1595,17 +1718,19 @@ begin
     if denied is not null then
         return;
     end if;
-    a := metered.check_now(charges, tips, metered.clock(), ahead);
+    a := metered.check_now(charges, tips, clk, ahead);
     used := a.used;
     held := a.held;
     denied := a.denied;
+    periods := metered.periods_of(charges, tips, clk);
 end
 $$;
 
 -- Where each scope stands, for as many windows as there are pairs; window 0 is
--- the lifetime. with_leases: what open leases spent is used, and not held.
-create function metered.usage(scopes text[], windows interval[], with_leases boolean)
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint)
+-- the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.
+create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
+    starts_at timestamptz, ends_at timestamptz)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1617,10 +1742,14 @@ declare
     since timestamptz;
     tip   metered.ledger;
     l     record;
+    p     timestamptz[];
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered.last_entry(scopes[i]);
-        since := greatest(clk, tip.at) - windows[i];
+        p := case when windows[i] is null then metered.period_at(periods[i], greatest(clk, tip.at)) end;
+        starts_at := p[1];
+        ends_at := p[2];
+        since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
         if windows[i] = interval '0' then
             used := tip.spent - tip.refunded - tip.credited;
         elsif tip.at <= since then
@@ -1815,9 +1944,10 @@ $$;
 
 -- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
 -- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
--- limit, and held are what the scope stood at before.
+-- limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'
+-- periods ends: what is settled later than that counts in the next.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint)
+    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[])
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1828,9 +1958,10 @@ declare
     l      metered.charge_limit;
     tip    metered.ledger;
     looked record;
-    posted metered.posted;
+    posted metered.charged;
     wanted bigint := charge.amount;
     room   bigint;
+    ends   timestamptz;
     i      int := 0;
 begin
     perform metered.require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
@@ -1871,9 +2002,12 @@ begin
         return;
     end if;
     granted := wanted;
+    periods := metered.periods_of(array[charge], array[tip], posted.at);
+    ends := least(posted.at + terms.ttl, (select min(p.at) from unnest(periods) with ordinality p(at, n) where p.n % 2 = 0));
+    lasts_us := extract(epoch from ends - posted.at) * 1000000;
     insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner)
     overriding system value
-    values (open_lease.no, posted.at, posted.at + terms.ttl, wanted, open_lease.fence, posted.seqs[1],
+    values (open_lease.no, posted.at, ends, wanted, open_lease.fence, posted.seqs[1],
         case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
 end
 $$;
@@ -1933,7 +2067,7 @@ $$;
 
 -- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
 -- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
-create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.posted
+create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1943,8 +2077,8 @@ as $$
 declare
     c      metered.new_charge;
     chain  metered.new_charge[] := '{}';
-    posted metered.posted;
-    answer metered.posted;
+    posted metered.charged;
+    answer metered.charged;
     n      int := 0;
 begin
     if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise') and metered.fits_origin(origin)) is not true then
@@ -1977,7 +2111,7 @@ begin
         return answer;
     end if;
     if cardinality(charges) = 1 and chain = '{}' then
-        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at);
+        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[]);
     end if;
     n := 0;
     for i in 1..cardinality(charges) loop
@@ -1993,6 +2127,7 @@ begin
         end if;
     end loop;
     answer.used := posted.used;     -- of the chain's limits: a spend comes without
+    answer.periods := posted.periods;
     return answer;
 end
 $$;
@@ -2199,7 +2334,7 @@ declare
     away   boolean := terms.mode = 'away';
     as_mode "char" := case when away then 'r' else 'c' end;
     tip    metered.ledger;
-    posted metered.posted;
+    posted metered.charged;
     own    bigint;
 begin
     perform metered.require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
@@ -4341,7 +4476,7 @@ $$;
 -- no refusals cannot take for an answer.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz)
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[])
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -4371,7 +4506,7 @@ begin
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
-            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at)::metered.posted;
+            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[])::metered.charged;
         elsif command.leased then
             c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
         else
@@ -4381,6 +4516,7 @@ begin
         ats := c.ats;
         used := c.used;
         held := c.held;
+        periods := c.periods;
         scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
         amounts := array[charges[1].amount];
         if cardinality(charges) > 1 then
@@ -4491,7 +4627,7 @@ language plpgsql volatile
 as $$
 begin
     select array_agg(r.status order by r.nth),
-        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status)::metered.each_answer) filter (where r.status = 'replay')
+        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null)::metered.each_answer) filter (where r.status = 'replay')
     into statuses, answers
     from (select e.ordinality as nth, o.seqs[1] as seq, o.ats[1] as at,
             case when e.id_key = any (busy) then 'busy' when o.id is null then null
@@ -4539,7 +4675,7 @@ begin
         where c.unnest is null
         window w as (partition by c.scope order by c.ordinality)
     ), judged as (
-        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, u.used,
+        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, u.used, u.periods,
             bool_and(coalesce(a.sound and u.fits and t.fresh and t.spent <= 9223372036854775807 - a.before - a.amount, false))
                 over (partition by a.scope) as plain
         from asked a
@@ -4554,26 +4690,30 @@ begin
         -- What counts against each limit: as in write_charges, where it is sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
+                array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
                 coalesce(bool_and(coalesce(x.used + a.before <= x.max - t.held - a.amount, false)), true) as fits
-            from (select l.ordinality, l.max,
-                    case when clk - l.win = clk then t.spent - t.refunded - t.credited
-                        when t.at <= clk - l.win then 0
+            from (select l.ordinality, l.max, l.period,
+                    case when l.since = clk then t.spent - t.refunded - t.credited
+                        when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
                         when b.seq > 1 then null
                         when b.seq is null and t.epoch > 0 or t.refunded > 0 then null
                         when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from unnest(a.limits) with ordinality l
+                  from (select y.ordinality, y.max, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                              from unnest(a.limits) with ordinality z
+                              offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
                       select w.seq, w.spent, w.refunded
                       from (select y.seq from metered.ledger y
-                            where y.scope = a.scope and y.epoch = t.epoch and y.at <= clk - l.win
-                              and (y.seq & 15 = 1 or y.kind = 'k') and t.at > clk - l.win and clk - l.win <> clk
+                            where y.scope = a.scope and y.epoch = t.epoch and y.at <= l.since
+                              and (y.seq & 15 = 1 or y.kind = 'k') and t.at > l.since and l.since <> clk
                             order by y.at desc, y.seq desc limit 1) x,
                            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                             where y.scope = a.scope and y.seq between x.seq and x.seq + 15
-                              and y.epoch = t.epoch and y.at <= clk - l.win
+                              and y.epoch = t.epoch and y.at <= l.since
                             order by y.seq desc limit 1) w) b on true
                   offset 0) x) u        -- or what is used would be worked out twice
     ), entries as (
@@ -4592,7 +4732,7 @@ begin
         on conflict do nothing
         returning 1
     )
-    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null)::metered.each_answer) filter (where j.plain),
+    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods)::metered.each_answer) filter (where j.plain),
         array_agg(j.nth order by j.nth) filter (where not j.plain),
         count(*) filter (where j.plain), (select count(*) from entries),
         count(*) filter (where j.plain and j.id is not null), (select count(*) from records)
@@ -4632,7 +4772,7 @@ begin
             perform metered.recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null)::metered.each_answer;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods)::metered.each_answer;
 end
 $$;
 
@@ -4643,7 +4783,7 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003 or 22003, with its detail as denied.
+-- a lock was not free), or a SQLSTATE: MT002, MT003, MT010 or 22003, with its detail as denied.
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
 returns setof metered.each_answer
@@ -4711,20 +4851,20 @@ begin
         foreach i in array coalesce(exact, '{}') loop
             answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
         end loop;
-    exception when sqlstate 'MT002' or sqlstate 'MT003' or numeric_value_out_of_range then
+    exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
         -- Once more, each in a block of its own, which costs a subtransaction.
         answers := null;
         foreach i in array exact loop
             begin
                 answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
-            exception when sqlstate 'MT002' or sqlstate 'MT003' or numeric_value_out_of_range then
+            exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
-                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state)::metered.each_answer;
+                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null)::metered.each_answer;
             end;
         end loop;
     end;
     return query select * from unnest(answers) x where x.nth is not null;
-    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status
+    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status, null::timestamptz[]
         from unnest(statuses) with ordinality s(status, ordinality) where s.status <> 'replay';
 end
 $$;
@@ -4906,7 +5046,8 @@ comment on domain metered.units is 'The amount of an entry, never negative: nobo
 comment on domain metered.amount is 'An amount from 1 to 2^53.';
 comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
-comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0).';
+comment on type metered.period is 'A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
+comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period.';
 comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
@@ -4917,9 +5058,9 @@ comment on type metered.capture_terms is 'How a capture is made. closing frees t
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
-comment on type metered.posted is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; or else why it is denied.';
+comment on type metered.charged is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; the start and the end of each limit''s period, if there are any; or else why it is denied.';
 comment on type metered.new_event is 'A usage event, whose charge stands at the same place of another array. id is null for a charge without one. id_key is that of the id''s lock. issued_at is the time that the id carries, or occurred_at.';
-comment on type metered.each_answer is 'What charge_each answers to one charge: its number in the call, its entry, what counts against each limit before it, what is held; or else why there is none.';
+comment on type metered.each_answer is 'What charge_each answers to one charge: its number in the call, its entry, what counts against each limit before it, what is held, and the limits'' periods; or else why there is none.';
 comment on type metered.counted is 'For functions of ours. What a limit that is being looked at was counted from: the number of the limit, and the entry at the beginning of its window.';
 comment on type metered.hold_terms is 'For functions of ours. What an entry that holds units says of the hold: its id, and when it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is what counts as now, if the caller has read the clock under the locks.';
 comment on table metered.schema_version is 'The versions of this schema that were installed; the last one is the greatest.';
@@ -5064,10 +5205,10 @@ comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, 
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
-comment on function metered.usage(text[], interval[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime. with_leases: what open leases spent is used, and not held.';
+comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.';
 comment on function metered.usage_at(text, timestamptz[]) is 'What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it; refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
 comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
-comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before.';
+comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'' periods ends: what is settled later than that counts in the next.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
@@ -5240,14 +5381,14 @@ begin
             last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,
             lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,
             mint_tokens,missing_hold,missing_token,named_holds,next_entry,no_amount,one_snapshot,open_lease,
-            others_fall_due,overdue,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_operations,
-            purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,recorded_meanwhile,refund,
-            refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
-            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
-            retire_scopes,revoke_token,revoke_tokens,scope_key,search_entries,settle_away,settle_lease,
-            shorter,spend,spend_range,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,
-            unfinished,unsettled_spends,usage,usage_at,usage_known_from,with_absent,with_keys,write_charges,
-            write_exact,write_plain,written_here}')
+            others_fall_due,overdue,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,
+            purge_leases,purge_operations,purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,
+            recorded_meanwhile,refund,refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,
+            refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
+            require,resource_for_write,retire_scopes,revoke_token,revoke_tokens,scope_key,search_entries,
+            settle_away,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,tip,tip_for_write,
+            try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,usage,usage_at,usage_known_from,
+            with_absent,with_keys,write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

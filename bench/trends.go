@@ -75,7 +75,7 @@ func chargeLatencies(ctx context.Context, b *bench) (samples, error) {
 		if size > 10_000 {
 			turns.count, turns.rounds = 5, b.pick(7, 3)
 		}
-		metered := c.on(size, turns.count, false)
+		metered := c.on(size, turns.count, false, roomy)
 		metered.name = "metered"
 		turns.contenders = []contender{metered, c.seedOn(size, turns.count)}
 		last, err = turns.run(ctx, b)

@@ -15,7 +15,18 @@ var windowFigures = []figure{
 	{
 		name: "charge_window_1e6_vs_1e2", unit: "times the cost", goal: atMost(1.15),
 		meaning: "a charge with a million entries and 10,000 refunds in its window, against one with 100 to 120",
-		measure: chargeByWindow,
+		measure: func(ctx context.Context, b *bench) (samples, error) { return chargeByWindow(ctx, b, roomy) },
+	},
+	{
+		name: "charge_period_1e6_vs_1e2", unit: "times the cost", goal: atMost(1.15),
+		meaning: "the same in a calendar year of a time zone, in place of a window",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			berlin, err := time.LoadLocation("Europe/Berlin")
+			if err != nil {
+				return samples{}, err
+			}
+			return chargeByWindow(ctx, b, []budget.Limit{budget.PerYear(roomy[0].Max, berlin, time.Now().AddDate(0, 0, -300))})
+		},
 	},
 	{
 		name: "denial_vs_charge", unit: "times the cost", goal: atMost(1.0),
@@ -116,23 +127,23 @@ func (c *chains) inTurn(size, calls int) func() string {
 }
 
 // on is a contender that charges chains of a size, in turns of so many calls.
-func (c *chains) on(size, calls int, dissect bool) contender {
+func (c *chains) on(size, calls int, dissect bool, limits []budget.Limit) contender {
 	scope := c.inTurn(size, calls)
 	return contender{
 		name: fmt.Sprintf("%d entries", size), site: c.site, dissect: dissect,
 		op: func(ctx context.Context, _ int) error {
-			return c.charge(ctx, budget.Charge{Scope: scope(), Amount: 1, Limits: roomy})
+			return c.charge(ctx, budget.Charge{Scope: scope(), Amount: 1, Limits: limits})
 		},
 	}
 }
 
-func chargeByWindow(ctx context.Context, b *bench) (samples, error) {
+func chargeByWindow(ctx context.Context, b *bench, limits []budget.Limit) (samples, error) {
 	c, err := b.chains(ctx)
 	if err != nil {
 		return samples{}, err
 	}
 	turns := b.sequential()
-	big, small := c.on(c.largest(), turns.count, true), c.on(100, turns.count, false)
+	big, small := c.on(c.largest(), turns.count, true, limits), c.on(100, turns.count, false, limits)
 	turns.contenders = []contender{big, small}
 	out, err := turns.run(ctx, b)
 	if err != nil {
@@ -211,7 +222,7 @@ func denialCost(ctx context.Context, b *bench) (samples, error) {
 		}
 		return nil
 	}}
-	allowed := c.on(c.largest(), 1, false)
+	allowed := c.on(c.largest(), 1, false, roomy)
 	allowed.name = "allowed"
 	out, err := b.sequential(denied, allowed).run(ctx, b)
 	s := out.cost("denied", "allowed")

@@ -18,7 +18,7 @@ import (
 // Result is the answer to one charge of a batch.
 type Result struct {
 	Posted Posted // the entry, if Err is nil
-	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow or ErrWindowPurged; of an
+	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow, ErrWindowPurged or ErrTimeZone; of an
 	// event also ErrConflict, ErrRetired, ErrFuture or ErrLate.
 	Err error
 }
@@ -73,13 +73,13 @@ func (l *Ledger) ask(c Charge) (*asked, error) {
 		if limit.query != nil {
 			return nil, located(".Limits", i, invalid(".MaxFrom", "is not for a batch: its scopes are locked and charged in one statement"))
 		}
-		a.charge.Limits[i] = ledger.Limit{Max: limit.Max, Window: max(limit.Window, 0)}
+		a.charge.Limits[i] = limit.sent()
 	}
 	return a, nil
 }
 
 const eachSQL = `
-select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), denied, coalesce(status, '')
+select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), denied, coalesce(status, ''), periods
 from metered.charge_each($1::metered.new_charge[], $2::metered.new_event[], $3::interval, $4::interval, $5::interval, $6::int, $7::bool)`
 
 // each makes charges. With skipBusy those whose lock is not free get ErrBusy, and nobody waits.
@@ -122,10 +122,12 @@ type eachRow struct {
 	held   int64
 	denied []byte
 	status string
+
+	periods ledger.Periods
 }
 
 func (r *eachRow) dest() []any {
-	return []any{&r.nth, &r.seq, &r.at, &r.used, &r.held, &r.denied, &r.status}
+	return []any{&r.nth, &r.seq, &r.at, &r.used, &r.held, &r.denied, &r.status, &r.periods}
 }
 
 var statusErrors = map[string]error{
@@ -155,6 +157,9 @@ func (a *asked) result(row *eachRow) Result {
 	for i, limit := range a.limits {
 		used := row.used[i] + posted.Amount
 		posted.Standings[i] = Standing{Limit: limit, Used: used, Held: row.held, Available: available(limit.Max, used, row.held)}
+		if !limit.Period.IsZero() {
+			posted.Standings[i].PeriodStart, posted.Standings[i].PeriodEnd = row.periods.Next()
+		}
 	}
 	return Result{Posted: posted}
 }

@@ -56,10 +56,13 @@ type Standing struct {
 	Used      int64 `json:"used"`      // counts against the limit, holds aside; negative while there is credit
 	Held      int64 `json:"held"`      // what open holds and leases keep of the scope
 	Available int64 `json:"available"` // the largest amount that the limit still admits, >= 0
+	// The period of a limit by period that the charge is in; zero for others.
+	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
+	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
 }
 
 const chargeSQL = `
-select seqs, ats, used, held, denied
+select seqs, ats, used, held, denied, periods
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
 // Charge charges every scope named, or none, in one round trip. If a limit refuses, it is denied with *ExceededError,
@@ -86,7 +89,7 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Re
 }
 
 const checkSQL = `
-select used, held, denied
+select used, held, denied, periods
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
 // Check tells what Charge would answer now, without a lock or a write, on a replica too. Only a charge is
@@ -108,7 +111,7 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 	}
 	var a ledger.Answer
 	row := db.QueryRow(ctx, l.sql.check, ledger.Charges(call.Charges), call.Tolerance)
-	if err := row.Scan(&a.Used, &a.Held, &a.Denied); err != nil {
+	if err := row.Scan(&a.Used, &a.Held, &a.Denied, &a.Periods); err != nil {
 		return Receipt{}, failed("check", err)
 	}
 	return call.Receipt(a)

@@ -1,5 +1,5 @@
 // Package budget is a ledger of integer units – money, quota, stock – in Postgres, with limits over exact sliding
-// windows. Most programs want Ledger.Charge, or package metered, which calls it as part of a whole command.
+// windows, calendar periods and lifetimes. Most programs want Ledger.Charge, or package metered, which calls it as part of a whole command.
 //
 //	ledger, err := budget.New(budget.Config{})
 //	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -19,9 +19,10 @@
 // against that. A scope's ledger is a chain of entries that never change. Limits come with each call and are stored
 // nowhere. A charge is admitted if, for each limit,
 //
-//			used inside the window + held + amount <= limit
+//			used inside the window or period + held + amount <= limit
 //
 //	  - A charge counts while it is younger than the window, by the database's clock; a refund, at its charge's time.
+//	  - In a period (PerDay, PerMonth, PerPeriod and the like) it counts from the period's first moment until before its end.
 //	  - A credit counts for lifetime limits only. Held units count everywhere until they are captured or freed.
 //
 // Rolling the transaction back takes its writes back. Calls but Ingest are not idempotent: a second one writes again (a

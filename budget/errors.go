@@ -28,7 +28,8 @@ var (
 	ErrNotGranted    error = fault.ErrNotGranted    // the role has not been given what the call needs
 	ErrClock         error = errClock               // the last entry is too far ahead of the clock (Config.ClockTolerance): a *ClockError
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
-	ErrWindowPurged  error = errWindowPurged // an answer by time is a *PurgedError
+	ErrWindowPurged  error = errWindowPurged                                                                 // an answer by time is a *PurgedError
+	ErrTimeZone      error = fault.New("budget_time_zone", "budget: the server does not know the time zone") // of a limit by period
 	// ErrLimitQuery: the query of a Limit.MaxFrom failed, or did not answer with an integer from 0 to MaxLimit.
 	ErrLimitQuery error = fault.New("limit_query", "budget: the query of a limit")
 )
@@ -87,14 +88,20 @@ type Refusal struct {
 	Requested int64  `json:"requested"`          // the amount of all charges of the call on this scope
 	Available int64  `json:"available"`          // the largest amount that this limit would have admitted, >= 0
 	// RetryAfter is how long until Requested would fit if nothing else happens; Never if waiting cannot help. If open
-	// holds stand in the way, it is the earliest possible time; of leases, when the last one ends. In JSON it is "retry_after_us", null for Never.
+	// holds stand in the way, it is the earliest possible time; of leases, when the last one ends. Of a limit by period it is the
+	// period's end, unless holds that are open then leave no room. In JSON it is "retry_after_us", null for Never.
 	RetryAfter time.Duration `json:"-"`
 	HoldDue    time.Duration `json:"-"` // until an open hold of the scope may fall due, if Held > 0; JSON "hold_due_us"
+	// The period of a limit by period that refused; zero for others.
+	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
+	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
 }
 
 func (r Refusal) String() string {
 	of, help := fmt.Sprintf("limit %d per %v", r.Limit.Max, r.Limit.Window), "never fits"
 	switch {
+	case !r.Limit.Period.IsZero():
+		of = fmt.Sprintf("limit %d per %v", r.Limit.Max, r.Limit.Period)
 	case r.Limit.Window > 0:
 	case r.Limit.Window == OfCredit:
 		of, help = "which is the credit left", "more has to be credited"
@@ -180,6 +187,8 @@ func failed(doing string, err error) error {
 		return absentScopes([]byte(pgErr.Detail))
 	case sqlstate.NumericOutOfRange:
 		kind = ErrOverflow
+	case sqlstate.UnknownZone:
+		kind = ErrTimeZone
 	default:
 		return fault.Failed("budget", doing, err)
 	}

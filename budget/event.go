@@ -25,7 +25,7 @@ type Event struct {
 	Namespace string // keeps the ids of tenants or sources apart, up to 255 bytes; defaults to ""
 	// OccurredAt is when it happened, the same in each delivery, in microseconds. Older than Config.MaxLateness it is
 	// ErrLate, and ErrFuture if it is ahead by more than Config.MaxFuture. It is stored with the entry
-	// (Entry.OccurredAt). Windows count the event when it was recorded, by the database's clock. Defaults to none.
+	// (Entry.OccurredAt). Windows and periods count the event when it was recorded, by the database's clock. Defaults to none.
 	OccurredAt time.Time
 }
 

@@ -27,6 +27,7 @@ type history struct {
 	now    time.Time
 	models [2]*model
 	quiet  bool // charges ask for no standings, mostly
+	kinds  []budget.Limit
 }
 
 func (h *history) tx() pgx.Tx { return autocommit{Querier: h.conn} }
@@ -149,7 +150,7 @@ func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, e
 	fits := true
 	for i, c := range charges {
 		for _, limit := range c.Limits {
-			fits = fits && h.models[i].trulyUsed(h.now, limit.Window)+c.Amount <= limit.Max
+			fits = fits && h.models[i].trulyUsed(h.now, limit)+c.Amount <= limit.Max
 		}
 	}
 	switch {
@@ -168,9 +169,10 @@ func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, e
 
 // limit is one that is near to what is used, mostly.
 func (h *history) limit(m *model) budget.Limit {
-	window := rapid.SampledFrom(historyWindows).Draw(h.T, "window")
-	used, _ := m.used(h.now, window)
-	return budget.Limit{Window: window, Max: max(0, used+int64(rapid.IntRange(-20, 12).Draw(h.T, "room")))}
+	limit := rapid.SampledFrom(h.kinds).Draw(h.T, "kind of limit")
+	used, _ := m.used(h.now, limit)
+	limit.Max = max(0, used+int64(rapid.IntRange(-20, 12).Draw(h.T, "room")))
+	return limit
 }
 
 // retry waits as long as each refusal says: then it fits, and not a microsecond before.

@@ -66,13 +66,13 @@ func checkHistories(t *testing.T) {
 		h := &history{T: rt, outer: t, pool: pool, conn: conn, ledger: l, clock: clock, now: start}
 		serial := historySerial.Add(1)
 		for i := range h.models {
-			h.models[i] = &model{scope: fmt.Sprintf("%d/%d", serial, i), tolerance: historyTolerance, kept: 1}
+			h.models[i] = &model{scope: fmt.Sprintf("%d/%d", serial, i), tolerance: historyTolerance, kept: 1, outer: t, spans: map[budget.Period]span{}}
 		}
 		level := rapid.SampledFrom([]string{"read committed", "repeatable read", "serializable"}).Draw(rt, "isolation")
 		_, err := conn.Exec(t.Context(), "set default_transaction_isolation = '"+level+"'")
 		require.NoError(rt, err)
 		h.quiet = rapid.Bool().Draw(rt, "without standings")
-		h.set(start)
+		h.begin()
 		if rapid.IntRange(0, 19).Draw(rt, "long") == 19 {
 			h.bulk(rapid.SampledFrom([]int{40, 239, 240, 254, 255, 256, 257, 300, 400}).Draw(rt, "entries before"))
 		}
@@ -95,13 +95,34 @@ func checkHistories(t *testing.T) {
 	})
 }
 
+// begin begins a history shortly before the end of a calendar period, or of one where clocks are set. Its limits are
+// the windows and some periods.
+func (h *history) begin() {
+	for _, w := range historyWindows {
+		h.kinds = append(h.kinds, budget.Limit{Window: w})
+	}
+	from := start
+	if rapid.Bool().Draw(h.T, "at a change of the clocks") {
+		from = rapid.SampledFrom(changes).Draw(h.T, "change")
+	}
+	for range 3 {
+		h.kinds = append(h.kinds, budget.Limit{Period: anyPeriod(h.T, from)})
+	}
+	last := h.kinds[len(h.kinds)-1].Period
+	if rapid.Bool().Draw(h.T, "at an edge") {
+		from = spanOf(h.outer, last, from).end
+	}
+	h.kinds = append(h.kinds, budget.PerPeriod(0, h.micros("length", 1, 300), from))
+	h.set(from.Add(-h.micros("before", 0, 60)))
+}
+
 const unknown = math.MinInt64
 
 // usages are the used units of all scopes and windows, as the model has them.
 func (h *history) usages() (all []int64) {
 	for _, m := range h.models {
-		for _, w := range historyWindows {
-			used, known := m.used(h.now, w)
+		for _, kind := range h.kinds {
+			used, known := m.used(h.now, kind)
 			if !known {
 				used = unknown
 			}
@@ -115,16 +136,20 @@ func (h *history) compareUsage() {
 	var queries []budget.Query
 	var want []budget.Usage
 	for _, m := range h.models {
-		for _, w := range historyWindows {
-			q := budget.Query{Scope: m.scope, Window: w}
-			used, known := m.used(h.now, q.Window)
+		for _, kind := range h.kinds {
+			q := budget.Query{Scope: m.scope, Window: kind.Window, Period: kind.Period}
+			used, known := m.used(h.now, kind)
 			if !known {
 				_, err := h.ledger.Usage(h.outer.Context(), h.conn, q)
 				require.ErrorIs(h, err, budget.ErrWindowPurged)
 				continue
 			}
 			queries = append(queries, q)
-			want = append(want, budget.Usage{Query: q, Used: used, Seq: m.seq(),
+			var s span
+			if !kind.Period.IsZero() {
+				s = m.span(later(h.now, m.last()), kind.Period)
+			}
+			want = append(want, budget.Usage{Query: q, Used: used, Seq: m.seq(), PeriodStart: s.start, PeriodEnd: s.end,
 				Spent: m.sum(budget.KindCharge), Refunded: m.sum(budget.KindRefund), Credited: m.sum(budget.KindCredit)})
 		}
 	}

@@ -61,13 +61,15 @@ type usageJSON struct {
 	Scope    string `json:"scope"`
 	WindowUS int64  `json:"window_us,omitempty"`
 	Lifetime bool   `json:"lifetime,omitempty"`
+	periodJSON
 	*plainUsage
 	HoldDueUS *int64 `json:"hold_due_us,omitempty"`
 }
 
 func (u Usage) MarshalJSON() ([]byte, error) {
 	return json.Marshal(usageJSON{
-		Scope: u.Scope, WindowUS: max(u.Window, 0).Microseconds(), Lifetime: u.Window <= 0,
+		Scope: u.Scope, WindowUS: max(u.Window, 0).Microseconds(), Lifetime: u.Window <= 0 && u.Period.IsZero(),
+		periodJSON: u.Period.json(),
 		plainUsage: (*plainUsage)(&u), HoldDueUS: dueMicros(u.Held, u.HoldDue),
 	})
 }
@@ -77,7 +79,11 @@ func (u *Usage) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &in); err != nil {
 		return err
 	}
-	u.Query = Query{Scope: in.Scope, Window: time.Duration(in.WindowUS) * time.Microsecond}
+	period, err := in.period()
+	if err != nil {
+		return err
+	}
+	u.Query = Query{Scope: in.Scope, Window: time.Duration(in.WindowUS) * time.Microsecond, Period: period}
 	if in.Lifetime {
 		u.Window = Forever
 	}

@@ -108,10 +108,10 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 }
 
 // splits reports whether halves of a batch may get through that as a whole does not: a charge that the server cannot
-// store, or too many locks.
+// store, a time zone that it does not know, or too many locks.
 func splits(err error) bool {
 	state := sqlstate.Of(err)
-	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory
+	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory || state == sqlstate.UnknownZone
 }
 
 func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results []Result, err error) {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Windows of limits over the scope's lifetime. The schema knows both as a window of 0: they differ in a denial alone.
@@ -15,12 +17,16 @@ const (
 	OfCredit time.Duration = -2 // of a limit on prepaid credit: a denial asks for more credit
 )
 
-// Limit is so many units per window, or for the scope's lifetime: PerWindow, Lifetime, Prepaid and CreditLine make one.
+// Limit is so many units per window, per period, or for the scope's lifetime: PerWindow, PerDay, PerWeek, PerMonth, PerYear,
+// PerPeriod, Lifetime, Prepaid and CreditLine make one. Limits are the same if they are ==.
+//
 // In JSON it is {"name":"burst","max":9,"window_us":60000000}, and for a lifetime {"max":9,"lifetime":true}, with
-// "of_credit":true for OfCredit.
+// "of_credit":true for OfCredit. A period is {"max":9,"period":"month","time_zone":"Europe/Berlin"}, or with a fixed
+// length {"max":9,"period_us":60000000}, with its "anchor".
 type Limit struct {
 	Max    int64         // the number of units, from 0 to MaxLimit
-	Window time.Duration // how far back charges count, in microseconds up to MaxWindow, or Forever or OfCredit; required
+	Window time.Duration // how far back charges count, in microseconds up to MaxWindow, or Forever or OfCredit
+	Period Period        // in which charges count, in place of a Window; one of them is required
 	Name   string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few; defaults to ""
 
 	query *query // what Max is to be; nil if it is that
@@ -31,7 +37,7 @@ type query struct {
 	args []any
 }
 
-// PerWindow is a limit of max units over a sliding window. For a calendar month see ScopeKey.
+// PerWindow is a limit of max units over a sliding window. For calendar months see PerMonth.
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
 // Lifetime is a limit of max units in all: a stock, seats. Credits raise it.
@@ -42,6 +48,23 @@ func Prepaid() Limit { return CreditLine(0) }
 
 // CreditLine is Prepaid that may go max units below what was credited.
 func CreditLine(max int64) Limit { return Limit{Max: max, Window: OfCredit} }
+
+// Reach is how far back the limit counts at most, for PurgeOptions.OlderThan: its window, or the longest of its periods and up
+// to a day more, for clocks that are set back. A lifetime needs no entries: 0.
+func (l Limit) Reach() time.Duration {
+	const day = 24 * time.Hour
+	switch l.Period.Unit {
+	case Day:
+		return 2 * day
+	case Week:
+		return 8 * day
+	case Month:
+		return 32 * day
+	case Year:
+		return 367 * day
+	}
+	return max(l.Window, l.Period.Length, 0)
+}
 
 func (l Limit) Named(name string) Limit {
 	l.Name = name
@@ -64,6 +87,11 @@ func (l Limit) check(field string) error {
 		return invalid(field+".MaxFrom", "is an empty query")
 	case l.Max < 0 || l.Max > MaxLimit:
 		return invalid(field+".Max", "%d is not from 0 to %d", l.Max, int64(MaxLimit))
+	case !l.Period.IsZero():
+		if l.Window != 0 {
+			return invalid(field+".Period", "and a Window exclude each other")
+		}
+		return l.Period.check(field + ".Period")
 	case l.Window == 0:
 		return invalid(field+".Window", "is missing: write budget.PerWindow(%d, window), or budget.Lifetime(%d) "+
 			"for a limit over the scope's lifetime", l.Max, l.Max)
@@ -71,6 +99,11 @@ func (l Limit) check(field string) error {
 		return nil
 	}
 	return checkWindow(field+".Window", l.Window)
+}
+
+// sent is the limit as it is sent.
+func (l Limit) sent() ledger.Limit {
+	return ledger.Limit{Max: l.Max, Window: max(l.Window, 0), Period: l.Period.sent()}
 }
 
 // windowInterval is a window as the functions in schema.sql want it: 0 for a lifetime.
@@ -83,11 +116,13 @@ type limitJSON struct {
 	WindowUS int64  `json:"window_us,omitempty"`
 	Lifetime bool   `json:"lifetime,omitempty"`
 	OfCredit bool   `json:"of_credit,omitempty"`
+	periodJSON
 }
 
 func (l Limit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(limitJSON{
 		Name: l.Name, Max: l.Max, WindowUS: max(l.Window, 0).Microseconds(), Lifetime: l.Window < 0, OfCredit: l.Window == OfCredit,
+		periodJSON: l.Period.json(),
 	})
 }
 
@@ -99,7 +134,14 @@ func (l *Limit) UnmarshalJSON(text []byte) error {
 	if in.WindowUS < 0 || in.WindowUS > MaxWindow.Microseconds() {
 		return invalid("window_us", "%d is not from 1 to %d", in.WindowUS, MaxWindow.Microseconds())
 	}
-	*l = Limit{Name: in.Name, Max: in.Max, Window: time.Duration(in.WindowUS) * time.Microsecond}
+	period, err := in.period()
+	if err != nil {
+		return err
+	}
+	if !period.IsZero() && (in.WindowUS != 0 || in.Lifetime) {
+		return invalid("period", "and window_us or lifetime exclude each other")
+	}
+	*l = Limit{Name: in.Name, Max: in.Max, Window: time.Duration(in.WindowUS) * time.Microsecond, Period: period}
 	if in.Lifetime {
 		if in.WindowUS != 0 {
 			return invalid("lifetime", "and window_us exclude each other")

@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"testing"
 	"time"
 
 	"github.com/pgmetered/metered/budget"
@@ -12,7 +13,9 @@ type model struct {
 	scope     string
 	tolerance time.Duration
 	entries   []modelEntry // entry seq is entries[seq-1]
-	kept      int          // after a purge, the first entry kept but for entry 1; else 1
+	outer     testing.TB
+	spans     map[budget.Period]span
+	kept      int // after a purge, the first entry kept but for entry 1; else 1
 }
 
 type modelEntry struct {
@@ -83,11 +86,11 @@ func (m *model) chargedAfter(since time.Time) (total int64) {
 
 // used is what counts against a limit at a time. It is not known if the window
 // begins before all entries kept by a purge.
-func (m *model) used(now time.Time, window time.Duration) (used int64, known bool) {
-	if window <= 0 { // a question may leave it out
+func (m *model) used(now time.Time, of budget.Limit) (used int64, known bool) {
+	if lifetime(of) {
 		return m.sum(budget.KindCharge) - m.sum(budget.KindRefund) - m.sum(budget.KindCredit), true
 	}
-	since := later(now, m.last()).Add(-window)
+	since := m.since(now, of)
 	if !m.last().After(since) {
 		return 0, true
 	}
@@ -98,18 +101,40 @@ func (m *model) used(now time.Time, window time.Duration) (used int64, known boo
 }
 
 // trulyUsed is what counts against a limit, also where a purge took it.
-func (m *model) trulyUsed(now time.Time, window time.Duration) int64 {
-	if window <= 0 {
-		used, _ := m.used(now, window)
+func (m *model) trulyUsed(now time.Time, of budget.Limit) int64 {
+	if lifetime(of) {
+		used, _ := m.used(now, of)
 		return used
 	}
-	return m.chargedAfter(later(now, m.last()).Add(-window))
+	return m.chargedAfter(m.since(now, of))
+}
+
+// lifetime reports whether a limit is for one. A question may leave its window out.
+func lifetime(of budget.Limit) bool { return of.Window <= 0 && of.Period.IsZero() }
+
+// since is the last moment that does not count any more.
+func (m *model) since(now time.Time, of budget.Limit) time.Time {
+	if now = later(now, m.last()); of.Window > 0 {
+		return now.Add(-of.Window)
+	}
+	return m.span(now, of.Period).start.Add(-time.Microsecond)
+}
+
+// span is spanOf, which is slow, kept for the next question.
+func (m *model) span(at time.Time, p budget.Period) span {
+	if s := m.spans[p]; s.start.After(at) || !s.end.After(at) {
+		m.spans[p] = spanOf(m.outer, p, at)
+	}
+	return m.spans[p]
 }
 
 // retryAfter tries the time at which each charge leaves the window.
 func (m *model) retryAfter(now time.Time, limit budget.Limit, amount int64) time.Duration {
 	if amount > limit.Max || limit.Window == budget.Forever {
 		return budget.Never
+	}
+	if !limit.Period.IsZero() {
+		return m.span(later(now, m.last()), limit.Period).end.Sub(now)
 	}
 	best := budget.Never
 	for _, at := range m.counted() {
@@ -125,18 +150,23 @@ func (m *model) retryAfter(now time.Time, limit budget.Limit, amount int64) time
 // which error it is.
 func (m *model) judge(now time.Time, c budget.Charge) (standings []budget.Standing, refusals []budget.Refusal, err error) {
 	for _, limit := range c.Limits {
-		if limit.Window > 0 && m.last().After(now.Add(m.tolerance)) {
+		if !lifetime(limit) && m.last().After(now.Add(m.tolerance)) {
 			return nil, nil, budget.ErrClock
 		}
-		used, known := m.used(now, limit.Window)
+		used, known := m.used(now, limit)
 		if !known {
 			return nil, nil, budget.ErrWindowPurged
 		}
-		standings = append(standings, budget.Standing{Limit: limit, Used: used + c.Amount, Available: max(0, limit.Max-used-c.Amount)})
+		var s span
+		if !limit.Period.IsZero() {
+			s = m.span(later(now, m.last()), limit.Period)
+		}
+		standings = append(standings, budget.Standing{Limit: limit, Used: used + c.Amount, Available: max(0, limit.Max-used-c.Amount),
+			PeriodStart: s.start, PeriodEnd: s.end})
 		if used+c.Amount > limit.Max {
 			refusals = append(refusals, budget.Refusal{
 				Scope: c.Scope, Limit: limit, Used: used, Requested: c.Amount, Available: max(0, limit.Max-used),
-				RetryAfter: m.retryAfter(now, limit, c.Amount),
+				RetryAfter: m.retryAfter(now, limit, c.Amount), PeriodStart: s.start, PeriodEnd: s.end,
 			})
 		}
 	}

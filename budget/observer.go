@@ -66,6 +66,8 @@ func (l Limit) word() string {
 		return "credit"
 	case l.Window < 0:
 		return "lifetime"
+	case !l.Period.IsZero():
+		return l.Period.String()
 	}
 	return l.Window.String()
 }

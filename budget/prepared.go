@@ -60,7 +60,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	for i, limits := range m.limits {
 		c := &m.charges[i]
 		for j, limit := range limits {
-			c.Limits = append(c.Limits, ledger.Limit{Max: limit.Max, Window: max(limit.Window, 0)})
+			c.Limits = append(c.Limits, limit.sent())
 			if limit.query != nil {
 				queries = append(queries, m.ask(i, j))
 			}
@@ -177,7 +177,7 @@ func checkWindow(field string, window time.Duration) error {
 // scan reads the row of chargeSQL, with the errors of Ledger.Charge.
 func (m *merged) scan(row pgx.Row) (Receipt, error) {
 	var a ledger.Answer
-	if err := row.Scan(&a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Denied); err != nil {
+	if err := row.Scan(&a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Denied, &a.Periods); err != nil {
 		return Receipt{}, m.failed(err)
 	}
 	return m.receipt(a)
@@ -215,16 +215,18 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 			r.Entries[i] = e
 			continue
 		}
-		limits := m.limits[i]
-		if m.quiet[i] && a.Seqs != nil { // Check has them in any case
-			n += len(limits)
-			limits = nil
-		}
-		for _, limit := range limits {
-			s := Standing{Limit: limit, Used: a.Used[n] + e.Amount, Held: a.Held[i]}
+		for _, limit := range m.limits[i] {
+			n++
+			var start, end time.Time
+			if !limit.Period.IsZero() {
+				start, end = a.Periods.Next()
+			}
+			if m.quiet[i] && a.Seqs != nil { // Check has them in any case
+				continue
+			}
+			s := Standing{Limit: limit, Used: a.Used[n-1] + e.Amount, Held: a.Held[i], PeriodStart: start, PeriodEnd: end}
 			s.Available = available(limit.Max, s.Used, s.Held)
 			e.Standings = append(e.Standings, s)
-			n++
 		}
 		r.Entries[i] = e
 	}
@@ -243,6 +245,7 @@ func (m *merged) exceeded(denied []byte) error {
 		Lease   int64  `json:"lease"`
 		RetryUS int64  `json:"retry_us"`
 		DueUS   *int64 `json:"due_us"`
+		Period  ledger.Periods
 		Absent  string `json:"absent"`
 	}
 	if err := json.Unmarshal(denied, &rows); err != nil {
@@ -263,6 +266,7 @@ func (m *merged) exceeded(denied []byte) error {
 			Available:  available(limit.Max, row.Used, row.Held+row.Own+row.Leased),
 			RetryAfter: Never,
 		}
+		r.PeriodStart, r.PeriodEnd = row.Period.Next()
 		if row.RetryUS >= 0 {
 			r.RetryAfter = time.Duration(row.RetryUS) * time.Microsecond
 		}

@@ -16,11 +16,11 @@ import (
 
 // PurgeOptions says what to purge.
 type PurgeOptions struct {
-	OlderThan time.Duration // the age from which entries may go, 1µs to MaxWindow; at least the longest window in use
+	OlderThan time.Duration // the age from which entries may go, 1µs to MaxWindow; at least the longest window in use, and Limit.Reach of periods
 	Scope     string        // restricts the purge to one scope; defaults to all
 	Batch     int           // how many entries one transaction deletes, 16 to 100,000; defaults to 5,000
 	// Forget reports whether an idle scope may be deleted whole, as if nobody had ever charged it. Report true only if
-	// all its limits have windows up to OlderThan, and no older charge of it is refunded (numbers begin at 1 again).
+	// all its limits have a Limit.Reach up to OlderThan, no lifetimes, and no older charge of it is refunded (numbers begin at 1 again).
 	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
@@ -34,11 +34,15 @@ type PurgeReport struct {
 	Entries   int64 `json:"entries"`   // entries deleted
 	Forgotten int   `json:"forgotten"` // scopes of which nothing is left
 	Busy      int   `json:"busy"`      // scopes passed over because their lock was not to be had
+	// KeptSince is since when all entries are kept, by the database's clock: a window or a period that begins then or
+	// later is exact. Of scopes that were passed over more is kept.
+	KeptSince time.Time `json:"kept_since,omitzero"`
 }
 
 const purgeSQL = `
-select deleted, upto, done, forgotten
-from metered.purge_scope($1::text, $2::bigint, metered.clock() - $3::interval, $4::bigint, $5::int, $6::int, $7::bool)`
+select deleted, upto, done, forgotten, c.cutoff
+from (select metered.clock() - $3::interval as cutoff) c,
+     metered.purge_scope($1::text, $2::bigint, c.cutoff, $4::bigint, $5::int, $6::int, $7::bool)`
 
 // purgeableSQL is how many entries purge_scope would delete: those from the first behind entry 1 to the block that has the
 // last entry at or before the cutoff, as metered.base finds it.
@@ -64,8 +68,8 @@ with recursive s as (
 select scope from s where scope is not null limit $2`
 
 // Purge deletes entries older than OlderThan. Of each scope it keeps entry 1 and up to 16 others that are older, or
-// nothing if PurgeOptions.Forget says so. Windows up to OlderThan stay exact; a longer one is ErrWindowPurged from then
-// on, and a refund of a deleted charge ErrEntryPurged. Sums stay.
+// nothing if PurgeOptions.Forget says so. Windows up to OlderThan stay exact, as do periods that began within it; what reaches back
+// further is ErrWindowPurged from then on, never counted too low, and a refund of a deleted charge ErrEntryPurged. Sums stay.
 //
 // It owns its transactions, and each holds one scope's lock; a busy scope is passed over and counted. What is deleted
 // stays deleted if it fails or ctx ends: the report says how far it came. Any number may run at once. It needs the
@@ -116,8 +120,9 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 	for done := false; !done; {
 		var deleted int64
 		var forgotten bool
+		var cutoff time.Time
 		err := pool.QueryRow(ctx, l.sql.purge, scope, l.LockKey(scope), interval(opts.OlderThan), upto, opts.Batch, l.waitMS(), forget).
-			Scan(&deleted, &upto, &done, &forgotten)
+			Scan(&deleted, &upto, &done, &forgotten, &cutoff)
 		if sqlstate.Of(err) == sqlstate.SerializationFailure {
 			continue // another purge was faster, and the default isolation is above READ COMMITTED
 		}
@@ -130,6 +135,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 		}
 		report.Entries += deleted
 		l.observer.Purged(ctx, "entries", deleted)
+		report.KeptSince = cutoff.UTC()
 		if forgotten {
 			report.Forgotten++
 		}

@@ -8,9 +8,8 @@ import (
 )
 
 // ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. It
-// escapes "/" and "%", so different parts give different scopes. Calls refuse a scope of invalid parts. A quota of a
-// calendar month is a Lifetime limit with the month as the slot: ScopeKey("requests", "acme", "2026-11"). The ledger
-// knows no tenants: put the tenant into the key.
+// escapes "/" and "%", so different parts give different scopes. Calls refuse a scope of invalid parts. A quota that
+// begins anew each month needs no slot: see PerMonth. The ledger knows no tenants: put the tenant into the key.
 func ScopeKey(kind, key, slot string) string {
 	if kind == "" || key == "" {
 		return ""

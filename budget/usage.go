@@ -7,18 +7,21 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Query asks what a scope has used.
 type Query struct {
 	Scope  string        // the scope to look at
 	Window time.Duration // how far back charges count, as Limit.Window; 0 and Forever both mean the lifetime
+	Period Period        // in which charges count, as Limit.Period, in place of a Window
 }
 
 // Usage is what a scope stands at. In JSON its window is written as that of a Limit; a lifetime comes back as Forever.
 type Usage struct {
 	Query    `json:"-"`
-	Used     int64         `json:"used"`             // in this window, without holds; for a lifetime Spent - Refunded - Credited
+	Used     int64         `json:"used"`             // in this window or period, without holds; for a lifetime Spent - Refunded - Credited
 	Held     int64         `json:"held"`             // what open holds keep of the scope
 	Leased   int64         `json:"leased,omitempty"` // what open leases keep and have not spent; what they spent is Used
 	HoldDue  time.Duration `json:"-"`                // how long until an open hold may fall due, if Held > 0; in JSON "hold_due_us"
@@ -26,6 +29,9 @@ type Usage struct {
 	Refunded int64         `json:"refunded"`
 	Credited int64         `json:"credited"`
 	Seq      int64         `json:"seq"` // the number of the scope's last entry, 0 if it has none
+	// The Query's Period as it is now; zero without one.
+	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
+	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
 }
 
 // Available is the largest amount that a limit of max units over the Query's window still admits, >= 0. Without a
@@ -33,11 +39,11 @@ type Usage struct {
 func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held+u.Leased) }
 
 const usageSQL = `
-select used, held, spent, refunded, credited, seq, due_us, leased
-from metered.usage($1::text[], $2::interval[], true)`
+select used, held, spent, refunded, credited, seq, due_us, leased, starts_at, ends_at
+from metered.usage($1::text[], $2::interval[], $3::metered.period[], true)`
 
 // Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot, without a lock,
-// on a replica too. It may be ErrWindowPurged.
+// on a replica too. It may be ErrWindowPurged or ErrTimeZone.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
 	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 		return nil, err
@@ -47,18 +53,29 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 	}
 	scopes := make([]string, len(queries))
 	windows := make([]pgtype.Interval, len(queries))
+	periods := make([]ledger.Period, len(queries))
 	for i, q := range queries {
 		if err := checkScope(index("queries", i, ".Scope"), q.Scope); err != nil {
 			return nil, err
 		}
-		if q.Window != Forever && q.Window != OfCredit {
+		switch {
+		case !q.Period.IsZero():
+			if q.Window != 0 {
+				return nil, invalid(index("queries", i, ".Period"), "and a Window exclude each other")
+			}
+			if err := q.Period.check(index("queries", i, ".Period")); err != nil {
+				return nil, err
+			}
+			scopes[i], periods[i] = q.Scope, q.Period.sent() // with a window of null
+			continue
+		case q.Window != Forever && q.Window != OfCredit:
 			if err := checkWindow(index("queries", i, ".Window"), q.Window); err != nil {
 				return nil, err
 			}
 		}
 		scopes[i], windows[i] = q.Scope, windowInterval(q.Window)
 	}
-	rows, err := db.Query(ctx, l.sql.usage, scopes, windows)
+	rows, err := db.Query(ctx, l.sql.usage, scopes, windows, ledger.AllPeriods(periods))
 	if err != nil {
 		return nil, failed("usage", err)
 	}
@@ -67,7 +84,11 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 		u := Usage{Query: queries[i]}
 		i++
 		var due *int64
-		err := row.Scan(&u.Used, &u.Held, &u.Spent, &u.Refunded, &u.Credited, &u.Seq, &due, &u.Leased)
+		var start, end *time.Time
+		err := row.Scan(&u.Used, &u.Held, &u.Spent, &u.Refunded, &u.Credited, &u.Seq, &due, &u.Leased, &start, &end)
+		if start != nil && end != nil {
+			u.PeriodStart, u.PeriodEnd = start.UTC(), end.UTC()
+		}
 		if due != nil {
 			u.HoldDue = max(0, time.Duration(*due)*time.Microsecond)
 		}

@@ -74,17 +74,25 @@ func window(d time.Duration) string {
 	return text
 }
 
+// windowOf is what a limit counts in, as it is typed.
+func windowOf(l budget.Limit) string {
+	if !l.Period.IsZero() {
+		return inspect.PeriodText(l.Period)
+	}
+	return window(l.Window)
+}
+
 // limitText names a limit to a reader.
 func limitText(l budget.Limit) string {
 	if l.Name != "" {
 		return printable(l.Name)
 	}
-	return number(l.Max) + " / " + window(l.Window)
+	return number(l.Max) + " / " + windowOf(l)
 }
 
 // limitSource is a limit as it is typed.
 func limitSource(l budget.Limit) string {
-	text := fmt.Sprintf("%d/%s", l.Max, window(l.Window))
+	text := fmt.Sprintf("%d/%s", l.Max, windowOf(l))
 	switch {
 	case l.Name == "":
 		return text
@@ -130,7 +138,7 @@ func parseLimits(text string) (list []budget.Limit, err error) {
 	return list, nil
 }
 
-// parseLimit reads units and a window: 1000/1h, 20000/30d, 500/lifetime, 0/credit.
+// parseLimit reads units and a window or period: 1000/1h, 20000/30d, 500/lifetime, 0/credit, 9000/month@Europe/Berlin.
 func parseLimit(item string) (budget.Limit, error) {
 	units, length, found := strings.Cut(item, "/")
 	if !found {
@@ -141,6 +149,9 @@ func parseLimit(item string) (budget.Limit, error) {
 		return budget.Limit{}, fmt.Errorf("%q is not a number of units from 0 to 2^62", units)
 	}
 	length = strings.TrimSpace(length)
+	if period, ok, err := inspect.ParsePeriod(length); ok {
+		return budget.Limit{Max: most, Period: period}, err
+	}
 	w, word := windowWords[length]
 	if days, ok := strings.CutSuffix(length, "d"); !word && ok {
 		n, err := strconv.ParseUint(days, 10, 16)

@@ -12,6 +12,8 @@ import (
 // What the form shows of limits is what it reads.
 func TestParseLimits_ReadsWhatTheFormShows(t *testing.T) {
 	t.Parallel()
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
 	list := []budget.Limit{
 		{Max: 1000, Window: time.Hour, Name: "hourly"},
 		{Max: 20_000, Window: 30 * day},
@@ -23,6 +25,9 @@ func TestParseLimits_ReadsWhatTheFormShows(t *testing.T) {
 		{Max: 1, Window: time.Second, Name: " blank "},
 		{Max: 1, Window: 10 * time.Second},
 		{Max: 1, Window: 20 * time.Minute},
+		budget.PerMonth(9, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin)).Named("plan"),
+		budget.PerWeek(9, berlin, time.Time{}),
+		budget.PerPeriod(9, 30*day, time.Date(2026, 1, 31, 8, 0, 0, 1000, time.UTC)),
 	}
 	read, err := parseLimits(limits{List: list}.Text())
 	require.NoError(t, err)
@@ -49,6 +54,9 @@ func TestParseLimits_SaysWhatItCannotRead(t *testing.T) {
 		"1/99999999h":            "not a window",
 		"1/60000d":               "a century",
 		"1/xd":                   "number of days",
+		"1/month@UTC@x":          "is not a time",
+		"1/month@UTC@@":          "more than an anchor",
+		"1/x@2026-01-31":         "neither day, week",
 		`"open=1/1h`:             "does not end with one",
 		`"name" 1/1h`:            "followed by =",
 		"1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h,1/1h": "more than 16",

@@ -164,6 +164,13 @@ func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
 	require.Contains(t, said, "hourly refuses 900 0 0 1\u202f000 100 entry 1: 900 of")
 	require.Contains(t, said, "It would fit in")
 
+	year := w.see("scope", "scope", "org/acme", "amount", "200", "limits", "plan=1000/year@Europe/Berlin")
+	require.Contains(t, text(byID(t, year, "limits")), "plan refuses 900 0 0 1\u202f000 100 entry 1: 900 of")
+	require.Contains(t, text(year), "plan: what counts of this year@Europe/Berlin, against 1\u202f000")
+	require.NotEmpty(t, all(year, "figure"))
+	drawn, _ := w.get(w.url("usage.svg", "scope", "org/acme", "limit", "plan=1000/year@Europe/Berlin"))
+	require.Equal(t, 200, drawn.StatusCode)
+
 	yes := text(byID(t, w.see("scope", "scope", "org/acme", "amount", "100", "limits", "hourly=1000/1h"), "limits"))
 	require.Contains(t, yes, "A charge of 100 would be let in now.")
 

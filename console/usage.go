@@ -28,8 +28,11 @@ type plotted struct {
 
 func (p plotted) Caption() string {
 	what := "of the last " + length(p.Limit.Window)
-	if p.Limit.Window < 0 {
+	switch {
+	case p.Limit.Window < 0:
 		what = "of its lifetime"
+	case !p.Limit.Period.IsZero():
+		what = "of this " + inspect.PeriodText(p.Limit.Period)
 	}
 	return fmt.Sprintf("%s: what counts %s, against %s", limitText(p.Limit), what, number(p.Limit.Max))
 }
@@ -69,6 +72,9 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 	if limit.Window < 0 {
 		return lifetimeOver(ctx, in, d)
 	}
+	if !limit.Period.IsZero() {
+		return periodOver(ctx, in, d, limit.Period)
+	}
 	bucket := max(limit.Window/points, time.Microsecond).Truncate(time.Microsecond)
 	to := d.Now.Add(time.Microsecond) // what was written now counts
 	// The first point needs a window before it.
@@ -93,6 +99,27 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 		if i >= points-1 {
 			list = append(list, usagePoint{r.To, inside})
 		}
+	}
+	return list, nil
+}
+
+// periodOver is what was used of a period since it began.
+func periodOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, period budget.Period) ([]usagePoint, error) {
+	usages, err := in.Ledger.Usage(ctx, in.DB, budget.Query{Scope: d.Scope.Scope, Period: period})
+	if err != nil {
+		return nil, err
+	}
+	from, to := usages[0].PeriodStart, d.Now.Add(time.Microsecond)
+	bucket := max(to.Sub(from)/points, time.Microsecond).Truncate(time.Microsecond)
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, from, to, budget.Bucket(bucket), nil)
+	if err != nil {
+		return nil, err
+	}
+	list := []usagePoint{{from, 0}}
+	var inside int64
+	for _, r := range ranges {
+		inside += r.Used() + r.Unsettled
+		list = append(list, usagePoint{r.To, inside})
 	}
 	return list, nil
 }

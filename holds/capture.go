@@ -151,7 +151,7 @@ func (b *Book) captureFailed(c Capture, err error) error {
 		if errors.As(err, &pgErr) {
 			return b.captureRefused(c, []byte(pgErr.Detail))
 		}
-	case sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
+	case sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:
 		return ledgerFailed("capture", err) // the budget's own words for them
 	}
 	return failed("capture", err)

@@ -201,7 +201,7 @@ func takenUntil(key Key, at, deadline *time.Time, by []byte) error {
 // placeFailed turns an error of Postgres into that of Place.
 func placeFailed(priced *charging, key Key, err error) error {
 	switch sqlstate.Of(err) {
-	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
+	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:
 		return priced.Failed(err) // the budget's own words for them
 	}
 	doing := "place"

@@ -161,7 +161,7 @@ func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	for round := range 7 { // until plans are made
 		all := buffers(t, conn, `select metered.first_due('room', $1, metered.clock())`, first)
-		usage := buffers(t, conn, `select * from metered.usage('{room}', '{0}', true)`)
+		usage := buffers(t, conn, `select * from metered.usage('{room}', '{0}', null, true)`)
 		refusal := buffers(t, conn, strings.TrimSpace(denied.SQL), denied.Args(ledger.Sending{WaitMS: 5000})...)
 		if round == 6 {
 			t.Logf("looking at all that ended: %d pages; usage: %d, a refusal: %d", all, usage, refusal)
@@ -245,7 +245,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		pages["get"] = buffers(f.T, conn, `select metered.hold_json(1, metered.clock())`)
 		p, err = placeHold(f.book, holds.Request{ID: "denied", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 		run("denied", p, err)
-		pages["usage"] = buffers(f.T, conn, `select * from metered.usage('{room}', '{0}', true)`)
+		pages["usage"] = buffers(f.T, conn, `select * from metered.usage('{room}', '{0}', null, true)`)
 		for name, n := range pages {
 			if round == 6 || round > 6 && n < least[name] {
 				least[name] = n

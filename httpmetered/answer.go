@@ -152,7 +152,7 @@ func denial(e *budget.ExceededError, attempts bool) Problem {
 			credit = true
 			reserved = reserved || r.Held > 0
 		}
-		lifetime = lifetime || r.Limit.Window <= 0
+		lifetime = lifetime || r.Limit.Window <= 0 && r.Limit.Period.IsZero()
 	}
 	switch {
 	case attempts || !lifetime:

@@ -81,6 +81,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"invalid_result":      {metered.ErrResult, answered{500, ""}},
 
 		"budget_clock":          {budget.ErrClock, answered{500, ""}},
+		"budget_time_zone":      {budget.ErrTimeZone, answered{500, ""}},
 		"budget_window_purged":  {budget.ErrWindowPurged, answered{500, ""}},
 		"budget_overflow":       {budget.ErrOverflow, answered{500, ""}},
 		"budget_unknown_entry":  {budget.ErrUnknownEntry, answered{404, ""}},

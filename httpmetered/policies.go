@@ -35,7 +35,7 @@ var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 // PoliciesConfig says what clients get to see.
 type PoliciesConfig struct {
 	// Limits are those of a client's own budget, as given to budget.Charge. Each needs a name, which is shown: 1 to
-	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds. Prepaid credit is no policy.
+	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds, months have 31 days there and years 366. Prepaid credit is no policy.
 	Limits []budget.Limit
 	Shared []budget.Limit    // of several clients together: their names are shown when they refuse, their numbers never
 	Units  map[string]string // quota units of Limits, by name, such as ContentBytes; defaults to Requests for all
@@ -101,10 +101,26 @@ func newPolicy(limit budget.Limit, unit string) policy {
 	if unit != "" && unit != Requests {
 		params += ";qu=" + quoted(unit)
 	}
-	if limit.Window > 0 {
-		params += ";w=" + seconds(limit.Window)
+	if w := max(limit.Window, length(limit.Period)); w > 0 {
+		params += ";w=" + seconds(w)
 	}
 	return policy{limit.Name, quoted(limit.Name), params}
+}
+
+// length is the longest that a period is, but for clocks that are set back.
+func length(p budget.Period) time.Duration {
+	const day = 24 * time.Hour
+	switch p.Unit {
+	case budget.Day:
+		return day
+	case budget.Week:
+		return 7 * day
+	case budget.Month:
+		return 31 * day
+	case budget.Year:
+		return 366 * day
+	}
+	return p.Length
 }
 
 // Partition returns the same policies with a partition key, the parameter pk of
@@ -136,6 +152,7 @@ func check(field string, limit budget.Limit) error {
 	switch {
 	case limit.Max < 0 || limit.Max > budget.MaxLimit:
 		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max, int64(budget.MaxLimit))
+	case !limit.Period.IsZero() && limit.Window == 0 && length(limit.Period) > 0:
 	case limit.Window != budget.Forever && limit.Window != budget.OfCredit && (limit.Window <= 0 || limit.Window > budget.MaxWindow):
 		return fault.Invalid(errArgument, field+".Window", "%v is neither from 1µs to %v nor budget.Forever", limit.Window, budget.MaxWindow)
 	}

@@ -321,3 +321,29 @@ func TestPolicies_NilAndZeroShowNothing(t *testing.T) {
 		p.ShowRefusal(h, nil)
 	}
 }
+
+func TestPolicies_OfPeriodsLastUntilTheirEnd(t *testing.T) {
+	t.Parallel()
+	plan := budget.PerMonth(1000, time.UTC, time.Time{}).Named("plan")
+	cycle := budget.PerPeriod(30, 720*time.Hour, time.Date(2026, 1, 31, 0, 0, 0, 0, time.UTC)).Named("cycle")
+	p := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{plan, cycle}})
+	at := time.Date(2026, 2, 28, 23, 0, 0, 0, time.UTC)
+	month, end := standing(plan, 420), standing(cycle, 7)
+	month.PeriodEnd, end.PeriodEnd = at.Add(time.Hour), at.Add(time.Microsecond)
+	h := http.Header{}
+	p.Show(h, budget.Receipt{Entries: []budget.Posted{{At: at, Standings: []budget.Standing{month, end}}}})
+	require.Equal(t, http.Header{
+		"Ratelimit-Policy": {`"plan";q=1000;w=2678400, "cycle";q=30;w=2592000`},
+		"Ratelimit":        {`"plan";r=420;t=3600, "cycle";r=7;t=1`},
+	}, h)
+
+	month.PeriodEnd = time.Now().Add(90 * time.Minute) // of a check, which has no time
+	p.Show(h, budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{month}}}})
+	require.Regexp(t, `^"plan";r=420;t=5[34]\d\d$`, h.Get("RateLimit"))
+
+	answer := httptest.NewRecorder()
+	require.Equal(t, 429, p.Write(answer, &budget.ExceededError{Refusals: []budget.Refusal{{Limit: plan, RetryAfter: time.Hour}}}))
+	require.Equal(t, "3600", answer.Header().Get("Retry-After"))
+	_, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: []budget.Limit{{Name: "neither", Max: 1, Period: budget.Period{Zone: "UTC"}}}})
+	require.ErrorIs(t, err, httpmetered.ErrArgument)
+}

@@ -19,17 +19,30 @@ const (
 //	RateLimit-Policy: "burst";q=10;w=1, "daily";q=1000;w=86400
 //	RateLimit: "burst";r=9;t=1, "daily";r=420;t=86400
 //
-// t is the whole window: only then is it certain, in a sliding window, that a client that keeps to r is admitted.
+// t is the whole window: only then is it certain, in a sliding window, that a client that keeps to r is admitted. Of a limit
+// by period it is what is left of the period.
 // Policies that the receipt does not mention are left out of RateLimit; of several scopes the smallest remainder
 // counts.
 func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
 		for _, s := range entry.Standings {
-			add(left, s.Limit.Name, service{s.Available, max(s.Limit.Window, 0)})
+			within := max(s.Limit.Window, 0)
+			if !s.PeriodEnd.IsZero() {
+				within = max(untilEnd(s, entry.At), 1)
+			}
+			add(left, s.Limit.Name, service{s.Available, within})
 		}
 	}
 	p.show(h, left)
+}
+
+// untilEnd is how long a standing's period lasts, from when it was charged; of a check, from now.
+func untilEnd(s budget.Standing, at time.Time) time.Duration {
+	if at.IsZero() {
+		return time.Until(s.PeriodEnd)
+	}
+	return s.PeriodEnd.Sub(at)
 }
 
 // ShowRefusal sets RateLimit-Policy and RateLimit for a denial, as Policies.Write does. RateLimit has the limits that

@@ -16,7 +16,7 @@
 //     as spent in full: it can let too little in after a crash, and never too much.
 //
 // A lease counts as held in full while it is open. When it is settled, what was spent is captured, and the rest is
-// free. So no limit is ever exceeded, in any sliding window. Its owner settles a lease when it is used up or idle, and in
+// free. So no limit is ever exceeded, in any sliding window or period. A lease ends with the first period of its limits. Its owner settles a lease when it is used up or idle, and in
 // Close; anybody may once it has ended: another process's Pool, or Settle. Whoever settles waits for transactions that
 // spent from it, up to a second or the ledger's lock timeout, whichever is shorter, and comes again if they go on.
 //

@@ -20,14 +20,14 @@ type statements struct{ charge, spend, direct, open, settle, due, history, spend
 
 const (
 	chargeSQL = `
-select seqs, ats, used, held, denied
+select seqs, ats, used, held, denied, periods
 from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null, 'answer', $4::bool)`
 	spendSQL  = `select metered.spend($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::jsonb)`
 	directSQL = `
-select seqs, ats, used, held, denied
+select seqs, ats, used, held, denied, periods
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 	openSQL = `
-select no, fence, granted, used, coalesce(held, 0)
+select no, fence, granted, used, coalesce(held, 0), coalesce(lasts_us, 0), periods
 from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
 	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
 	dueSQL    = `
@@ -65,8 +65,9 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	got := &slice{}
 	var no, fence *int64
 	var used []int64
-	var held int64
-	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&no, &fence, &got.granted, &used, &held) },
+	var held, lasts int64
+	var periods ledger.Periods
+	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&no, &fence, &got.granted, &used, &held, &lasts, &periods) },
 		p.sql.open, ledger.Charges(call.Charges), terms.String(), call.Tolerance, int32(p.wait/time.Millisecond))
 	if err != nil {
 		return nil, failed("open a lease", err)
@@ -75,12 +76,16 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 		return nil, nil
 	}
 	// A tenth less than the database gives, for clocks that do not run alike.
-	life := s.rule.TTL - s.rule.TTL/10
+	life := time.Duration(lasts) * time.Microsecond * 9 / 10
 	got.no, got.fence, got.opened, got.ends, got.endsWall = *no, *fence, time.Now(), asked.Add(life), asked.Add(life).UnixNano()
 	got.seenAt = got.opened
 	stands := &standing{slice: got}
 	for i, limit := range s.limits {
-		stands.of = append(stands.of, budget.Standing{Limit: limit, Used: used[i], Held: held, Available: max(0, limit.Max-used[i]-held)})
+		of := budget.Standing{Limit: limit, Used: used[i], Held: held, Available: max(0, limit.Max-used[i]-held)}
+		if !limit.Period.IsZero() {
+			of.PeriodStart, of.PeriodEnd = periods.Next()
+		}
+		stands.of = append(stands.of, of)
 	}
 	s.stands.Store(stands)
 	p.keep()

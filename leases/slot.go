@@ -237,7 +237,7 @@ func (s *slot) refuse(amount int64, denied *budget.ExceededError) {
 	now := time.Now()
 	after, certain := denied.RetryAfter(), true
 	for _, r := range denied.Refusals {
-		certain = certain && r.Limit.Window > 0 && r.Held+r.OwnHeld+r.Leased == 0
+		certain = certain && (r.Limit.Window > 0 || !r.Limit.Period.IsZero()) && r.Held+r.OwnHeld+r.Leased == 0
 	}
 	r := &refusal{least: amount, err: denied, sure: certain}
 	bound := after

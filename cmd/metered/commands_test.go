@@ -234,6 +234,7 @@ func TestParse_LimitsDurationsAndTimes(t *testing.T) {
 		"1000/1h": `{"max":1000,"window_us":3600000000}`, "day=5/1d": `{"name":"day","max":5,"window_us":86400000000}`,
 		"20/lifetime": `{"max":20,"lifetime":true}`, "prepaid": `{"max":0,"lifetime":true,"of_credit":true}`,
 		"a=credit/50": `{"name":"a","max":50,"lifetime":true,"of_credit":true}`, "1/1d12h": `{"max":1,"window_us":129600000000}`,
+		"plan=9/month@Europe/Berlin": `{"name":"plan","max":9,"period":"month","time_zone":"Europe/Berlin"}`,
 	} {
 		limit, err := parseLimit(text)
 		require.NoError(t, err, text)
@@ -241,7 +242,7 @@ func TestParse_LimitsDurationsAndTimes(t *testing.T) {
 		require.NoError(t, err)
 		require.JSONEq(t, want, string(got), text)
 	}
-	for _, text := range []string{"", "5", "5/", "/1h", "-1/1h", "5/0s", "5/x", "x/1h", "credit/x", "credit/", "99999999999999999999/1h", "1/-1h", "1/99999d9"} {
+	for _, text := range []string{"", "5", "5/", "/1h", "-1/1h", "5/0s", "5/x", "x/1h", "credit/x", "credit/", "99999999999999999999/1h", "1/-1h", "1/99999d9", "1/month@UTC@x"} {
 		_, err := parseLimit(text)
 		require.Error(t, err, text)
 	}

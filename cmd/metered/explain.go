@@ -89,7 +89,11 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 			entry := "entry " + strconv.FormatInt(o.Seq, 10)
 			switch o.Kind {
 			case budget.KindCharge, budget.KindCapture:
-				t.row(entry, o.At, instant(o.At.Add(l.Limit.Window)), o.Kind, o.Amount, about(o))
+				leaves := o.At.Add(l.Limit.Window)
+				if !l.PeriodEnd.IsZero() {
+					leaves = l.PeriodEnd
+				}
+				t.row(entry, o.At, instant(leaves), o.Kind, o.Amount, about(o))
 			case budget.KindRefund:
 				t.row(entry, o.At, "with its charge", o.Kind, -o.Amount, about(o))
 			}
@@ -131,8 +135,11 @@ func explainedLimit(l inspect.ExplainedLimit) []any {
 
 func limitName(l budget.Limit) string {
 	rule := windowText(l.Window)
-	if l.Window == budget.OfCredit {
+	switch {
+	case l.Window == budget.OfCredit:
 		rule = "credit"
+	case !l.Period.IsZero():
+		rule = inspect.PeriodText(l.Period)
 	}
 	if l.Name != "" {
 		return l.Name + " (" + rule + ")"

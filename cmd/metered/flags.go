@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/inspect"
 )
 
 // days is a flag of a duration that may be in days.
@@ -66,7 +68,7 @@ func parseTime(text string, in *time.Location) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%q is not a time such as 2026-11-23 or 2026-11-23T20:15:00Z", text)
 }
 
-const limitsHelp = "a limit: 1000/1h, 20/lifetime, prepaid, credit/50 or, with its name, hourly=1000/1h"
+const limitsHelp = "a limit: 1000/1h, 20/lifetime, 9000/month@Europe/Berlin, prepaid, credit/50 or, with its name, hourly=1000/1h"
 
 // limits is a flag of limits.
 type limits []budget.Limit
@@ -101,6 +103,10 @@ func parseLimit(text string) (limit budget.Limit, err error) {
 	case window == "lifetime":
 		limit = budget.Lifetime(number(units))
 	default:
+		if period, ok, bad := inspect.ParsePeriod(window); ok {
+			limit = budget.Limit{Max: number(units), Period: period}
+			return limit.Named(name), cmp.Or(err, bad)
+		}
 		d, bad := parseDuration(window)
 		if bad != nil || d == 0 {
 			return budget.Limit{}, fmt.Errorf("%q: want %s", text, limitsHelp)

@@ -252,7 +252,7 @@ func (b *begun) admit(op *Operation) error {
 }
 
 const completeSQL = `
-select seqs, ats, used, held, at
+select seqs, ats, used, held, at, periods
 from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4::json, $5::metered.new_charge[], $6::interval, $7::int, $8::bool)`
 
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers were
@@ -294,7 +294,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	completed := e.sent(op, marker)
 	completed.Standing, completed.Leased = end.Charges != nil && end.Charges.Standing, end.Charges.Leased()
 	completed.Name, completed.Jobs = op.Name, end.Jobs
-	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At), e.sql.complete,
+	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At, &rec.Periods), e.sql.complete,
 		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 	last := observe.FlushComplete
 	if telling {

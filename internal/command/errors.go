@@ -61,7 +61,7 @@ func ofCharges(c *ledger.Charging, err error) error {
 		return err // it has them
 	}
 	switch sqlstate.Of(err) {
-	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
+	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:
 		if c != nil {
 			return c.Failed(err)
 		}

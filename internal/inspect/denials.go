@@ -77,6 +77,8 @@ func label(l budget.Limit) string {
 		return fmt.Sprintf("credit line %d", l.Max)
 	case l.Window < 0:
 		return fmt.Sprintf("lifetime %d", l.Max)
+	case !l.Period.IsZero():
+		return fmt.Sprintf("%d per %v", l.Max, l.Period)
 	}
 	return fmt.Sprintf("%d per %v", l.Max, l.Window)
 }

@@ -41,9 +41,10 @@ type ExplainedLimit struct {
 	Leased    int64           `json:"leased"`
 	Available int64           `json:"available"`         // the largest amount that it admits
 	Refusal   *budget.Refusal `json:"refusal,omitempty"` // nil if it lets the charge in
-	// Oldest are the first entries inside the window, up to 20: they leave it first. None of a lifetime.
-	Oldest []budget.Entry `json:"oldest,omitempty"`
-	Purged bool           `json:"purged,omitempty"` // the window reaches behind a purge: what is used is not known
+	// Oldest are the first entries inside the window or period, up to 20: they leave a window first. None of a lifetime.
+	Oldest    []budget.Entry `json:"oldest,omitempty"`
+	PeriodEnd time.Time      `json:"period_end,omitzero"` // of a limit by period: when it is over
+	Purged    bool           `json:"purged,omitempty"`    // the window reaches behind a purge: what is used is not known
 }
 
 // Explain says what a charge would answer now. It is not binding: it takes no lock, and the next charge may change it.
@@ -51,7 +52,7 @@ type ExplainedLimit struct {
 func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation, error) {
 	e := Explanation{Scope: charge.Scope, Amount: charge.Amount}
 	for i, l := range charge.Limits {
-		if l != (budget.Limit{Max: l.Max, Window: l.Window, Name: l.Name}) {
+		if l != (budget.Limit{Max: l.Max, Window: l.Window, Period: l.Period, Name: l.Name}) {
 			return e, invalid(fmt.Sprintf("charge.Limits[%d].MaxFrom", i), "is a query, which Explain does not run")
 		}
 	}
@@ -115,7 +116,7 @@ func (r *Reader) apart(ctx context.Context, f func(DB) error) error {
 const explained = 20
 
 func sameLimit(a, b budget.Limit) bool {
-	return a.Max == b.Max && a.Window == b.Window && a.Name == b.Name
+	return a.Max == b.Max && a.Window == b.Window && a.Period == b.Period && a.Name == b.Name
 }
 
 // windowSQL is the last entry before a time, as in ratesSQL: what comes after it is in the window.
@@ -136,7 +137,7 @@ func (r *Reader) explainLimit(ctx context.Context, scope string, l budget.Limit,
 	out := ExplainedLimit{Limit: l}
 	var usages []budget.Usage
 	err := r.apart(ctx, func(db DB) (err error) {
-		usages, err = r.Ledger.Usage(ctx, db, budget.Query{Scope: scope, Window: l.Window})
+		usages, err = r.Ledger.Usage(ctx, db, budget.Query{Scope: scope, Window: l.Window, Period: l.Period})
 		return err
 	})
 	switch {
@@ -151,8 +152,12 @@ func (r *Reader) explainLimit(ctx context.Context, scope string, l budget.Limit,
 	if l.Window < 0 || u.Seq == 0 {
 		return out, nil
 	}
+	since := now.Add(-l.Window)
+	if !l.Period.IsZero() {
+		since, out.PeriodEnd = u.PeriodStart.Add(-time.Microsecond), u.PeriodEnd // its first moment belongs to it
+	}
 	var base int64
-	if err := r.row(ctx, windowSQL, scope, now.Add(-l.Window)).Scan(&base); err != nil {
+	if err := r.row(ctx, windowSQL, scope, since).Scan(&base); err != nil {
 		return out, failed("explain", err)
 	}
 	for entry, err := range r.Ledger.Entries(ctx, r.DB, scope, budget.EntriesOptions{After: base, Max: explained}) {

@@ -87,6 +87,20 @@ type Answer struct {
 	Ats        []time.Time
 	Used, Held []int64
 	Denied     []byte
+	Periods    Periods
+}
+
+// Periods are the start and the end of each limit's period, for those that have one.
+type Periods []time.Time
+
+// Next takes the next one, in UTC.
+func (p *Periods) Next() (start, end time.Time) {
+	if len(*p) < 2 {
+		return start, end // of an answer without standings
+	}
+	start, end = (*p)[0].UTC(), (*p)[1].UTC()
+	*p = (*p)[2:]
+	return start, end
 }
 
 // TokenRow is what consume_token or inspect_token returned, as TokenColumns. Nulls are accepted.

@@ -12,7 +12,44 @@ import (
 type Limit struct {
 	Max    int64
 	Window time.Duration // 0 for the lifetime
+	Period Period        // in place of a window; the zero value is none
 }
+
+// Period is metered.period.
+type Period struct {
+	Every  string    // an interval; "" for no period
+	Anchor time.Time // the zero time for none
+	Zone   string    // "" for a fixed length
+}
+
+// IsZero reports whether it is no period.
+func (p Period) IsZero() bool { return p.Every == "" }
+
+// String is the period as text.
+func (p Period) String() string {
+	anchor := ""
+	if !p.Anchor.IsZero() {
+		anchor = moment(&p.Anchor)
+	}
+	return composite(text(p.Every), anchor, textOrNull(p.Zone))
+}
+
+// AllPeriods is an array of metered.period, with a null for each that is none; null if all are.
+func AllPeriods(of []Period) any {
+	if !slices.ContainsFunc(of, func(p Period) bool { return !p.IsZero() }) {
+		return nil
+	}
+	rows := make([]string, len(of))
+	for i, p := range of {
+		if rows[i] = composite("", "", ""); !p.IsZero() {
+			rows[i] = p.String()
+		}
+	}
+	return array(rows)
+}
+
+// Every is a length as Period.Every.
+func Every(d time.Duration) string { return interval(d) }
 
 // Charge is metered.new_charge: an amount of a scope, of which Held is to be held.
 type Charge struct {
@@ -58,7 +95,11 @@ type Slice struct {
 func limits(of []Limit) string {
 	rows := make([]string, len(of))
 	for i, l := range of {
-		rows[i] = composite(number(l.Max), interval(l.Window))
+		if l.Period.IsZero() {
+			rows[i] = composite(number(l.Max), interval(l.Window), "")
+		} else {
+			rows[i] = composite(number(l.Max), "", text(l.Period.String()))
+		}
 	}
 	return array(rows)
 }

@@ -19,6 +19,7 @@ const (
 	HoldRefused   = "MT007" // a hold does not allow it; DETAIL carries the answer as JSON
 	RefundRefused = "MT008" // a charge cannot be refunded; DETAIL says why as JSON
 	LeaseClosed   = "MT009" // a lease cannot be spent from; DETAIL says which, as a denial
+	UnknownZone   = "MT010" // the server does not know the time zone in DETAIL
 )
 
 // Postgres's own, some of which the functions raise, too.

@@ -30,7 +30,7 @@ language plpgsql volatile
 as $$
 begin
     select array_agg(r.status order by r.nth),
-        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status)::metered.each_answer) filter (where r.status = 'replay')
+        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null)::metered.each_answer) filter (where r.status = 'replay')
     into statuses, answers
     from (select e.ordinality as nth, o.seqs[1] as seq, o.ats[1] as at,
             case when e.id_key = any (busy) then 'busy' when o.id is null then null
@@ -78,7 +78,7 @@ begin
         where c.unnest is null
         window w as (partition by c.scope order by c.ordinality)
     ), judged as (
-        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, u.used,
+        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, u.used, u.periods,
             bool_and(coalesce(a.sound and u.fits and t.fresh and t.spent <= 9223372036854775807 - a.before - a.amount, false))
                 over (partition by a.scope) as plain
         from asked a
@@ -93,26 +93,30 @@ begin
         -- What counts against each limit: as in write_charges, where it is sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
+                array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
                 coalesce(bool_and(coalesce(x.used + a.before <= x.max - t.held - a.amount, false)), true) as fits
-            from (select l.ordinality, l.max,
-                    case when clk - l.win = clk then t.spent - t.refunded - t.credited
-                        when t.at <= clk - l.win then 0
+            from (select l.ordinality, l.max, l.period,
+                    case when l.since = clk then t.spent - t.refunded - t.credited
+                        when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
                         when b.seq > 1 then null
                         when b.seq is null and t.epoch > 0 or t.refunded > 0 then null
                         when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from unnest(a.limits) with ordinality l
+                  from (select y.ordinality, y.max, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                              from unnest(a.limits) with ordinality z
+                              offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
                       select w.seq, w.spent, w.refunded
                       from (select y.seq from metered.ledger y
-                            where y.scope = a.scope and y.epoch = t.epoch and y.at <= clk - l.win
-                              and (y.seq & 15 = 1 or y.kind = 'k') and t.at > clk - l.win and clk - l.win <> clk
+                            where y.scope = a.scope and y.epoch = t.epoch and y.at <= l.since
+                              and (y.seq & 15 = 1 or y.kind = 'k') and t.at > l.since and l.since <> clk
                             order by y.at desc, y.seq desc limit 1) x,
                            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
                             where y.scope = a.scope and y.seq between x.seq and x.seq + 15
-                              and y.epoch = t.epoch and y.at <= clk - l.win
+                              and y.epoch = t.epoch and y.at <= l.since
                             order by y.seq desc limit 1) w) b on true
                   offset 0) x) u        -- or what is used would be worked out twice
     ), entries as (
@@ -131,7 +135,7 @@ begin
         on conflict do nothing
         returning 1
     )
-    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null)::metered.each_answer) filter (where j.plain),
+    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods)::metered.each_answer) filter (where j.plain),
         array_agg(j.nth order by j.nth) filter (where not j.plain),
         count(*) filter (where j.plain), (select count(*) from entries),
         count(*) filter (where j.plain and j.id is not null), (select count(*) from records)
@@ -171,7 +175,7 @@ begin
             perform metered.recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null)::metered.each_answer;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods)::metered.each_answer;
 end
 $$;
 
@@ -182,7 +186,7 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003 or 22003, with its detail as denied.
+-- a lock was not free), or a SQLSTATE: MT002, MT003, MT010 or 22003, with its detail as denied.
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
 returns setof metered.each_answer
@@ -245,20 +249,20 @@ begin
         foreach i in array coalesce(exact, '{}') loop
             answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
         end loop;
-    exception when sqlstate 'MT002' or sqlstate 'MT003' or numeric_value_out_of_range then
+    exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
         -- Once more, each in a block of its own, which costs a subtransaction.
         answers := null;
         foreach i in array exact loop
             begin
                 answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
-            exception when sqlstate 'MT002' or sqlstate 'MT003' or numeric_value_out_of_range then
+            exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
-                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state)::metered.each_answer;
+                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null)::metered.each_answer;
             end;
         end loop;
     end;
     return query select * from unnest(answers) x where x.nth is not null;
-    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status
+    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status, null::timestamptz[]
         from unnest(statuses) with ordinality s(status, ordinality) where s.status <> 'replay';
 end
 $$;

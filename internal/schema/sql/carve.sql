@@ -58,7 +58,7 @@ declare
     away   boolean := terms.mode = 'away';
     as_mode "char" := case when away then 'r' else 'c' end;
     tip    metered.ledger;
-    posted metered.posted;
+    posted metered.charged;
     own    bigint;
 begin
     perform metered.require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)

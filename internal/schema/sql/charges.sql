@@ -15,7 +15,8 @@
 -- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 27.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz)
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
+    out periods timestamptz[])
 language plpgsql volatile
 as $$
 declare
@@ -34,6 +35,7 @@ declare
     look  boolean := mode = 'look';
     plain boolean := true;
     due   boolean;
+    p     timestamptz[];    -- the start and the end of a limit's period
     absent jsonb;           -- scopes that must exist, and do not
     a     record;
     units bigint;
@@ -78,6 +80,14 @@ begin
             elsif tip.at <= since then
                 u := 0;
             else
+                if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
+                    continue when standing is not true and tip.spent <= l.max - tip.held - c.amount;
+                    p := metered.period_at(l.period, at);
+                    since := p[1] - interval '0.000001';
+                    continue when standing is not true and tip.anchor_at <= since
+                        and tip.spent - tip.anchor_spent <= l.max - tip.held - c.amount;
+                    periods := periods || p;
+                end if;
                 -- spent_since where the base is in the newest epoch, or all that was ever
                 -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
                 select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
@@ -160,6 +170,7 @@ begin
         end if;
         denied := a.denied;
         used := case when standing then a.used end;
+        periods := case when standing and denied is null then metered.periods_of(charges, tips, at) end;
         if denied is not null then
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
@@ -225,7 +236,7 @@ $$;
 
 -- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
 -- returns the whole answer: that costs less than to assign each part.
-create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.posted
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
 language plpgsql volatile
 as $$
 begin
@@ -254,12 +265,13 @@ $$;
 -- What charge would say now, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
 create function metered.check_charge(charges metered.new_charge[], ahead interval,
-    out used bigint[], out held bigint[], out denied jsonb)
+    out used bigint[], out held bigint[], out denied jsonb, out periods timestamptz[])
 language plpgsql stable
 as $$
 declare
     c    metered.new_charge;
     tips metered.ledger[];
+    clk  timestamptz := metered.clock();
     a    record;
 begin
     foreach c in array charges loop
@@ -271,17 +283,19 @@ begin
     if denied is not null then
         return;
     end if;
-    a := metered.check_now(charges, tips, metered.clock(), ahead);
+    a := metered.check_now(charges, tips, clk, ahead);
     used := a.used;
     held := a.held;
     denied := a.denied;
+    periods := metered.periods_of(charges, tips, clk);
 end
 $$;
 
 -- Where each scope stands, for as many windows as there are pairs; window 0 is
--- the lifetime. with_leases: what open leases spent is used, and not held.
-create function metered.usage(scopes text[], windows interval[], with_leases boolean)
-returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint)
+-- the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.
+create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
+    starts_at timestamptz, ends_at timestamptz)
 language plpgsql stable
 as $$
 declare
@@ -289,10 +303,14 @@ declare
     since timestamptz;
     tip   metered.ledger;
     l     record;
+    p     timestamptz[];
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered.last_entry(scopes[i]);
-        since := greatest(clk, tip.at) - windows[i];
+        p := case when windows[i] is null then metered.period_at(periods[i], greatest(clk, tip.at)) end;
+        starts_at := p[1];
+        ends_at := p[2];
+        since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
         if windows[i] = interval '0' then
             used := tip.spent - tip.refunded - tip.credited;
         elsif tip.at <= since then

@@ -17,18 +17,20 @@ $$;
 
 -- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
 -- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
--- limit, and held are what the scope stood at before.
+-- limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'
+-- periods ends: what is settled later than that counts in the next.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint)
+    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[])
 language plpgsql volatile
 as $$
 declare
     l      metered.charge_limit;
     tip    metered.ledger;
     looked record;
-    posted metered.posted;
+    posted metered.charged;
     wanted bigint := charge.amount;
     room   bigint;
+    ends   timestamptz;
     i      int := 0;
 begin
     perform metered.require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
@@ -69,9 +71,12 @@ begin
         return;
     end if;
     granted := wanted;
+    periods := metered.periods_of(array[charge], array[tip], posted.at);
+    ends := least(posted.at + terms.ttl, (select min(p.at) from unnest(periods) with ordinality p(at, n) where p.n % 2 = 0));
+    lasts_us := extract(epoch from ends - posted.at) * 1000000;
     insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner)
     overriding system value
-    values (open_lease.no, posted.at, posted.at + terms.ttl, wanted, open_lease.fence, posted.seqs[1],
+    values (open_lease.no, posted.at, ends, wanted, open_lease.fence, posted.seqs[1],
         case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
 end
 $$;
@@ -127,14 +132,14 @@ $$;
 
 -- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
 -- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
-create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.posted
+create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
 as $$
 declare
     c      metered.new_charge;
     chain  metered.new_charge[] := '{}';
-    posted metered.posted;
-    answer metered.posted;
+    posted metered.charged;
+    answer metered.charged;
     n      int := 0;
 begin
     if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise') and metered.fits_origin(origin)) is not true then
@@ -167,7 +172,7 @@ begin
         return answer;
     end if;
     if cardinality(charges) = 1 and chain = '{}' then
-        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at);
+        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[]);
     end if;
     n := 0;
     for i in 1..cardinality(charges) loop
@@ -183,6 +188,7 @@ begin
         end if;
     end loop;
     answer.used := posted.used;     -- of the chain's limits: a spend comes without
+    answer.periods := posted.periods;
     return answer;
 end
 $$;

@@ -151,7 +151,7 @@ $$;
 -- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
 -- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
--- hold falls due; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
+-- hold falls due, and the period of a limit by period; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
 -- the holds of_nos, which it captures.
 --
 -- A caller that has looked at some limits passes what it knows: used as far as it got, and what
@@ -178,6 +178,9 @@ declare
     falls timestamptz;
     lease  record;
     leased bigint;
+    leases_end timestamptz;
+    p      timestamptz[];   -- of a limit by period
+    still  bigint;
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
@@ -194,6 +197,7 @@ begin
             n := n + 1;
             continue when n < known.nth;
             u := used[n];
+            p := case when l.win is null then metered.period_at(l.period, greatest(clk, t.at)) end;
             if u is not null then
                 null;
             elsif l.win = interval '0' then
@@ -204,7 +208,7 @@ begin
                         using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
                             'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
                 end if;
-                since := greatest(clk, t.at) - l.win;
+                since := coalesce(greatest(clk, t.at) - l.win, p[1] - interval '0.000001');
                 u := 0;
                 if t.at > since then
                     w := metered.spent_since(t, since);
@@ -218,14 +222,16 @@ begin
             own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
             falls := null;
             leased := 0;
+            leases_end := null;
             if held[i] > own then
                 lease := metered.leased(c.scope);
                 leased := lease.unspent + lease.spent;
+                leases_end := lease.ends_at;
                 if held[i] > own + leased then
                     falls := metered.others_fall_due(t, of_nos, clk);
                 end if;
                 if leased > 0 then
-                    falls := least(falls, greatest(clk, lease.ends_at));
+                    falls := least(falls, greatest(clk, leases_end));
                 end if;
             end if;
             retry := null;
@@ -235,6 +241,13 @@ begin
             end if;
             -- The end of holds can make room, sooner or at all.
             room := l.max - own - c.amount;
+            if l.win is null and room >= 0 then
+                -- At the period's end only what is held by then is left.
+                still := t.held - case when leases_end <= p[2] then leased else 0 end
+                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end;
+                retry := case when greatest(still, own) <= l.max - c.amount then p[2]
+                    else coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)) end;
+            end if;
             if u <= room then
                 retry := least(retry, falls);
             elsif l.win > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
@@ -243,7 +256,8 @@ begin
             denied := coalesce(denied, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
-                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint);
+                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint,
+                'period', p);
         end loop;
     end loop;
 end

@@ -18,8 +18,13 @@ create domain metered.scope_name as text collate "C" not null check (octet_lengt
 -- A fingerprint: a version byte and a SHA-256.
 create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);
 
--- A limit: so many units in each window of this length, or in the scope's lifetime (0).
-create type metered.charge_limit as (max bigint, win interval);
+-- A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so
+-- many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.
+create type metered.period as (every interval, anchor timestamptz, zone text);
+
+-- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
+-- win is null, in each period.
+create type metered.charge_limit as (max bigint, win interval, period metered.period);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
@@ -71,8 +76,10 @@ create type metered.presented_token as (digest bytea, purpose text, subject text
 create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
 
 -- What charge answers: an entry a charge, in the order of the charges; what counts against each
--- limit, and what is held of each scope; or else why it is denied.
-create type metered.posted as (seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz);
+-- limit, and what is held of each scope; the start and the end of each limit's period, if there are any;
+-- or else why it is denied.
+create type metered.charged as (
+    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[]);
 
 -- A usage event, whose charge stands at the same place of another array. id is null for a charge without
 -- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
@@ -80,8 +87,9 @@ create type metered.new_event as (
     namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
 -- What charge_each answers to one charge: its number in the call, its entry, what counts against each limit
--- before it, what is held; or else why there is none.
-create type metered.each_answer as (nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text);
+-- before it, what is held, and the limits' periods; or else why there is none.
+create type metered.each_answer as (
+    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[]);
 
 -- For functions of ours. What a limit that is being looked at was counted from: the number of
 -- the limit, and the entry at the beginning of its window.

@@ -1,0 +1,52 @@
+package budget_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// A plan of 1,000 units a month, from the day of the subscription on, in the customer's time zone. It was taken out on the 31st,
+// so shorter months begin on their last day.
+func ExamplePerMonth() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	zone, err := time.LoadLocation("Europe/Berlin")
+	check(err)
+	since := time.Date(2026, 1, 31, 0, 0, 0, 0, zone)
+
+	spend := func(amount int64, plan budget.Limit) {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			receipt, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: amount, Limits: []budget.Limit{plan}})
+			if err == nil {
+				s := receipt.Entries[0].Standings[0]
+				fmt.Printf("%s: %d left, until midnight in Berlin: %v\n", s.Limit.Name, s.Available, s.PeriodEnd.In(zone).Hour() == 0)
+			}
+			return err
+		})
+		var refused *budget.ExceededError
+		if errors.As(err, &refused) {
+			r := refused.Refusals[0]
+			fmt.Printf("%s: refused, next month it fits: %v\n", r.Limit.Name, r.RetryAfter > 0 && r.RetryAfter < r.PeriodEnd.Sub(r.PeriodStart))
+		} else {
+			check(err)
+		}
+	}
+	small := budget.PerMonth(1_000, zone, since).Named("small")
+	spend(700, small)
+	spend(700, small)
+	// A larger plan in mid-month: what was used stays used.
+	spend(700, budget.PerMonth(5_000, zone, since).Named("large"))
+	// Output:
+	// small: 300 left, until midnight in Berlin: true
+	// small: refused, next month it fits: true
+	// large: 3600 left, until midnight in Berlin: true
+}

@@ -1,0 +1,263 @@
+package budget_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+	_ "time/tzdata"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+func location(t testing.TB, name string) *time.Location {
+	t.Helper()
+	loc, err := time.LoadLocation(name)
+	require.NoError(t, err)
+	return loc
+}
+
+// span is a period done plainly: what a calendar on the wall says, and when a clock beside it shows that.
+type span struct{ start, end time.Time }
+
+// spanOf is the period that t is in. The starts around it are found by counting from the anchor.
+func spanOf(t testing.TB, p budget.Period, at time.Time) span {
+	if p.Unit == "" {
+		start := p.Anchor
+		for ; start.After(at); start = start.Add(-p.Length) {
+		}
+		for ; !start.Add(p.Length).After(at); start = start.Add(p.Length) {
+		}
+		return span{start, start.Add(p.Length)}
+	}
+	loc := location(t, p.Zone)
+	anchor := time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
+	if !p.Anchor.IsZero() {
+		anchor = shown(p.Anchor, loc)
+	}
+	now := shown(at, loc)
+	near := map[budget.Unit]int{
+		budget.Day: int(now.Unix()/86400 - anchor.Unix()/86400), budget.Week: int(now.Unix()/86400-anchor.Unix()/86400) / 7,
+		budget.Month: (now.Year()-anchor.Year())*12 + int(now.Month()-anchor.Month()), budget.Year: now.Year() - anchor.Year(),
+	}[p.Unit]
+	var s span
+	for k := near - 3; k <= near+3; k++ {
+		start := firstShown(after(anchor, p.Unit, k), loc)
+		if !start.After(at) {
+			s.start = start
+		} else if s.end.IsZero() {
+			s.end = start
+		}
+	}
+	return s
+}
+
+// shown is what a clock in loc shows at a time, as if it were UTC.
+func shown(at time.Time, loc *time.Location) time.Time {
+	y, m, d := at.In(loc).Date()
+	h, minute, s := at.In(loc).Clock()
+	return time.Date(y, m, d, h, minute, s, at.Nanosecond(), time.UTC)
+}
+
+// after is the date k units after another one, or the last day of its month.
+func after(date time.Time, unit budget.Unit, k int) time.Time {
+	switch unit {
+	case budget.Day:
+		return date.AddDate(0, 0, k)
+	case budget.Week:
+		return date.AddDate(0, 0, 7*k)
+	case budget.Year:
+		k *= 12
+	}
+	first := time.Date(date.Year(), date.Month()+time.Month(k), 1, date.Hour(), date.Minute(), date.Second(), date.Nanosecond(), time.UTC)
+	last := first.AddDate(0, 1, -1).Day()
+	return first.AddDate(0, 0, min(date.Day(), last)-1)
+}
+
+// firstShown is the first time at which a clock in loc shows wall. Where it is set forward past it, the time is that at which
+// it would have been shown. It tries every offset from UTC that is in force within a day or so.
+func firstShown(wall time.Time, loc *time.Location) time.Time {
+	offsets := map[time.Duration]bool{}
+	for away := -27 * time.Hour; away <= 27*time.Hour; away += time.Hour {
+		_, seconds := wall.Add(away).In(loc).Zone()
+		offsets[time.Duration(seconds)*time.Second] = true
+	}
+	tried := slices.Sorted(maps.Keys(offsets))
+	for _, offset := range slices.Backward(tried) { // the further ahead a clock is, the earlier it shows a time
+		if at := wall.Add(-offset); shown(at, loc).Equal(wall) {
+			return at
+		}
+	}
+	return wall.Add(-tried[0])
+}
+
+// zones have days of 23, 25 and 24.5 hours, midnights that are skipped or come twice, and one a day that never was.
+var zones = []string{
+	"UTC", "Europe/Berlin", "America/New_York", "America/Havana", "America/St_Johns", "America/Sao_Paulo", "Asia/Kathmandu",
+	"Asia/Beirut", "Australia/Lord_Howe", "Pacific/Apia", "Pacific/Chatham", "Africa/Casablanca", "Asia/Tehran", "Etc/GMT+7",
+}
+
+// changes are moments at which a clock is set, or which are the end of a month that has no 31st or 29th.
+var changes = []time.Time{
+	time.Date(2026, 3, 29, 1, 0, 0, 0, time.UTC), time.Date(2026, 10, 25, 1, 0, 0, 0, time.UTC), // Europe
+	time.Date(2026, 3, 8, 7, 0, 0, 0, time.UTC), time.Date(2026, 11, 1, 6, 0, 0, 0, time.UTC), // New York
+	time.Date(2026, 11, 1, 4, 0, 0, 0, time.UTC), time.Date(2026, 11, 1, 5, 0, 0, 0, time.UTC), // Havana: midnight comes twice
+	time.Date(2009, 11, 1, 2, 31, 0, 0, time.UTC),                                              // St. John's: a minute of November, then October again
+	time.Date(2018, 11, 4, 3, 0, 0, 0, time.UTC), time.Date(2018, 2, 18, 2, 0, 0, 0, time.UTC), // Sao Paulo: no midnight
+	time.Date(2011, 12, 30, 10, 0, 0, 0, time.UTC),                                               // Apia: no 30th of December
+	time.Date(2026, 4, 4, 15, 0, 0, 0, time.UTC), time.Date(2026, 10, 3, 15, 30, 0, 0, time.UTC), // Lord Howe: by half an hour
+	time.Date(2026, 2, 28, 0, 0, 0, 0, time.UTC), time.Date(2024, 2, 29, 0, 0, 0, 0, time.UTC),
+	time.Date(2028, 2, 29, 0, 0, 0, 0, time.UTC), time.Date(2026, 4, 30, 22, 0, 0, 0, time.UTC),
+}
+
+// Which period is now is what a calendar on the wall says, whatever the session's time zone: at random times and at the edges
+// of the periods themselves, a microsecond before and after.
+func TestPeriods_AreThoseOfTheCalendar(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	rapid.Check(t, func(rt *rapid.T) {
+		_, err := conn.Exec(t.Context(), "select set_config('timezone', $1, false)", rapid.SampledFrom(zones).Draw(rt, "session"))
+		require.NoError(rt, err)
+		var queries []budget.Query
+		for range 12 {
+			queries = append(queries, budget.Query{Scope: "any", Period: anyPeriod(rt, rapid.SampledFrom(changes).Draw(rt, "anchor near"))})
+		}
+		at := rapid.SampledFrom(changes).Draw(rt, "near").Add(time.Duration(rapid.Int64Range(-40*86400_000_000, 40*86400_000_000).Draw(rt, "away")) * time.Microsecond)
+		if rapid.Bool().Draw(rt, "at an edge") {
+			s := spanOf(t, queries[0].Period, at)
+			at = s.end.Add(time.Duration(rapid.IntRange(-1, 1).Draw(rt, "beside")) * time.Microsecond)
+		}
+		clock.Set(at)
+		got, err := l.Usage(t.Context(), conn, queries...)
+		require.NoError(rt, err)
+		for i, u := range got {
+			require.Equal(rt, spanOf(t, queries[i].Period, at), span{u.PeriodStart, u.PeriodEnd}, "%+v at %v", queries[i].Period, at)
+			require.Less(rt, u.PeriodEnd.Sub(u.PeriodStart), budget.Limit{Period: queries[i].Period}.Reach()+time.Microsecond)
+		}
+	})
+}
+
+// anyPeriod is one whose anchor, if it has one, is near a time.
+func anyPeriod(rt *rapid.T, near time.Time) budget.Period {
+	anchor := near.Add(time.Duration(rapid.Int64Range(-3*86400, 3*86400).Draw(rt, "anchor")) * time.Second)
+	if rapid.Bool().Draw(rt, "whole hour") {
+		anchor = anchor.Truncate(30 * time.Minute)
+	}
+	loc, err := time.LoadLocation(rapid.SampledFrom(zones).Draw(rt, "zone"))
+	require.NoError(rt, err)
+	make := rapid.SampledFrom([]func(int64, *time.Location, time.Time) budget.Limit{budget.PerDay, budget.PerWeek, budget.PerMonth, budget.PerYear, nil}).Draw(rt, "unit")
+	switch {
+	case make == nil:
+		return budget.PerPeriod(1, time.Duration(rapid.Int64Range(1_000_000_000, 40*86400_000_000).Draw(rt, "length"))*time.Microsecond, anchor).Period
+	case rapid.Bool().Draw(rt, "by the calendar"):
+		anchor = time.Time{}
+	}
+	return make(1, loc, anchor).Period
+}
+
+// The first moment of a period belongs to it, and retry-after leads there.
+func TestPerMonth_BeginsWithItsFirstMoment(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := open(t)
+	berlin := location(t, "Europe/Berlin")
+	limit := budget.PerMonth(10, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin)).Named("plan")
+	february, march := time.Date(2026, 2, 28, 0, 0, 0, 0, berlin), time.Date(2026, 3, 31, 0, 0, 0, 0, berlin)
+
+	clock.Set(february.Add(-time.Microsecond))
+	posted := mustCharge(t, pool, l, "org", 10, limit)
+	require.Equal(t, budget.Standing{Limit: limit, Used: 10,
+		PeriodStart: time.Date(2026, 1, 30, 23, 0, 0, 0, time.UTC), PeriodEnd: february.UTC()}, posted.Standings[0])
+	clock.Set(february)
+	mustCharge(t, pool, l, "org", 4, limit)
+	clock.Set(march.Add(-time.Hour))
+	_, err := charge(t.Context(), pool, l, "org", 7, limit)
+	var denied *budget.ExceededError
+	require.ErrorAs(t, err, &denied)
+	require.Equal(t, budget.Refusal{Scope: "org", Limit: limit, Used: 4, Requested: 7, Available: 6, RetryAfter: time.Hour,
+		PeriodStart: february.UTC(), PeriodEnd: march.UTC()}, denied.Refusals[0])
+	require.Contains(t, err.Error(), "limit 10 per month (Europe/Berlin), retry after 1h0m0s")
+	_, err = charge(t.Context(), pool, l, "org", 11, limit)
+	require.ErrorAs(t, err, &denied)
+	require.Equal(t, budget.Never, denied.RetryAfter())
+
+	// Another plan in mid-period keeps what was used.
+	bigger := budget.PerMonth(20, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin))
+	require.Equal(t, int64(11), mustCharge(t, pool, l, "org", 7, bigger).Standings[0].Used)
+
+	// A refund counts in the period of its charge.
+	clock.Set(march)
+	require.NoError(t, refund(t.Context(), pool, l, "org", 2, 3))
+	mustCharge(t, pool, l, "org", 10, limit)
+	_, err = charge(t.Context(), pool, l, "org", 1, limit)
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	clock.Set(march.Add(-time.Minute))
+	requireVerified(t, pool, l)
+}
+
+func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	for name, limit := range map[string]budget.Limit{
+		"time.Local":   budget.PerDay(1, time.Local, time.Time{}),
+		"unnamed":      budget.PerDay(1, time.FixedZone("", 3600), time.Time{}),
+		"POSIX rule":   budget.PerDay(1, time.FixedZone("UTC+3", 3*3600), time.Time{}),
+		"abbreviation": budget.PerDay(1, time.FixedZone("PST", -8*3600), time.Time{}),
+		"rule in Etc":  budget.PerDay(1, time.FixedZone("Etc/UTC+3", 3*3600), time.Time{}),
+		"no zone":      {Max: 1, Period: budget.Period{Unit: budget.Month}},
+		"no unit":      {Max: 1, Period: budget.Period{Zone: "UTC"}},
+		"other unit":   {Max: 1, Period: budget.Period{Unit: "hour", Zone: "UTC"}},
+		"both":         {Max: 1, Window: time.Hour, Period: budget.Period{Unit: budget.Month, Zone: "UTC"}},
+		"no anchor":    budget.PerPeriod(1, time.Hour, time.Time{}),
+		"no length":    budget.PerPeriod(1, 0, start),
+		"negative":     budget.PerPeriod(1, -time.Hour, start),
+		"too fine":     budget.PerPeriod(1, time.Hour+1, start),
+		"too long":     budget.PerPeriod(1, budget.MaxWindow+time.Microsecond, start),
+		"not in UTC":   {Max: 1, Period: budget.Period{Length: time.Hour, Anchor: start.In(time.FixedZone("", 3600))}},
+	} {
+		_, err := charge(t.Context(), pool, l, "a", 1, limit)
+		require.ErrorIs(t, err, budget.ErrArgument, name)
+		if limit.Window == 0 {
+			_, err = l.Usage(t.Context(), pool, budget.Query{Scope: "a", Period: limit.Period})
+			require.ErrorIs(t, err, budget.ErrArgument, name)
+		}
+	}
+	// Names that look like one are for the server to know.
+	for _, name := range []string{"Europe/Atlantis", "America/Foo-Bar", "Posix/Nowhere"} {
+		limit := budget.PerDay(1, time.FixedZone(name, 0), time.Time{})
+		_, err := charge(t.Context(), pool, l, "a", 1, limit)
+		require.ErrorIs(t, err, budget.ErrTimeZone, name)
+		_, err = l.Usage(t.Context(), pool, budget.Query{Scope: "a", Period: limit.Period})
+		require.ErrorIs(t, err, budget.ErrTimeZone, name)
+	}
+	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
+	for _, name := range zones {
+		mustCharge(t, pool, l, "b", 1, budget.PerDay(100, location(t, name), time.Time{}))
+	}
+}
+
+// Two periods are the same limit only if they are equal: none swallows another in one call, and equal ones are judged once.
+func TestPeriods_AreComparedByWhatTheyAre(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	berlin := location(t, "Europe/Berlin")
+	day := time.Date(2026, 1, 15, 0, 0, 0, 0, berlin)
+	same := []budget.Limit{budget.PerMonth(9, berlin, day), budget.PerMonth(9, location(t, "Europe/Berlin"), day.UTC()), budget.PerMonth(9, berlin, day.Add(time.Nanosecond))}
+	require.True(t, same[0] == same[1] && same[1] == same[2])
+	others := []budget.Limit{same[0], budget.PerMonth(9, berlin, time.Time{}), budget.PerMonth(9, time.UTC, time.Time{}), budget.PerYear(9, berlin, day),
+		budget.PerPeriod(9, time.Hour, day), budget.PerPeriod(9, 2*time.Hour, day)}
+	posted := mustCharge(t, pool, l, "a", 1, others...)
+	require.Len(t, posted.Standings, len(others))
+	for i, s := range posted.Standings {
+		require.Equal(t, others[i], s.Limit)
+		for _, other := range posted.Standings[:i] {
+			require.NotEqual(t, fmt.Sprint(other.PeriodStart, other.PeriodEnd), fmt.Sprint(s.PeriodStart, s.PeriodEnd))
+		}
+	}
+}
