@@ -9,7 +9,6 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // onlyStaff stands for your own authentication. The console has none.
@@ -27,7 +26,7 @@ func onlyStaff(next http.Handler) http.Handler {
 
 // The page behind a program's own authentication, below a path of its own.
 func Example() {
-	pool, done := pgtest.Example() // your database, as a role that has what metered.GrantReportingSQL gives
+	pool, done := exampleDatabase()
 	defer done()
 
 	page, err := console.New(pool, console.Config{
