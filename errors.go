@@ -81,13 +81,12 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// Code returns the stable code of err, for metrics, logs and programs on the other side of a wire; "" for nil and for
-// errors that are not this library's. An error has the same code in every package: budget.ErrBusy is metered.ErrBusy.
+// Code returns the stable code of err, for metrics and other programs; "" for nil and for errors that are not this
+// library's. An error has the same code in every package: budget.ErrBusy is metered.ErrBusy.
 //
 //	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
 //	try again       busy timeout stale_read serialization
 //	not known       indefinite commit_unknown
-//	events, leases  event_late batcher_closed leases_unavailable leases_closed
 //	arguments       invalid_argument ttl_too_short ttl_too_long
 //	set-up          not_migrated not_granted schema_version schema_differs no_river job_plugin
 //	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
@@ -97,11 +96,11 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	tokens, jobs    token_exists job_conflict job_key_not_found
 //	holds           hold_unknown hold_retired hold_conflict claim_taken hold_state hold_held hold_captured
 //	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable
-//	others          operation_unknown sticky_failed position_unknown
+//	others          operation_unknown sticky_failed position_unknown event_late batcher_closed leases_unavailable
+//	                leases_closed
 //	httpmetered     idempotency_key_missing idempotency_key_invalid idempotency_key_in_flight answer_unrecordable
 //
-// docs/http.md has them all with what a client does. Most errors of a connection have none: ask Retryable whether to
-// try again.
+// docs/http.md says what a client does. Most errors of a connection have none: ask Retryable.
 func Code(err error) string { return fault.Code(err) }
 
 // Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP.

@@ -131,7 +131,6 @@ func calls(since time.Time) []call {
 		{"scopes by prefix", scopes("org/1", "org/10")},
 		{"scope", func(ctx context.Context, r *inspect.Reader) error { _, err := r.Scope(ctx, "hot"); return err }},
 		{"scope with holds", func(ctx context.Context, r *inspect.Reader) error { _, err := r.Scope(ctx, "org/1"); return err }},
-		{"clock ahead", func(ctx context.Context, r *inspect.Reader) error { _, err := r.ClockAhead(ctx, "", 0); return err }},
 		{"holds", held(inspect.HoldFilter{})},
 		{"holds of a tenant, released", held(inspect.HoldFilter{Tenant: &tenant, State: holds.Released})},
 		{"holds of a scope", held(inspect.HoldFilter{Scope: "org/1"})},
