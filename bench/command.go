@@ -25,12 +25,12 @@ const (
 	floorTokenSQL = `
 update metered.tokens set used = used + 1, ended_at = clock_timestamp() where digest = $1 returning payload`
 	floorOperationSQL = `
-insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
+insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, name, jobs, scopes, amounts, seqs, ats)
+values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$6::bigint],
     array[$5::text], array[1], array[currval('metered.bench_seq')], array[clock_timestamp()])`
 	floorOfTwoSQL = `
-insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, array[$5::text, $6::text], array[1, 1],
+insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, name, jobs, scopes, amounts, seqs, ats)
+values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$7::bigint], array[$5::text, $6::text], array[1, 1],
     array[currval('metered.bench_seq') - 1, currval('metered.bench_seq')], array[clock_timestamp(), clock_timestamp()])`
 )
 
@@ -95,9 +95,9 @@ func (k *kit) floor(locked, two bool) contender {
 			batch.Queue(floorChargeSQL, scope, "", id)
 			if two {
 				batch.Queue(floorChargeSQL, other(scope), "", id)
-				batch.Queue(floorOfTwoSQL, "", id, fingerprint, resultOf(job), scope, other(scope))
+				batch.Queue(floorOfTwoSQL, "", id, fingerprint, resultOf(job), scope, other(scope), job.Job.ID)
 			} else {
-				batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope)
+				batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
 			}
 			batch.Queue("commit")
 			return conn.SendBatch(ctx, batch).Close()
@@ -129,7 +129,7 @@ func commandSeed(k *kit) contender {
 			if err != nil {
 				return err
 			}
-			_, err = tx.Exec(ctx, floorOperationSQL, "", id, fingerprint, resultOf(job), scope)
+			_, err = tx.Exec(ctx, floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
 			return err
 		})
 	}
@@ -138,8 +138,8 @@ func commandSeed(k *kit) contender {
 
 // earlyOperationSQL takes a made-up seq, since the charge has used no sequence.
 const earlyOperationSQL = `
-insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4,
+insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, name, jobs, scopes, amounts, seqs, ats)
+values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$6::bigint],
     array[$5::text], array[1], array[1::bigint], array[clock_timestamp()])`
 
 // prepareCharges is what package budget lends to its siblings.
@@ -171,7 +171,7 @@ func commandEarly(k *kit) contender {
 				return err
 			}
 			batch := &pgx.Batch{}
-			batch.Queue(earlyOperationSQL, "", id, fingerprint, resultOf(job), scope)
+			batch.Queue(earlyOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
 			batch.Queue("commit")
 			return conn.SendBatch(ctx, batch).Close()
 		})
