@@ -282,7 +282,7 @@ func (b *behind) batches() {
 
 // complete checks that no method of the types with calls was left out.
 func (b *behind) complete() {
-	offline := []string{"Client.Secret", "Ledger.LockKey", "Book.Channel", "Store.Parse", "Store.Prefix", "Store.Token", "Pool.Limiter", "Limiter.Receipt"}
+	offline := []string{"Client.Secret", "Ledger.LockKey", "Book.Channel", "Store.Parse", "Store.Prefix", "Store.Token", "Pool.Limiter", "Limiter.Receipt", "Pool.Receipt"}
 	// These keep a session, and are for a connection of their own.
 	session := []string{"Client.Listen", "Book.Listen"}
 	for _, made := range []any{b.c, b.c.Budget, &budget.Batcher{}, b.c.Holds, b.c.Tokens, b.c.Jobs, &leases.Pool{}, &leases.Carver{}, &leases.Limiter{}} {
