@@ -108,7 +108,7 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 	const page = 100
 	for after, last, n := (time.Time{}), int64(0), page; n == page; {
 		// Planned for each page: a plan kept from when there was little reads all that was ever settled.
-		rows, err := p.own.Query(ctx, p.sql.due, pgx.QueryExecModeExec, after, last, page)
+		rows, err := p.db.Query(ctx, p.sql.due, pgx.QueryExecModeExec, after, last, page)
 		if err != nil {
 			return failed("list leases", err)
 		}
@@ -129,7 +129,7 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 		}
 		n = len(due)
 	}
-	return p.carver.sweep(ctx, p.own, report)
+	return p.carver.sweep(ctx, p.db, report)
 }
 
 // keep starts the maintenance, unless it runs: it ends when there is nothing to maintain.
