@@ -17,12 +17,13 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
+	"github.com/pgmetered/metered/internal/inspect"
 )
 
 var pageFigures = []figure{
 	{
 		name: "page_open_vs_alone", unit: "times the rate", goal: atLeast(0.97),
-		meaning: "commands/s over 10,000 scopes with a million entries, 8 clients, with the console's overview open, against nobody looking",
+		meaning: "commands/s over 10,000 scopes with a million entries, 8 clients, with the console's overview open and metered top running, against nobody looking",
 		measure: func(ctx context.Context, b *bench) (samples, error) {
 			p, err := b.page(ctx)
 			return p.rate, err
@@ -173,12 +174,13 @@ func (k *kit) crowd(ctx context.Context, times int) error {
 
 // driven is one turn: what the viewer was told, if there is one, and the load's rate.
 func (k *kit) driven(ctx context.Context, address string, looks bool, slice time.Duration) (seen int, rate float64, err error) {
-	told := make(chan int, 1)
+	told, top := make(chan int, 1), make(chan error, 1)
 	stop := func() {}
 	if looks {
 		var viewing context.Context
 		viewing, stop = context.WithCancel(ctx)
 		go func() { told <- view(viewing, address+"/live?page=") }()
+		go func() { top <- k.top(viewing) }()
 	}
 	n, seconds, err := drive(ctx, k.command, pageClients, slice, -1)
 	stop()
@@ -186,11 +188,43 @@ func (k *kit) driven(ctx context.Context, address string, looks bool, slice time
 		return 0, 0, err
 	}
 	if looks {
+		if err := <-top; err != nil {
+			return 0, 0, err
+		}
 		if seen = <-told; seen == 0 {
 			return 0, 0, errors.New("the viewer was told nothing")
 		}
 	}
 	return seen, float64(n) / seconds, nil
+}
+
+// top reads what the command line's top does, as often, until ctx ends.
+func (k *kit) top(ctx context.Context) error {
+	tick := time.NewTicker(2 * time.Second)
+	defer tick.Stop()
+	for {
+		err := pgx.BeginTxFunc(ctx, k.Pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			r, err := inspect.New(tx, "")
+			if err == nil {
+				_, err = r.Overview(ctx)
+			}
+			if err == nil {
+				_, err = r.Hot(ctx, time.Minute, 10)
+			}
+			if err == nil {
+				_, err = r.Denials(ctx, time.Minute, 10)
+			}
+			return err
+		})
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // command is the load: a charge that is recorded.

@@ -104,8 +104,8 @@ const (
 	// ErrCommitUnknown.
 	CommitResolved Kind = "commit_resolved"
 
-	// Denied: a limit refused. Name is the limit's, or else "lifetime", "credit" or its window, as "1h0m0s". A denial by two
-	// limits is told twice.
+	// Denied: a limit refused. Name is the limit's, or else "lifetime", "credit", its window, as "1h0m0s", or its period, as
+	// "month (UTC)". A denial by two limits is told twice.
 	Denied Kind = "denied"
 
 	TokenConsumed Kind = "token_consumed"
