@@ -69,6 +69,22 @@ func TestBatcher_LetsInExactlyTheLimit(t *testing.T) {
 }
 
 // Charges of one scope get the order in which they came.
+// waited is a context, and what is closed when somebody waits for its end: a Batcher's caller does once it is in the queue.
+func waited(t *testing.T) (context.Context, <-chan struct{}) {
+	queued := make(chan struct{})
+	return watched{t.Context(), sync.OnceFunc(func() { close(queued) })}, queued
+}
+
+type watched struct {
+	context.Context
+	told func()
+}
+
+func (w watched) Done() <-chan struct{} {
+	w.told()
+	return w.Context.Done()
+}
+
 func TestBatcher_KeepsTheOrderOfAScope(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
@@ -79,16 +95,17 @@ func TestBatcher_KeepsTheOrderOfAScope(t *testing.T) {
 	var wg sync.WaitGroup
 	seqs := make([]int64, 20)
 	for i := range seqs {
+		ctx, queued := waited(t)
 		wg.Go(func() {
-			posted, err := b.Charge(t.Context(), take("a", int64(i+1)))
+			posted, err := b.Charge(ctx, take("a", int64(i+1)))
 			if err == nil {
 				seqs[i] = posted.Seq
 			}
 		})
+		<-queued // so that the next one comes later
 		if i == 0 {
 			<-began
 		}
-		time.Sleep(2 * time.Millisecond) // so that the next one comes later
 	}
 	close(go_)
 	wg.Wait()
@@ -252,14 +269,17 @@ func TestBatcher_ALostCommit(t *testing.T) {
 			<-began
 			results := make(chan error, 2)
 			var posted budget.Posted
-			go func() { _, err := b.Charge(t.Context(), take("a", 10)); results <- err }()
+			ctx, charged := waited(t)
+			go func() { _, err := b.Charge(ctx, take("a", 10)); results <- err }()
 			ingested := make(chan error, 1)
+			ctx2, delivered := waited(t)
 			go func() {
 				var err error
-				posted, err = b.Ingest(t.Context(), event("e", "a", 100, budget.Lifetime(1000)))
+				posted, err = b.Ingest(ctx2, event("e", "a", 100, budget.Lifetime(1000)))
 				ingested <- err
 			}()
-			time.Sleep(30 * time.Millisecond) // both are queued
+			<-charged
+			<-delivered
 			close(go_)
 			err = <-results
 			require.ErrorIs(t, err, budget.ErrCommitUnknown)
@@ -300,9 +320,10 @@ func TestBatcher_CloseAnswersEverybody(t *testing.T) {
 	g.Go(func() error { _, err := b.Charge(t.Context(), take("a", 1)); return err })
 	<-began
 	for range 10 {
-		g.Go(func() error { _, err := b.Charge(t.Context(), take("a", 1)); return err })
+		ctx, queued := waited(t)
+		g.Go(func() error { _, err := b.Charge(ctx, take("a", 1)); return err })
+		<-queued
 	}
-	time.Sleep(20 * time.Millisecond) // they are queued
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, b.Close(ctx), context.DeadlineExceeded)
