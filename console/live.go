@@ -14,7 +14,7 @@ const (
 	// maxStream ends a stream: the browser comes again, and the embedder's authentication sees it again.
 	maxStream = 10 * time.Minute
 	// share is the part of the time that is spent reading, at most: one in so many. A database that is slow is asked less often.
-	share = 40
+	share = 80
 	// longest is how long the next reading is waited for in any case: then it is seen that the database answers again.
 	longest = 10 * time.Second
 )
