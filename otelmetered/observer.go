@@ -81,6 +81,10 @@ func (o *Observer) Start(ctx context.Context, op observe.Op) (context.Context, f
 	}
 	began := time.Now()
 	of := o.known.of(observe.Op{Work: op.Work, Name: op.Name}, func() known { return describe(op) })
+	if within := trace.SpanContextFromContext(ctx); op.Work != observe.Command && within.IsValid() && !within.IsSampled() {
+		// Of a trace that nobody keeps: no more spans are made for it.
+		return ctx, func(end observe.End) { o.measure(ctx, op, of.operation, began, end, o.errorType(end)) }
+	}
 	ctx, span := o.tracer.Start(ctx, of.span, of.options...)
 	if span.IsRecording() {
 		span.SetAttributes(o.begun(op)...)
