@@ -44,7 +44,7 @@ type Pool struct {
 
 	live context.Context // until Close begins
 	stop context.CancelFunc
-	last context.Context // until Close has ended: a lease whose opening was given up would be out until its end
+	last context.Context // until Close has ended: for what is not given up halfway, as a lease that is being opened
 	end  context.CancelFunc
 	work sync.WaitGroup // what goes on in the background
 

@@ -20,7 +20,7 @@ func (p *Pool) settleSoon(s *slot, got *slice) {
 	p.mu.Unlock()
 	p.keep()
 	if first { // whoever settles takes all that has come by then
-		p.work.Go(func() { p.report(p.settleEnded(p.live)) })
+		p.work.Go(func() { p.report(p.settleEnded(p.last)) })
 	}
 }
 
@@ -173,7 +173,7 @@ func (p *Pool) maintain() {
 		now := time.Now()
 		left := 0
 		p.each(func(s *slot) { left += s.age(p, now) })
-		p.report(p.settleEnded(p.live))
+		p.report(p.settleEnded(p.last))
 		if now.Sub(swept) >= sweepEvery {
 			swept = now
 			p.report(p.settleDue(p.live, new(SettleReport)))
@@ -244,9 +244,10 @@ func (p *Pool) Close(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
+		p.end()
 	}
-	p.each(func(s *slot) { s.giveBack(p, 0) }) // what was being opened
-	defer p.own.Close()                        // after the opening that ctx did not wait for
+	defer p.own.Close()
 	defer p.end()
+	p.each(func(s *slot) { s.giveBack(p, 0) }) // what was being opened
 	return cmp.Or(p.settleEnded(ctx), ctx.Err())
 }
