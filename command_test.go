@@ -22,7 +22,7 @@ import (
 // requireUsable runs a command on the pool.
 func requireUsable(t *testing.T, c *metered.Client, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	require.Eventually(t, func() bool { // a killed connection may still be in the pool
 		_, err := metered.Do[any](ctx, c, metered.Command{ID: "usable/" + id}, nil)

@@ -48,7 +48,7 @@ func slowly(t *testing.T) (pool, watch *pgxpool.Pool, goOn func()) {
 		require.True(t, queryRow[bool](t, watch, "select pg_reload_conf()"))
 		require.Eventually(t, func() bool {
 			return queryRow[string](t, watch, "show synchronous_standby_names") == names
-		}, 20*time.Second, 5*time.Millisecond)
+		}, 2*time.Minute, 5*time.Millisecond)
 	}
 	t.Cleanup(func() { standbys("") })
 	standbys("nobody")
@@ -60,7 +60,7 @@ func waitingForStandby(t *testing.T, watch *pgxpool.Pool, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		return queryRow[int](t, watch, `select count(*) from pg_stat_activity where wait_event = 'SyncRep'`) == n
-	}, 20*time.Second, 5*time.Millisecond, "%d do not wait", n)
+	}, 2*time.Minute, 5*time.Millisecond, "%d do not wait", n)
 }
 
 func early(id string) metered.Command {

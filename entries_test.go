@@ -266,7 +266,7 @@ func started(t *testing.T, pool *pgxpool.Pool, f func() error) <-chan error {
 	before := queryRow[int](t, pool, waiting)
 	done := make(chan error, 1)
 	go func() { done <- f() }()
-	require.Eventually(t, func() bool { return queryRow[int](t, pool, waiting) > before }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return queryRow[int](t, pool, waiting) > before }, 2*time.Minute, 5*time.Millisecond)
 	return done
 }
 
@@ -368,7 +368,7 @@ func TestDoTx_TakesTheIDsOfItsHoldsInOneOrderWithOthers(t *testing.T) {
 	go func() { other <- do("other", "y", "x") }()
 	require.Eventually(t, func() bool { // it waits, too, or has not had to
 		return len(other) > 0 || queryRow[int](t, pool, waiting) > 1
-	}, 20*time.Second, 5*time.Millisecond)
+	}, 2*time.Minute, 5*time.Millisecond)
 	require.NoError(t, middle.Rollback(ctx))
 	errs := []error{<-one, <-other}
 	for _, err := range errs {

@@ -195,7 +195,7 @@ func waitingForLock(t *testing.T, pool *pgxpool.Pool, n int) {
 	require.Eventually(t, func() bool {
 		return queryRow[int](t, pool, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event_type = 'Lock' and wait_event = 'advisory'`) >= n
-	}, 20*time.Second, 5*time.Millisecond)
+	}, 2*time.Minute, 5*time.Millisecond)
 }
 
 // lockScope holds the lock of a scope until the returned function is called.

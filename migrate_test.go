@@ -55,7 +55,7 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 // pools, and many callers of one, can be at it at once.
 func TestMigrate_WorksWithOneConnection(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	single := func(c *pgxpool.Config) { c.MaxConns = 1 }

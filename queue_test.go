@@ -34,7 +34,7 @@ func TestDo_AClientLostWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return queryRow[int](t, owner, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event = 'advisory'`) == 0
-	}, 20*time.Second, 5*time.Millisecond)
+	}, 2*time.Minute, 5*time.Millisecond)
 	release()
 	pgtest.WaitSettled(t, owner)
 	require.Equal(t, nothing, footprintOf(t, owner, cmd))
@@ -163,7 +163,7 @@ func TestDo_CancelledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return queryRow[int](t, pool, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event = 'advisory'`) == 0
-	}, 20*time.Second, 5*time.Millisecond)
+	}, 2*time.Minute, 5*time.Millisecond)
 	release()
 	pgtest.WaitSettled(t, pool)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))

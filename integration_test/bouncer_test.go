@@ -94,7 +94,7 @@ func startBouncer(t *testing.T, pool *pgxpool.Pool, prepared int) bouncer {
 			_ = conn.Close()
 		}
 		return err == nil
-	}, 20*time.Second, 10*time.Millisecond, "%s", log.Name())
+	}, 2*time.Minute, 10*time.Millisecond, "%s", log.Name())
 	return bouncer{uint16(port), version}
 }
 

@@ -125,7 +125,7 @@ func (l *earlyLoad) waitForAnswers(n int) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.acked >= n
-	}, 30*time.Second, time.Millisecond, "the load does not get going")
+	}, 2*time.Minute, time.Millisecond, "the load does not get going")
 }
 
 // judge compares what was said with what there is in s, which may be another server

@@ -24,7 +24,7 @@ func stall(t *testing.T, s *system, pidSQL string) {
 	var pid int
 	require.Eventually(t, func() bool {
 		return s.pool.QueryRow(context.Background(), pidSQL).Scan(&pid) == nil
-	}, 20*time.Second, 5*time.Millisecond, pidSQL)
+	}, 2*time.Minute, 5*time.Millisecond, pidSQL)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 }
 
@@ -106,7 +106,7 @@ func TestEarlyRelease_WhatIsAcknowledgedIsOnTheStandby(t *testing.T) {
 		require.Eventually(t, func() bool {
 			var pid int
 			return s.pool.QueryRow(ctx, sync).Scan(&pid) == nil
-		}, 20*time.Second, 5*time.Millisecond)
+		}, 2*time.Minute, 5*time.Millisecond)
 
 		l, end := s.begin(round, false) // a plain one would wait with the scope's lock, and all others for it
 		l.waitForAnswers(100)

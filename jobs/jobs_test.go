@@ -133,7 +133,7 @@ func (f *fixture) untilBlocked(pid uint32) {
 		var blocked bool
 		err := f.pool.QueryRow(f.ctx, "select cardinality(pg_blocking_pids($1)) > 0", int32(pid)).Scan(&blocked)
 		return err == nil && blocked
-	}, 30*time.Second, time.Millisecond, "backend %d never waited", pid)
+	}, 2*time.Minute, time.Millisecond, "backend %d never waited", pid)
 }
 
 func requireAborted(t *testing.T, tx pgx.Tx) {

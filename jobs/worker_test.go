@@ -60,13 +60,13 @@ func TestEnqueue_RealWorkersRunWhatWasEnqueued(t *testing.T) {
 		case s := <-worked:
 			require.True(t, want[s], "%+v, or a second time", s)
 			delete(want, s)
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			require.Fail(t, "not worked", "%+v", want)
 		}
 	}
 
 	// Done is not forgotten.
-	require.Eventually(t, func() bool { return f.job(keyed.JobID).State == rivertype.JobStateCompleted }, 30*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return f.job(keyed.JobID).State == rivertype.JobStateCompleted }, 2*time.Minute, 5*time.Millisecond)
 	require.Equal(t, jobs.Result{JobID: keyed.JobID}, f.mustEnqueue(process{"keyed"}, &jobs.Options{Key: "k", Tenant: "acme"}))
 	f.requireCounts(4, 2)
 }

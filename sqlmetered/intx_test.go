@@ -46,7 +46,7 @@ func TestInTx_AnEndedTransactionIsRefused(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return errors.Is(in(t, tx, func(context.Context, pgx.Tx) error { return nil }), sql.ErrTxDone)
 	},
-		20*time.Second, time.Millisecond, "database/sql rolls back by itself")
+		2*time.Minute, time.Millisecond, "database/sql rolls back by itself")
 	require.ErrorIs(t, sqlmetered.Commit(tx), sql.ErrTxDone)
 	require.ErrorIs(t, sqlmetered.InTx(ctx, s.begin(t, sql.LevelDefault), never), context.Canceled)
 }
@@ -239,7 +239,7 @@ func TestCommit_SaysWhatBecameOfIt(t *testing.T) {
 		wire.Once(isCommit, test.fault)
 		require.ErrorIs(t, sqlmetered.Commit(tx), test.err, what)
 		require.Eventually(t, func() bool { return pgtest.Value[int](t, s.pool, "select count(*) from uploads") == test.left },
-			20*time.Second, time.Millisecond, what)
+			2*time.Minute, time.Millisecond, what)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	tx, err = s.db.BeginTx(ctx, nil)

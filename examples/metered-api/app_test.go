@@ -32,7 +32,7 @@ func openAPI(t *testing.T, limit int64, workers bool) *fixture {
 	if workers {
 		require.NoError(t, a.river.Start(context.Background()))
 		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
 			require.NoError(t, a.river.StopAndCancel(ctx))
 		})
@@ -149,7 +149,7 @@ func TestTask_ThatFailsForGoodGivesBackWhatItHolds(t *testing.T) {
 		var attempts int
 		err := f.pool.QueryRow(t.Context(), `select attempt from river_job where state = 'discarded'`).Scan(&attempts)
 		return err == nil && attempts == maxAttempts
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 }
 
 func TestTask_ThatNobodyWorksExpiresAndIsNeverCharged(t *testing.T) {
@@ -170,7 +170,7 @@ func TestTask_ThatNobodyWorksExpiresAndIsNeverCharged(t *testing.T) {
 		err := f.pool.QueryRow(t.Context(), `select count(*) filter (where state = 'cancelled') = 1 and count(*) filter (where state = 'completed') = 1
 			from river_job where kind = 'factorize'`).Scan(&done)
 		return err == nil && done
-	}, 30*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	require.NoError(t, f.river.StopAndCancel(bounded(t)))
 	spent, held := f.usage(t, "ann")
 	require.Equal(t, []int64{1, 0}, []int64{spent, held})

@@ -57,7 +57,7 @@ func TestCleanup_EndsAndAnnouncesAHoldOnceAndLeavesTheOthersAlone(t *testing.T) 
 		require.Eventually(t, func() bool {
 			return one[int](h, `select count(*)::int from river_job where state = 'completed'`) == 4 &&
 				one[int](h, `select count(*)::int from river_job where args->>'id' = $1 and state = 'scheduled'`, kept) == 1
-		}, 30*time.Second, 10*time.Millisecond)
+		}, 2*time.Minute, 10*time.Millisecond)
 	}
 	for id, want := range map[string]holds.State{gone: holds.Expired, sold: holds.Captured, given: holds.Released, kept: holds.Held, retaken: holds.Expired, successor: holds.Held} {
 		hold, err := book.Get(ctx, h.pool, h.org, id, "")
@@ -89,7 +89,7 @@ func TestSweep_AnnouncesWhatNoJobDid(t *testing.T) {
 		a.cfg.sweep = 20 * time.Millisecond
 		a.background.Go(func() { a.sweep(ctx) })
 	}
-	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int from hall.audit where action = 'expired'`) >= 5 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int from hall.audit where action = 'expired'`) >= 5 }, 2*time.Minute, 10*time.Millisecond)
 	stop()
 	for _, a := range h.apps {
 		a.cancel()

@@ -153,7 +153,7 @@ const waitingForALock = ` from pg_stat_activity where datname = current_database
 // waiting returns when so many transactions wait for a lock.
 func (h *hall) waiting(n int) {
 	h.t.Helper()
-	require.Eventually(h.t, func() bool { return one[int](h, `select count(*)::int`+waitingForALock) == n }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(h.t, func() bool { return one[int](h, `select count(*)::int`+waitingForALock) == n }, 2*time.Minute, 5*time.Millisecond)
 }
 
 // charged is what a user has used of the window.

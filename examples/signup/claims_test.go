@@ -223,7 +223,7 @@ func TestSweep_WritesDownWhatWasAbandoned(t *testing.T) {
 		var expired bool
 		err := f.pool.QueryRow(ctx, `select exists (select from metered.hold_events where kind = 'x')`).Scan(&expired)
 		return err == nil && expired
-	}, 20*time.Second, time.Millisecond)
+	}, 2*time.Minute, time.Millisecond)
 	cancel()
 	<-swept
 }

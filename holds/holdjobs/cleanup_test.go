@@ -287,6 +287,6 @@ func TestCleanup_OfAClaimThatTheHolderHadAlready(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		return pgtest.Value[int](t, pool, `select count(*) from river_job where state = 'completed'`) == 2
-	}, 20*time.Second, 5*time.Millisecond)
+	}, 2*time.Minute, 5*time.Millisecond)
 	require.Equal(t, 2, pgtest.Value[int](t, pool, "select count(*) from "+"metered.hold_events")) // placed, expired
 }

@@ -64,7 +64,7 @@ func startWorkers(t *testing.T, pool *pgxpool.Pool, workers *river.Workers) *riv
 
 func stopWorkers(t *testing.T, client *river.Client[pgx.Tx]) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	require.NoError(t, client.StopAndCancel(ctx))
 }
@@ -94,7 +94,7 @@ func awaitJob(t *testing.T, pool *pgxpool.Pool, id int64, state string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		return pgtest.Value[string](t, pool, `select state::text from river_job where id = $1`, id) == state
-	}, 30*time.Second, 5*time.Millisecond, "job is to be "+state)
+	}, 2*time.Minute, 5*time.Millisecond, "job is to be "+state)
 }
 
 // books is what became of a submitted job.

@@ -121,7 +121,7 @@ func TestProcessEnd_DuringStartLeavesNothing(t *testing.T) {
 				entries, err := os.ReadDir(base)
 				require.NoError(t, err)
 				return len(entries) == 0
-			}, 30*time.Second, 10*time.Millisecond)
+			}, 2*time.Minute, 10*time.Millisecond)
 		})
 	}
 }

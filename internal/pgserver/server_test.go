@@ -124,7 +124,7 @@ func TestRestart_AfterACrashOfThePostmaster(t *testing.T) {
 	t.Parallel()
 	s := start(t, Options{})
 	require.NoError(t, syscall.Kill(s.PID(), syscall.SIGKILL))
-	require.Eventually(t, func() bool { return s.PID() == 0 }, 30*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return s.PID() == 0 }, 2*time.Minute, 5*time.Millisecond)
 	require.NoError(t, s.Restart(t.Context()))
 	require.Equal(t, "1", query(t, s, "select 1"))
 }
@@ -224,9 +224,9 @@ func requireGone(t *testing.T, dir string, pids []int) {
 	require.Eventually(t, func() bool {
 		_, err := os.Lstat(dir)
 		return os.IsNotExist(err)
-	}, 30*time.Second, 5*time.Millisecond, "%s is still there", dir)
+	}, 2*time.Minute, 5*time.Millisecond, "%s is still there", dir)
 	for _, pid := range pids {
-		require.Eventually(t, func() bool { return ended(pid) }, 30*time.Second, 5*time.Millisecond, "process %d is still there", pid)
+		require.Eventually(t, func() bool { return ended(pid) }, 2*time.Minute, 5*time.Millisecond, "process %d is still there", pid)
 	}
 }
 

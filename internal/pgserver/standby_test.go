@@ -22,7 +22,7 @@ func startStandby(t *testing.T, primary *Server, opts Options) *Server {
 // eventually waits for a query to answer that.
 func eventually(t *testing.T, s *Server, want, sql string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return query(t, s, sql) == want }, 30*time.Second, 10*time.Millisecond, sql)
+	require.Eventually(t, func() bool { return query(t, s, sql) == want }, 2*time.Minute, 10*time.Millisecond, sql)
 }
 
 func TestStartStandby_StreamsAndIsPromoted(t *testing.T) {

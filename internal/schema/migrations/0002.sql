@@ -3,7 +3,8 @@
 -- of the ledger can carry an anchor.
 alter table metered.hold_lines add column refunded bigint not null default 0;
 alter table metered.operations add column refusal json, add column name text collate "C", add column jobs bigint[];
-alter table metered.ledger add column anchor_at timestamptz, add column anchor_spent bigint;
+alter table metered.ledger add column anchor_at timestamptz, add column anchor_spent bigint, add column lots_end timestamptz,
+    add column crossed jsonb;
 
 -- Scopes that were declared to exist. Only charges, credits and holds that demand it look here.
 -- A row stays when its scope is retired, so that no program creates the scope again unawares.

@@ -78,7 +78,7 @@ begin
         where c.unnest is null
         window w as (partition by c.scope order by c.ordinality)
     ), judged as (
-        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, u.used, u.periods,
+        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, u.used, u.periods,
             bool_and(coalesce(a.sound and u.fits and t.fresh and t.spent <= 9223372036854775807 - a.before - a.amount, false))
                 over (partition by a.scope) as plain
         from asked a
@@ -88,7 +88,7 @@ begin
         cross join lateral (
             select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at, coalesce(y.spent, 0) as spent,
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
-                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent,
+                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
                 y.seq is null or y.at <= clk and (y.next_due <= clk) is not true as fresh) t
         -- What counts against each limit: as in write_charges, where it is sure.
         cross join lateral (
@@ -121,10 +121,10 @@ begin
                   offset 0) x) u        -- or what is used would be worked out twice
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent)
+            epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope,
             case when j.held > 0 then metered.due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
-            j.namespace, j.id, j.note, j.anchor_at, j.anchor_spent
+            j.namespace, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
         from judged j where j.plain
         on conflict do nothing
         returning 1

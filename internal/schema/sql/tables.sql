@@ -31,6 +31,8 @@ create table metered.ledger (
     note      jsonb,                  -- actor, tenant, correlation, reason
     anchor_at timestamptz,            -- some time in the past, of which anchor_spent is known; null for none
     anchor_spent bigint,              -- what had been spent by then: a bound of what was spent since
+    lots_end timestamptz,             -- no lot of the scope ends before this; null: it has no lots
+    crossed jsonb,                    -- the thresholds that were told, until they are armed again; null for none
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
