@@ -164,7 +164,7 @@ func TestDo_BoundsTheTransactionByTheDeadline(t *testing.T) {
 		return ms
 	}
 	require.Equal(t, [3]int{}, within(t.Context(), "no deadline"))
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for _, ms := range within(ctx, "deadline") {
 		require.Greater(t, ms, 5_000)

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	given := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	checks := "1000"
+	checks := "300"
 	if testing.Short() {
 		checks = "100"
 	}
