@@ -228,6 +228,7 @@ begin
     e.kind := 'd';
     e.amount := units;
     e.credited := e.credited + units;
+    e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
@@ -280,6 +281,7 @@ begin
     e.amount := units;
     e.ref := charge_seq;
     e.refunded := e.refunded + units;
+    e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
     perform metered.append(e);
     insert into metered.refund_sum as r (scope, level, block, amount)
     select of_scope, lv, charge_seq >> (4 * lv), units
@@ -388,6 +390,7 @@ begin
     e.at := clk;
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
+    e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
