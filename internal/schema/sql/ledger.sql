@@ -229,6 +229,7 @@ begin
         e.kind := 'd';
         e.amount := units;
         e.credited := e.credited + units;
+        e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
         perform metered.append(e);
     else
         e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
@@ -284,6 +285,7 @@ begin
     e.amount := units;
     e.ref := charge_seq;
     e.refunded := e.refunded + units;
+    e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
     if e.lots_end is not null then
         e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
     end if;
@@ -403,6 +405,7 @@ begin
     e.at := clk;
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
+    e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
