@@ -164,9 +164,6 @@ func (s *session) request() holds.Request {
 // prepare validates a reservation, and makes the call that places its hold.
 func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	r := &s.r
-	if err := checkID(r.Namespace, r.ID); err != nil {
-		return nil, nil, err
-	}
 	r.TTL = cmp.Or(r.TTL, DefaultTTL)
 	r.Grace = cmp.Or(r.Grace, (r.TTL / 4).Truncate(time.Microsecond))
 	r.Lines, r.Charges = slices.Clone(r.Lines), slices.Clone(r.Charges)
