@@ -323,6 +323,7 @@ create table metered.hold_lines (
     scope    text collate "C" not null, -- what is held
     refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
     opened_seq bigint,                  -- the entry that holds its units; null of a hold of version 1
+    at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
     primary key (hold, scope)
 );
 
@@ -330,6 +331,9 @@ create table metered.hold_lines (
 -- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
 -- of a hold are asked for with open <> 0, which keeps the planner from this index.
 create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
+
+-- Which lines will capture something when they expire.
+create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
 -- Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where
 -- it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry
@@ -1345,10 +1349,13 @@ begin
             where y.scope = tip.scope and y.open and y.expires_at <= greatest(clk, tip.at));
     end if;
     if tip.lots_end is not null and tip.next_due <= clk then
+        -- What a hold captures when it expires is of the lots that are drawn first.
         units := units + (select coalesce(sum(y.amount), 0)
             from metered.hold_lines l,
-                 lateral (select sum(k.amount) as amount from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) z
-                     where k.scope = l.scope and k.seq = l.opened_seq and z.expires_at <= greatest(clk, tip.at)) y
+                 lateral (select sum(least(k.amount, greatest(0, k.upto - greatest(l.at_least - l.captured, 0)))) filter (where k.expires_at <= greatest(clk, tip.at)) as amount
+                     from (select o.amount, z.expires_at, sum(o.amount) over (order by z.priority, z.expires_at, z.no) as upto
+                           from metered.lot_holds o left join lateral (select x.no, x.priority, x.expires_at from metered.lots x where x.no = o.lot) z on true
+                           where o.scope = l.scope and o.seq = l.opened_seq) k) y
             where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk);
     end if;
     return units;
@@ -2255,6 +2262,7 @@ declare
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
     still  bigint;
+    least_due bigint;       -- what lines that are due, and not freed, have spent
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
@@ -2272,6 +2280,8 @@ begin
             continue when n < known.nth;
             u := used[n];
             p := case when l.win is null then metered.period_at(l.period, greatest(clk, t.at)) end;
+            since := null;
+            least_due := 0;
             if u is not null then
                 null;
             elsif l.win = interval '0' then
@@ -2291,6 +2301,10 @@ begin
                     base_spent := w.base_spent;
                 end if;
             end if;
+            if t.next_due <= clk then
+                least_due := metered.minima(t, since, clk);
+                u := u + least_due;
+            end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
@@ -2309,12 +2323,12 @@ begin
                 end if;
             end if;
             retry := null;
-            room := l.max - held[i] - c.amount;
+            room := l.max - held[i] - c.amount - least_due;
             if l.win > interval '0' and room >= 0 then
-                retry := metered.leaves_at(t, base_seq, base_spent, u, l.win, room);
+                retry := metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room);
             end if;
             -- The end of holds can make room, sooner or at all.
-            room := l.max - own - c.amount;
+            room := l.max - own - c.amount - case when falls is not null then metered.minima_to_come(c.scope, clk) else 0 end;
             if l.win is null and room >= 0 then
                 -- At the period's end only what is held by then is left.
                 still := t.held - case when leases_end <= p[2] then leased else 0 end
@@ -2324,8 +2338,8 @@ begin
             end if;
             if u <= room then
                 retry := least(retry, falls);
-            elsif l.win > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
-                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, l.win, room)));
+            elsif l.win > interval '0' and room >= least_due and falls < coalesce(retry, 'infinity') then
+                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room - least_due)));
             end if;
             denied := coalesce(denied, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
@@ -2982,10 +2996,12 @@ begin
             used := (metered.spent_since(tip, since)).used;
         end if;
         held := tip.held;
+        spent := tip.spent;
         if tip.next_due <= clk then
             held := held - metered.overdue(scopes[i], tip.next_due, clk);
+            used := used + metered.minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
+            spent := spent + metered.minima(tip, null, clk);
         end if;
-        spent := tip.spent;
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;
@@ -3919,6 +3935,30 @@ begin
 end
 $$;
 
+-- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
+-- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
+create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
+          and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
+end
+$$;
+
+-- The same of those lines that are not due: this will be spent whatever becomes of them.
+create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
+end
+$$;
+
 -- When the first line that is not due falls due.
 create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
@@ -3961,8 +4001,43 @@ as $$
     when next_due = '-infinity' then next_due end
 $$;
 
+-- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
+-- line, of the time at which it fell due, or of its scope's last entry if that is later.
+create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    l   record;
+    tip metered.ledger;
+begin
+    for l in
+        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
+        from metered.hold_lines y,
+             lateral (select x.id from metered.holds x where x.no = y.hold) h,
+             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
+        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
+        order by y.scope, y.due, y.hold
+    loop
+        tip := metered.entry_for_write(l.scope);
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
+            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
+            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+        on conflict do nothing;
+        if not found then
+            perform metered.collided();
+        elsif tip.lots_end is not null then
+            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
+        end if;
+        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
+        where y.hold = l.hold and y.scope = l.scope;
+    end loop;
+end
+$$;
+
 -- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope.
+-- entry for each scope. Of those that expire, what is not captured then.
 create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
@@ -3972,12 +4047,17 @@ declare
     sums   bigint[];
     made   int;
     wallets metered.ledger[];
+    minima boolean;
 begin
-    select array_agg(f.scope), array_agg(f.units) into scopes, sums
-    from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima) into scopes, sums, minima
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima from metered.hold_lines l
           where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
+        return;
+    elsif minima and as_kind = 'x' then
+        perform metered.capture_minima(nos, only_scopes, clk);
+        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of what is left
         return;
     end if;
     update metered.hold_lines l set open = 0
@@ -4279,10 +4359,10 @@ $$;
 
 -- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
-create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint) returns json
+create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
 as $$
-    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded)
+    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded, 'at_least', at_least)
 $$;
 
 -- The hold of that no.
@@ -4296,8 +4376,9 @@ as $$
 begin
     return (
         select metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount, l.captured,
-                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded) order by l.scope)
+            select json_agg(metered.line_json(l.scope, l.amount,
+                case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
+                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), clk,
             case when h.state = 'r' or h.returned then (      -- its last transition
                 select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end)
@@ -4413,7 +4494,7 @@ begin
         select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into l
         from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
               from metered.hold_lines y, lateral (select metered.line_json(y.scope, y.amount, y.captured,
-                  case when h.state = 'h' then y.open else 0 end, y.refunded)::text) j(line)
+                  case when h.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
               where y.hold = h.no) x;
         said := left(said, -1) || ', "lines" : [' || l.sent || ']' || case when cut or l.cut then ', "cut" : true}' else '}' end;
     end if;
@@ -4476,9 +4557,9 @@ $$;
 --
 -- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
--- id that was made up for this call is not looked for.
+-- id that was made up for this call is not looked for. minimum is what is captured of its scopes when the hold expires.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, channel text, raising boolean, reveal boolean default false,
+    origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
@@ -4498,6 +4579,7 @@ declare
     new_no bigint;
     unused text;
     charge metered.new_charge;
+    changed int;
 begin
     foreach charge in array charges loop
         if charge.held > 0 then
@@ -4579,6 +4661,16 @@ begin
         insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
         select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope, l.seq - (l.amount > l.held)::int
         from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
+    end if;
+    if minimum is not null then
+        update metered.hold_lines l set at_least = u.amount
+        from unnest(minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+        get diagnostics changed = row_count;
+        if changed <> cardinality(minimum) then
+            perform metered.require(false, 'minimum');
+        end if;
+        lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
+            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
@@ -4905,7 +4997,7 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
@@ -4952,7 +5044,7 @@ begin
                 n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
-            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back);
+            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
             if take > 0 or terms.closing and l.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;
@@ -5003,7 +5095,7 @@ begin
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
         where h.no = k.nos[i]
         returning h.version, metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded) order by l.scope)
+            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
@@ -5850,6 +5942,72 @@ begin
 end
 $$;
 
+-- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
+-- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this
+-- very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command;
+-- running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.
+--
+-- The operation's lock comes first, as in a command. It is for transactions that see what was committed while they waited for it.
+create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
+    wait_ms int, origin metered.origin, channel text, minimum metered.used_units[],
+    out status text, out placed_at timestamptz, out deadline timestamptz,
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    ids     text := left(hold.id, -36);
+    clk     timestamptz;
+    horizon timestamptz;
+    done    timestamptz;
+    was     record;
+    p       record;
+begin
+    if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered.one_snapshot()) is not true then
+        perform metered.require(false, 'session');
+    end if;
+    if not pg_try_advisory_xact_lock(command.key) then
+        perform metered.lock_keys(array[command.key], wait_ms);
+    end if;
+    select (select z.at from metered.operations_horizon z where z.one),
+        (select o.at from metered.operations o where o.namespace = command.namespace and o.id = command.id)
+    into horizon, done;
+    clk := metered.clock();
+    status := case when done is not null then 'replay'
+        when command.issued_at <= horizon then 'retired'
+        when command.issued_at > clk + command.max_future then 'future' end;
+    if status is not null then
+        return;
+    end if;
+    select h.no, h.id, h.due, h.fingerprint into was
+    from metered.holds h
+    where h.tenant = hold.tenant and h.id >= ids and h.id < ids || '~' and (h.id = hold.id or h.state = 'h' and h.due > clk)
+    order by h.id = hold.id desc limit 1;
+    if was.id = hold.id then
+        status := 'open';
+        stored := metered.hold_json(was.no, clk);
+    elsif was.no is not null then
+        status := case when was.fingerprint = hold.fingerprint then 'running' else 'busy' end;
+        placed_at := clk;
+        deadline := was.due;
+    end if;
+    if status is not null then
+        return;
+    end if;
+    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false, false, minimum);
+    status := p.status;
+    placed_at := p.placed_at;
+    deadline := p.deadline;
+    seqs := p.seqs;
+    ats := p.ats;
+    denied := p.denied;
+    crossed := p.crossed;
+end
+$$;
+
 -- Charges that are judged each on its own, many in a call: batches, and usage events with ids.
 --
 -- What a call costs is mostly the set-up of its statements, so one statement makes the entries of all
@@ -6208,7 +6366,8 @@ select h.no,                                    -- the number of the hold, in th
     h.entity,                                   -- what a capture linked
     h.metadata,                                 -- of the caller
     (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
-    (select jsonb_object_agg(l.scope, l.captured) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
+    (select jsonb_object_agg(l.scope, case when h.state = 'x' or h.state = 'h' and h.due <= pg_catalog.statement_timestamp()
+        then greatest(l.captured, l.at_least) else l.captured end) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
     case when h.state = 'r' or h.returned then (
         select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
 from metered.holds h;
@@ -6411,6 +6570,7 @@ comment on column metered.hold_lines.due is 'holds.due';
 comment on column metered.hold_lines.scope is 'what is held';
 comment on column metered.hold_lines.refunded is 'of captured, what was given back by refund_holds';
 comment on column metered.hold_lines.opened_seq is 'the entry that holds its units; null of a hold of version 1';
+comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
 comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
 comment on column metered.lots.no is 'the number of the lot';
 comment on column metered.lots.granted_at is 'when it was granted';
@@ -6537,7 +6697,7 @@ comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is '
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot. stored is who has what is taken, if reveal.';
-comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
+comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
@@ -6558,6 +6718,7 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back; the result is empty, which a build that knows no refusals cannot take for an answer.';
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
+comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command; running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and what is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.';
 comment on column metered.statement.scope is 'what is charged';
@@ -6683,27 +6844,27 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,balance,base,begin_command,block_commit,
-            bound_lock_wait,by_system,capture_holds,capture_lots,carve,charge,charge_anyway,charge_each,
-            charge_leased,check_charge,check_limits,check_now,claim_job_key,clock,close_child,close_lease,
-            close_scope,collided,complete_command,consume_token,create_scopes,created_json,credit,credit_lot,
-            cross_thresholds,crossed_at,draw,due_after,due_holds,end_lots,entry_for_write,expire_and_check,
-            expire_due,expire_hold,expire_rows,extend_holds,find_job_key,find_lot,finish_command,first_due,
-            first_for_write,fits,fits_origin,free_lines,free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,
-            hold_json,inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,
-            lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,
-            lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,mint_tokens,missing_hold,
-            missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,
-            open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,
-            post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,
-            raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,
-            refund_holds,refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
-            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
-            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,
-            settle_away,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,
-            take_lots,tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,
-            unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,
-            use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,
-            written_here}')
+            bound_lock_wait,by_system,capture_holds,capture_lots,capture_minima,carve,charge,charge_anyway,
+            charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,clock,close_child,
+            close_lease,close_scope,collided,complete_command,consume_token,create_scopes,created_json,
+            credit,credit_lot,cross_thresholds,crossed_at,draw,due_after,due_holds,end_lots,entry_for_write,
+            expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,find_lot,finish_command,
+            first_due,first_for_write,fits,fits_origin,free_lines,free_lots,fresh,give_back,grant_lot,held_here,
+            hold_as_json,hold_json,inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,
+            later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,
+            lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,
+            minima_to_come,mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,
+            no_amount,old_lot,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,
+            own_entry,pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,
+            purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,
+            recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lots,refunds_after,
+            refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,
+            repair_clock,replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,
+            revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,
+            spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,take_lots,tip,tip_for_write,
+            told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,
+            untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,
+            with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

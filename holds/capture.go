@@ -125,6 +125,9 @@ func (b *Book) used(lines []Line, over Over, note budget.Note) (used []ledger.Us
 		if slices.ContainsFunc(used, func(u ledger.Used) bool { return u.Scope == line.Scope }) {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Scope"), "%q is there twice", line.Scope)
 		}
+		if line.AtLeast != 0 {
+			return nil, nil, invalid(index("Capture.Lines", i, ".AtLeast"), "is for placing")
+		}
 		if line.Amount < 0 {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
 		}

@@ -21,11 +21,15 @@ type placed struct {
 
 // heldLines are the lines of a hold that was just placed, in the order of their
 // scopes.
-func heldLines(charges []ledger.Charge) []HeldLine {
+func heldLines(charges []ledger.Charge, least []ledger.Used) []HeldLine {
 	var lines []HeldLine
 	for _, c := range charges {
 		if c.Held > 0 {
-			lines = append(lines, HeldLine{Scope: c.Scope, Amount: c.Held, Open: c.Held})
+			line := HeldLine{Scope: c.Scope, Amount: c.Held, Open: c.Held}
+			if i := slices.IndexFunc(least, func(u ledger.Used) bool { return u.Scope == c.Scope }); i >= 0 {
+				line.AtLeast = least[i].Amount
+			}
+			lines = append(lines, line)
 		}
 	}
 	slices.SortFunc(lines, func(a, b HeldLine) int { return cmp.Compare(a.Scope, b.Scope) })

@@ -229,6 +229,9 @@ func (h *Hold) apply(e Event) error {
 		h.end(Released, e.At)
 		h.Reason = e.Note.Reason
 	case EventExpired:
+		for i, l := range h.Lines {
+			h.Lines[i].Captured = max(l.Captured, l.AtLeast)
+		}
 		h.end(Expired, h.Due)
 	case EventReturnedPart:
 		for _, r := range e.Refunds {

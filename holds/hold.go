@@ -49,9 +49,10 @@ type Hold struct {
 type HeldLine struct {
 	Scope    string `json:"scope"`
 	Amount   int64  `json:"amount"`             // placed
-	Captured int64  `json:"captured"`           // charged so far
+	Captured int64  `json:"captured"`           // charged so far, and what expiry has charged
 	Open     int64  `json:"open"`               // still held; 0 once the hold has ended
 	Refunded int64  `json:"refunded,omitempty"` // of Captured, what Refund has given back
+	AtLeast  int64  `json:"at_least,omitempty"` // is captured when the hold expires (Line.AtLeast)
 }
 
 // Live reports whether the hold was held, and not past its deadline, at Now.

@@ -106,7 +106,13 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 		due: now.Add(r.TTL + r.Grace), ceiling: now.Add(modelLifetime), version: 1, pending: true, metadata: r.Metadata}
 	for _, c := range merged(r.Lines, nil) {
 		m.entry(c.Scope, now)
-		h.lines = append(h.lines, mLine{scope: c.Scope, amount: c.Amount, open: c.Amount})
+		line := mLine{scope: c.Scope, amount: c.Amount, open: c.Amount}
+		for _, l := range r.Lines {
+			if l.Scope == c.Scope {
+				line.least += l.AtLeast
+			}
+		}
+		h.lines = append(h.lines, line)
 	}
 	slices.SortFunc(h.lines, func(a, b mLine) int { return strings.Compare(a.scope, b.scope) })
 	for _, c := range r.Charges {
@@ -159,11 +165,7 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 		case len(refusals) > 0:
 			return nil, denied(refusals)
 		}
-		var locked []string
-		for _, l := range found[0].lines {
-			locked = append(locked, l.scope)
-		}
-		m.admit(now, scopesOf(excess), locked)
+		m.admit(now, scopesOf(excess), scopesOf(excess))
 	}
 	for _, h := range found {
 		for i := range h.lines {
@@ -272,16 +274,22 @@ func (m *model) expireOne(now time.Time, e holds.Expire) (*mHold, holds.ExpireSt
 	case h.state == holds.Held && h.due.After(now):
 		return h, holds.NotDue, nil
 	}
-	m.expire(h, now, nil)
+	m.expire([]*mHold{h}, now, nil)
 	h.pending = false
 	return h, holds.ExpiredNow, nil
 }
 
-// sweep returns how many holds it ended.
-func (m *model) sweep(now time.Time) (n int) {
-	for i := range m.holds {
+// sweep returns how many holds it ended, in transactions of batch holds.
+func (m *model) sweep(now time.Time, batch int) (n int) {
+	var due []*mHold
+	for _, i := range m.byDue() {
 		if h := &m.holds[i]; h.pending && !h.due.After(now) {
-			m.expire(h, now, nil)
+			due = append(due, h)
+		}
+	}
+	for some := range slices.Chunk(due, batch) {
+		m.expire(some, now, nil)
+		for _, h := range some {
 			h.pending = false
 			n++
 		}

@@ -31,6 +31,7 @@ type mCharge struct {
 type mLine struct {
 	scope                  string
 	amount, captured, open int64 // open is counted until somebody frees it
+	least                  int64 // is captured by expiry
 }
 
 // mHold is a hold as it is written down: one that is due may not have been ended yet.
@@ -117,7 +118,21 @@ func (m *model) used(scope string, now time.Time, window time.Duration) (used in
 			used += c.amount - c.refunded
 		}
 	}
+	for _, h := range m.holds { // what expiry captures counts before it is written down
+		for _, l := range h.lines {
+			if l.scope == scope && l.open > 0 && !h.due.After(now) && (window == budget.Forever || later(h.due, s.last).After(since)) {
+				used += max(0, l.least-l.captured)
+			}
+		}
+	}
 	return used
+}
+
+// minimal reports whether open lines of a scope capture something when they expire.
+func (m *model) minimal(scope string) bool {
+	return slices.ContainsFunc(m.holds, func(h mHold) bool {
+		return slices.ContainsFunc(h.lines, func(l mLine) bool { return l.scope == scope && l.open > 0 && l.least > 0 })
+	})
 }
 
 // held is what open holds keep of a scope, but for what is due, and when the next of
@@ -191,23 +206,45 @@ func (m *model) retry(c budget.Charge, l budget.Limit, now time.Time, held int64
 // admit ends what is due on the scopes of a call that was let in, and frees what it
 // kept of those that are locked.
 func (m *model) admit(now time.Time, scopes, locked []string) {
+	var due []*mHold
 	for i := range m.holds {
 		h := &m.holds[i]
 		counts := func(l mLine) bool { return l.open > 0 && slices.Contains(scopes, l.scope) }
-		if h.due.After(now) || !slices.ContainsFunc(h.lines, counts) {
-			continue
+		if !h.due.After(now) && slices.ContainsFunc(h.lines, counts) {
+			due = append(due, h)
 		}
-		m.expire(h, now, locked)
 	}
+	m.expire(due, now, locked)
 }
 
-// expire ends a hold that is due and frees its lines on the scopes, or on all.
-func (m *model) expire(h *mHold, now time.Time, scopes []string) {
-	if h.state == holds.Held {
-		h.state, h.ended = holds.Expired, h.due
-		h.version++
+// expire ends holds that are due, in the order of placing: it captures the least of their lines on the scopes, or on all, each
+// when it was due, and then frees the rest.
+func (m *model) expire(all []*mHold, now time.Time, scopes []string) {
+	for _, h := range all {
+		if h.state == holds.Held {
+			h.state, h.ended = holds.Expired, h.due
+			h.version++
+		}
 	}
-	m.free(h, now, scopes)
+	byDue := slices.Clone(all)
+	slices.SortStableFunc(byDue, func(a, b *mHold) int { return a.due.Compare(b.due) })
+	for _, h := range byDue {
+		for i := range h.lines {
+			l := &h.lines[i]
+			if l.open > 0 && l.least > l.captured && (scopes == nil || slices.Contains(scopes, l.scope)) {
+				at := h.due
+				if at.After(now) {
+					at = now
+				}
+				m.charge(l.scope, at, l.least-l.captured)
+				l.open -= l.least - l.captured
+				l.captured = l.least
+			}
+		}
+	}
+	for _, h := range all {
+		m.free(h, now, scopes)
+	}
 }
 
 func (m *model) free(h *mHold, now time.Time, scopes []string) {
@@ -231,7 +268,10 @@ func (h *mHold) view(now time.Time) holds.Hold {
 		v.State, v.EndedAt = holds.Expired, h.due
 	}
 	for _, l := range h.lines {
-		line := holds.HeldLine{Scope: l.scope, Amount: l.amount, Captured: l.captured, Open: l.open}
+		line := holds.HeldLine{Scope: l.scope, Amount: l.amount, Captured: l.captured, Open: l.open, AtLeast: l.least}
+		if v.State == holds.Expired {
+			line.Captured = max(l.captured, l.least)
+		}
 		if h.returned {
 			line.Refunded = l.captured
 		}

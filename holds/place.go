@@ -24,6 +24,9 @@ type Line struct {
 	Amount    int64          // in units of yours, 1 to budget.MaxAmount; from 0 in a Capture
 	Limits    []budget.Limit // must all admit the amount beside spending and open holds; budget.Lifetime makes a capacity
 	MustExist bool           // as in budget.Charge; not for a Capture
+	// AtLeast is charged of Amount when the hold expires, whatever came of it, as far as it was not captured before: from its
+	// due time on, swept or not, by whoever comes first, once. Release frees it. Not for a Capture. Defaults to 0.
+	AtLeast int64
 }
 
 // Request is what Place reserves.
@@ -44,11 +47,13 @@ type Request struct {
 	claim  string
 	key    Key
 	reveal bool
+
+	opening *ledger.Opening // of a session (metered.Open)
 }
 
 const placeSQL = `
 select status, placed_at, deadline, seqs, ats, denied, stored, crossed
-from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool)`
+from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool, $9::metered.used_units[])`
 
 const lookSQL = `
 select status, at, deadline, denied, stored
@@ -72,7 +77,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
-	chosen := r.ID != "" && r.claim == ""
+	chosen := r.ID != "" && r.claim == "" && r.opening == nil
 	if r.ID == "" {
 		r.ID = uuidv7.New()
 	}
@@ -85,6 +90,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		i := slices.IndexFunc(charges, func(c ledger.Charge) bool { return c.Scope == line.Scope })
 		charges[i].Held += line.Amount
 	}
+	least := minima(r.Lines)
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
 		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata),
@@ -99,6 +105,9 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		identity = append(identity, r.ID...)
 	}
 	var crossed []byte
+	if r.opening != nil {
+		hold.Fingerprint = r.opening.Fingerprint(identity)
+	}
 	return &call{
 		Cross: func(ctx context.Context, tx pgx.Tx) error { return priced.Cross(ctx, tx, crossed) },
 		SQL:   b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced), Tell: b.teller(EventPlaced, r.Note),
@@ -108,7 +117,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 			Looked:   func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
+			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising, r.reveal, ledger.AllUsed(least)}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row, &crossed) },
 	}, nil
@@ -148,6 +157,15 @@ func (b *Book) check(r *Request) (*charging, error) {
 	}
 	if err := b.checkNote("Request.Note", r.Note); err != nil {
 		return nil, err
+	}
+	for i, l := range r.Lines {
+		if l.AtLeast < 0 || l.AtLeast > l.Amount {
+			field := index("Request.Lines", i, ".AtLeast")
+			if r.claim != "" {
+				field = index("Claim.Lines", i-1, ".AtLeast")
+			}
+			return nil, invalid(field, "%d is not from 0 to the amount, %d", l.AtLeast, l.Amount)
+		}
 	}
 	charges := make([]budget.Charge, 0, len(r.Lines)+len(r.Charges))
 	for _, line := range r.Lines {
@@ -242,14 +260,21 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 			return []Hold{h}, &StateError{ID: h.ID, State: h.State, Hold: h}
 		}
 		return []Hold{h}, nil
+	case "open":
+		var h Hold
+		err := h.decode(same)
+		return []Hold{h}, err
 	default:
+		if r.opening != nil {
+			return nil, r.opening.Refused(status, at, deadline)
+		}
 		answer, _ := json.Marshal(map[string]string{"status": status, "id": r.ID})
 		return nil, refused(answer)
 	}
 	h := Hold{
 		Tenant: r.Tenant, ID: r.ID, Holder: r.Holder, State: Held, Version: 1, Created: true,
 		PlacedAt: at.UTC(), Deadline: deadline.UTC(), Due: deadline.Add(r.Grace).UTC(), Now: at.UTC(),
-		Lines: heldLines(priced.Charges), Metadata: r.Metadata,
+		Lines: heldLines(priced.Charges, minima(r.Lines)), Metadata: r.Metadata,
 	}
 	if lifetime := b.lifetime(); lifetime > 0 {
 		h.Ceiling = at.Add(lifetime).UTC()
@@ -271,4 +296,19 @@ func first(holds []Hold, err error) (Hold, error) {
 		return Hold{}, err
 	}
 	return holds[0], err
+}
+
+// minima are what the lines capture when the hold expires, by scope; nil without any.
+func minima(lines []Line) (all []ledger.Used) {
+	for _, l := range lines {
+		i := slices.IndexFunc(all, func(u ledger.Used) bool { return u.Scope == l.Scope })
+		switch {
+		case l.AtLeast == 0:
+		case i < 0:
+			all = append(all, ledger.Used{Scope: l.Scope, Amount: l.AtLeast})
+		default:
+			all[i].Amount += l.AtLeast
+		}
+	}
+	return all
 }

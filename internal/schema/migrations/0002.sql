@@ -1,7 +1,9 @@
 -- Version 2: the functions take other arguments; a line of a hold says how much of it was
 -- given back; an operation can be one that was refused, and has a name; scopes can be declared to exist; an entry
 -- of the ledger can carry an anchor.
-alter table metered.hold_lines add column refunded bigint not null default 0, add column opened_seq bigint;
+alter table metered.hold_lines add column refunded bigint not null default 0, add column opened_seq bigint,
+    add column at_least bigint not null default 0;
+create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 alter table metered.operations add column refusal json, add column name text collate "C", add column jobs bigint[];
 alter table metered.ledger add column anchor_at timestamptz, add column anchor_spent bigint, add column lots_end timestamptz,
     add column crossed jsonb;

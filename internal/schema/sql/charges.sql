@@ -374,10 +374,12 @@ begin
             used := (metered.spent_since(tip, since)).used;
         end if;
         held := tip.held;
+        spent := tip.spent;
         if tip.next_due <= clk then
             held := held - metered.overdue(scopes[i], tip.next_due, clk);
+            used := used + metered.minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
+            spent := spent + metered.minima(tip, null, clk);
         end if;
-        spent := tip.spent;
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;

@@ -11,6 +11,30 @@ begin
 end
 $$;
 
+-- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
+-- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
+create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
+          and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
+end
+$$;
+
+-- The same of those lines that are not due: this will be spent whatever becomes of them.
+create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
+end
+$$;
+
 -- When the first line that is not due falls due.
 create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
@@ -53,8 +77,43 @@ as $$
     when next_due = '-infinity' then next_due end
 $$;
 
+-- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
+-- line, of the time at which it fell due, or of its scope's last entry if that is later.
+create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    l   record;
+    tip metered.ledger;
+begin
+    for l in
+        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
+        from metered.hold_lines y,
+             lateral (select x.id from metered.holds x where x.no = y.hold) h,
+             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
+        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
+        order by y.scope, y.due, y.hold
+    loop
+        tip := metered.entry_for_write(l.scope);
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
+            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
+            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+        on conflict do nothing;
+        if not found then
+            perform metered.collided();
+        elsif tip.lots_end is not null then
+            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
+        end if;
+        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
+        where y.hold = l.hold and y.scope = l.scope;
+    end loop;
+end
+$$;
+
 -- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope.
+-- entry for each scope. Of those that expire, what is not captured then.
 create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
@@ -64,12 +123,17 @@ declare
     sums   bigint[];
     made   int;
     wallets metered.ledger[];
+    minima boolean;
 begin
-    select array_agg(f.scope), array_agg(f.units) into scopes, sums
-    from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima) into scopes, sums, minima
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima from metered.hold_lines l
           where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
+        return;
+    elsif minima and as_kind = 'x' then
+        perform metered.capture_minima(nos, only_scopes, clk);
+        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of what is left
         return;
     end if;
     update metered.hold_lines l set open = 0

@@ -12,10 +12,10 @@ $$;
 
 -- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
-create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint) returns json
+create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
 as $$
-    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded)
+    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded, 'at_least', at_least)
 $$;
 
 -- The hold of that no.
@@ -25,8 +25,9 @@ as $$
 begin
     return (
         select metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount, l.captured,
-                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded) order by l.scope)
+            select json_agg(metered.line_json(l.scope, l.amount,
+                case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
+                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), clk,
             case when h.state = 'r' or h.returned then (      -- its last transition
                 select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end)
@@ -138,7 +139,7 @@ begin
         select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into l
         from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
               from metered.hold_lines y, lateral (select metered.line_json(y.scope, y.amount, y.captured,
-                  case when h.state = 'h' then y.open else 0 end, y.refunded)::text) j(line)
+                  case when h.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
               where y.hold = h.no) x;
         said := left(said, -1) || ', "lines" : [' || l.sent || ']' || case when cut or l.cut then ', "cut" : true}' else '}' end;
     end if;
@@ -197,9 +198,9 @@ $$;
 --
 -- If the caller chose the id, it is locked after the scopes: whoever places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
--- id that was made up for this call is not looked for.
+-- id that was made up for this call is not looked for. minimum is what is captured of its scopes when the hold expires.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, channel text, raising boolean, reveal boolean default false,
+    origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
@@ -215,6 +216,7 @@ declare
     new_no bigint;
     unused text;
     charge metered.new_charge;
+    changed int;
 begin
     foreach charge in array charges loop
         if charge.held > 0 then
@@ -296,6 +298,16 @@ begin
         insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
         select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope, l.seq - (l.amount > l.held)::int
         from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
+    end if;
+    if minimum is not null then
+        update metered.hold_lines l set at_least = u.amount
+        from unnest(minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+        get diagnostics changed = row_count;
+        if changed <> cardinality(minimum) then
+            perform metered.require(false, 'minimum');
+        end if;
+        lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
+            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(

@@ -181,6 +181,7 @@ declare
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
     still  bigint;
+    least_due bigint;       -- what lines that are due, and not freed, have spent
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
@@ -198,6 +199,8 @@ begin
             continue when n < known.nth;
             u := used[n];
             p := case when l.win is null then metered.period_at(l.period, greatest(clk, t.at)) end;
+            since := null;
+            least_due := 0;
             if u is not null then
                 null;
             elsif l.win = interval '0' then
@@ -217,6 +220,10 @@ begin
                     base_spent := w.base_spent;
                 end if;
             end if;
+            if t.next_due <= clk then
+                least_due := metered.minima(t, since, clk);
+                u := u + least_due;
+            end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
@@ -235,12 +242,12 @@ begin
                 end if;
             end if;
             retry := null;
-            room := l.max - held[i] - c.amount;
+            room := l.max - held[i] - c.amount - least_due;
             if l.win > interval '0' and room >= 0 then
-                retry := metered.leaves_at(t, base_seq, base_spent, u, l.win, room);
+                retry := metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room);
             end if;
             -- The end of holds can make room, sooner or at all.
-            room := l.max - own - c.amount;
+            room := l.max - own - c.amount - case when falls is not null then metered.minima_to_come(c.scope, clk) else 0 end;
             if l.win is null and room >= 0 then
                 -- At the period's end only what is held by then is left.
                 still := t.held - case when leases_end <= p[2] then leased else 0 end
@@ -250,8 +257,8 @@ begin
             end if;
             if u <= room then
                 retry := least(retry, falls);
-            elsif l.win > interval '0' and room >= 0 and falls < coalesce(retry, 'infinity') then
-                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u, l.win, room)));
+            elsif l.win > interval '0' and room >= least_due and falls < coalesce(retry, 'infinity') then
+                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room - least_due)));
             end if;
             denied := coalesce(denied, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,

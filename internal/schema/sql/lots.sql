@@ -255,10 +255,13 @@ begin
             where y.scope = tip.scope and y.open and y.expires_at <= greatest(clk, tip.at));
     end if;
     if tip.lots_end is not null and tip.next_due <= clk then
+        -- What a hold captures when it expires is of the lots that are drawn first.
         units := units + (select coalesce(sum(y.amount), 0)
             from metered.hold_lines l,
-                 lateral (select sum(k.amount) as amount from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) z
-                     where k.scope = l.scope and k.seq = l.opened_seq and z.expires_at <= greatest(clk, tip.at)) y
+                 lateral (select sum(least(k.amount, greatest(0, k.upto - greatest(l.at_least - l.captured, 0)))) filter (where k.expires_at <= greatest(clk, tip.at)) as amount
+                     from (select o.amount, z.expires_at, sum(o.amount) over (order by z.priority, z.expires_at, z.no) as upto
+                           from metered.lot_holds o left join lateral (select x.no, x.priority, x.expires_at from metered.lots x where x.no = o.lot) z on true
+                           where o.scope = l.scope and o.seq = l.opened_seq) k) y
             where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk);
     end if;
     return units;

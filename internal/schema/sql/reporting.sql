@@ -77,7 +77,8 @@ select h.no,                                    -- the number of the hold, in th
     h.entity,                                   -- what a capture linked
     h.metadata,                                 -- of the caller
     (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
-    (select jsonb_object_agg(l.scope, l.captured) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
+    (select jsonb_object_agg(l.scope, case when h.state = 'x' or h.state = 'h' and h.due <= pg_catalog.statement_timestamp()
+        then greatest(l.captured, l.at_least) else l.captured end) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
     case when h.state = 'r' or h.returned then (
         select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
 from metered.holds h;

@@ -164,6 +164,7 @@ create table metered.hold_lines (
     scope    text collate "C" not null, -- what is held
     refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
     opened_seq bigint,                  -- the entry that holds its units; null of a hold of version 1
+    at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
     primary key (hold, scope)
 );
 
@@ -171,6 +172,9 @@ create table metered.hold_lines (
 -- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
 -- of a hold are asked for with open <> 0, which keeps the planner from this index.
 create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
+
+-- Which lines will capture something when they expire.
+create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
 -- Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where
 -- it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry

@@ -207,7 +207,7 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
@@ -254,7 +254,7 @@ begin
                 n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
-            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back);
+            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
             if take > 0 or terms.closing and l.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;
@@ -301,7 +301,7 @@ begin
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
         where h.no = k.nos[i]
         returning h.version, metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded) order by l.scope)
+            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)

@@ -1,0 +1,329 @@
+package metered_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// atLevel is a client of the database whose transactions are of a level, unless they say another.
+func atLevel(t *testing.T, owner *pgxpool.Pool, level pgx.TxIsoLevel) *metered.Client {
+	t.Helper()
+	return newClient(t, pgtest.Reopen(t, owner, func(c *pgxpool.Config) {
+		c.MaxConns = 12
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level)
+	}), metered.Config{LockTimeout: time.Minute})
+}
+
+// sessions is one operation done plainly: its handles in the order of opening, of which the last may be open.
+type sessions struct {
+	recorded bool
+	captured int64 // of tokens, by whoever
+	least    int64
+	due      time.Time // of the one that is open; zero for none
+	requests int64
+}
+
+// Random histories of one operation agree with the model in each answer and in what is used and held: opened, by the same and by
+// another command, settled and cancelled by those who have it and those who lost it, past its deadline, swept or not.
+func TestSessions_AgreeWithTheModel(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
+	for i, level := range isolationLevels {
+		c := atLevel(t, owner, level)
+		for n := range 12 {
+			seed := uint64(100*i + n)
+			rng := rand.New(rand.NewPCG(seed, 7))
+			name := fmt.Sprintf("%s, seed %d", level, seed)
+			r := stream(fmt.Sprint(level, n))
+			r.Lines[0].Scope, r.Charges[0].Scope, r.Isolation = name, name+"/requests", level
+			r.Lines[0].AtLeast = []int64{0, 10}[n%2]
+			m := sessions{least: r.Lines[0].AtLeast}
+			var handles []*metered.Session[usage]
+			for step := range 14 {
+				name := fmt.Sprintf("%s, step %d", name, step)
+				live := !m.due.IsZero()
+				which := -1
+				if len(handles) > 0 {
+					which = rng.IntN(len(handles))
+				}
+				mine := live && which == len(handles)-1
+				switch act := rng.IntN(8); {
+				case act == 0: // another command
+					other := r
+					other.Input = "another"
+					s, err := metered.Open[usage](t.Context(), c, other)
+					if !m.recorded && !live {
+						require.NoError(t, err, name)
+						s.Close()
+						m.due = clock.Now().Add(75 * time.Second)
+						m.requests++
+						handles = append(handles, nil) // left to fall due
+						break
+					}
+					if live && handles[len(handles)-1] == nil {
+						require.ErrorIs(t, err, metered.ErrRunning, name)
+						break
+					}
+					require.ErrorIs(t, err, metered.ErrConflict, name)
+				case act <= 2 || which < 0:
+					s, err := metered.Open[usage](t.Context(), c, r)
+					switch {
+					case m.recorded:
+						require.NoError(t, err, name)
+						require.True(t, s.Finished(), name)
+					case live && handles[len(handles)-1] == nil:
+						require.ErrorIs(t, err, metered.ErrConflict, name)
+					case live:
+						var running *metered.RunningError
+						require.ErrorAs(t, err, &running, name)
+						require.Equal(t, m.due.Sub(clock.Now()), running.RetryAfter, name)
+						require.True(t, m.due.Equal(running.Until), name)
+					default:
+						require.NoError(t, err, name)
+						require.False(t, s.Finished(), name)
+						t.Cleanup(s.Close)
+						handles, m.due, m.requests = append(handles, s), s.Hold().Due, m.requests+1
+					}
+				case act <= 4 && handles[which] != nil:
+					out, err := handles[which].Settle(t.Context(), metered.Used{Lines: []holds.Line{{Scope: r.Lines[0].Scope, Amount: int64(which + 1)}}}, says(int64(which+1)))
+					if mine {
+						require.NoError(t, err, name)
+						require.False(t, out.Replayed, name)
+						m.recorded, m.captured, m.due = true, m.captured+int64(which+1), time.Time{}
+						break
+					}
+					if m.recorded && err == nil { // by this one, before
+						require.True(t, out.Replayed, name)
+						require.EqualValues(t, which+1, out.Result.Tokens, name)
+						break
+					}
+					require.ErrorIs(t, err, metered.ErrLost, name)
+				case act == 5 && handles[which] != nil:
+					err := handles[which].Cancel(t.Context(), "enough")
+					if mine {
+						require.NoError(t, err, name)
+						m.due = time.Time{}
+					} else if err != nil {
+						require.ErrorIs(t, err, metered.ErrLost, name)
+					}
+				case act == 6:
+					_, err := c.Holds.Sweep(t.Context(), owner, holds.SweepOptions{})
+					require.NoError(t, err, name)
+				case act == 7:
+					clock.Advance(time.Duration(1+rng.IntN(50)) * time.Second)
+				}
+				if !m.due.IsZero() && !m.due.After(clock.Now()) { // it is abandoned
+					m.due, m.captured = time.Time{}, m.captured+m.least
+				}
+				held := int64(0)
+				if !m.due.IsZero() {
+					held = 100
+				}
+				require.Equal(t, [2]int64{m.captured, held}, stands(t, owner, c, r.Lines[0].Scope), name)
+				require.Equal(t, [2]int64{m.requests, 0}, stands(t, owner, c, r.Charges[0].Scope), name)
+			}
+		}
+	}
+	report, err := newClient(t, owner, metered.Config{}).Budget.Verify(t.Context(), owner, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Empty(t, report.Differences)
+}
+
+// Of many who open an operation at once one has it, again after it was cancelled and after it was abandoned; and once it is settled
+// all are answered by the record.
+func TestOpen_OneOfManyRuns(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			owner, _ := setUp(t, metered.Config{})
+			clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
+			c := atLevel(t, owner, level)
+			r := stream("1")
+			r.Isolation = level
+			opened := func() (only *metered.Session[usage], finished int64) {
+				var won, running, done atomic.Int64
+				all := make([]*metered.Session[usage], 50)
+				inParallel(50, func(i int) {
+					s, err := metered.Open[usage](context.Background(), c, r)
+					switch {
+					case errors.Is(err, metered.ErrRunning):
+						running.Add(1)
+					case err != nil:
+						t.Error(err)
+					case s.Finished():
+						done.Add(1)
+					default:
+						won.Add(1)
+						all[i] = s
+					}
+				})
+				for _, s := range all {
+					if s != nil {
+						only = s
+					}
+				}
+				if done.Load() == 0 {
+					require.EqualValues(t, 1, won.Load())
+					require.EqualValues(t, 49, running.Load())
+					t.Cleanup(only.Close)
+				}
+				return only, done.Load()
+			}
+			s, _ := opened()
+			require.NoError(t, s.Cancel(t.Context(), "enough"))
+			s, _ = opened()
+			clock.Set(s.Hold().Due)
+			s, _ = opened()
+			require.Equal(t, [2]int64{0, 100}, stands(t, owner, c, "tokens"))
+			_, err := s.Settle(t.Context(), tokensUsed(9), says(9))
+			require.NoError(t, err)
+			_, finished := opened()
+			require.EqualValues(t, 50, finished)
+			require.Equal(t, [2]int64{9, 0}, stands(t, owner, c, "tokens"))
+			require.Equal(t, [2]int64{3, 0}, stands(t, owner, c, "requests"))
+		})
+	}
+}
+
+// Those who settle, cancel, end by force and open anew at once: what is charged is the sum of what was answered.
+func TestSession_RacingEndingsChargeWhatTheyAnswer(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			owner, _ := setUp(t, metered.Config{})
+			c := atLevel(t, owner, level)
+			var charged, settled atomic.Int64
+			settle := func(s *metered.Session[usage], n int64) {
+				switch out, err := s.Settle(context.Background(), tokensUsed(n), says(n)); {
+				case err == nil && !out.Replayed:
+					charged.Add(n)
+					settled.Add(1)
+				case err != nil && !errors.Is(err, metered.ErrLost) && !errors.Is(err, metered.ErrSerialization):
+					t.Error(err)
+				}
+			}
+			for n := range 5 {
+				r := stream(fmt.Sprint(n))
+				r.Isolation = level
+				s, err := metered.Open[usage](t.Context(), c, r)
+				require.NoError(t, err)
+				inParallel(5, func(i int) {
+					switch i {
+					case 0, 1:
+						settle(s, 30)
+					case 2:
+						_ = s.Cancel(context.Background(), "enough")
+					case 3:
+						_ = pgx.BeginFunc(context.Background(), owner, func(tx pgx.Tx) error {
+							_, err := c.Holds.Release(context.Background(), tx, holds.Release{Tenant: "acme", IDs: []string{s.Hold().ID}})
+							return err
+						})
+					case 4:
+						for range 20 {
+							again, err := metered.Open[usage](context.Background(), c, r)
+							if errors.Is(err, metered.ErrRunning) {
+								time.Sleep(time.Millisecond)
+								continue
+							}
+							if err != nil {
+								t.Error(err)
+							} else if !again.Finished() {
+								settle(again, 7)
+								again.Close()
+							}
+							return
+						}
+					}
+				})
+				s.Close()
+			}
+			require.Equal(t, [2]int64{charged.Load(), 0}, stands(t, owner, c, "tokens"))
+			require.EqualValues(t, settled.Load(), count(t, owner, "metered.operations"))
+		})
+	}
+}
+
+// A Settle that fails leaves the reservation, to be settled otherwise.
+func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	s, err := metered.Open[usage](t.Context(), c, stream("1"))
+	require.NoError(t, err)
+	defer s.Close()
+	_, err = s.Settle(t.Context(), tokensUsed(30), func(ctx context.Context, tx *metered.Tx) (usage, error) {
+		_, err := tx.Exec(ctx, `insert into uploads values ('x')`)
+		require.NoError(t, err)
+		return usage{}, errOwn
+	})
+	require.ErrorIs(t, err, errOwn)
+	_, err = s.Settle(t.Context(), tokensUsed(130), says(130))
+	require.ErrorIs(t, err, holds.ErrExcess)
+	var argument *metered.ArgumentError
+	_, err = s.Settle(t.Context(), metered.Used{}, says(0))
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "Used.Lines", argument.Field)
+	more := tokensUsed(1130)
+	more.Over = holds.OverIfFits
+	_, err = s.Settle(t.Context(), more, says(1130))
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded, "by the limit of the reservation")
+	require.Equal(t, "tokens", exceeded.Refusals[0].Scope)
+	require.NoError(t, s.Context().Err())
+	require.Equal(t, [2]int64{0, 100}, stands(t, pool, c, "tokens"))
+	require.Zero(t, count(t, pool, "uploads"))
+	require.Zero(t, count(t, pool, "metered.operations"))
+
+	more = tokensUsed(130)
+	more.Over = holds.OverIfFits
+	_, err = s.Settle(t.Context(), more, says(130))
+	require.NoError(t, err)
+	require.Equal(t, [2]int64{130, 0}, stands(t, pool, c, "tokens"))
+}
+
+func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
+	t.Parallel()
+	var denials []metered.Denial
+	pool, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) { denials = append(denials, d) }})
+	r := stream("1")
+	r.Lines = append(r.Lines, holds.Line{Scope: "team", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("team budget")}})
+	_, err := metered.Open[usage](t.Context(), c, r)
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, "team", exceeded.Refusals[0].Scope)
+	require.Len(t, denials, 1)
+	require.Zero(t, count(t, pool, "metered.ledger"))
+	require.Zero(t, count(t, pool, "metered.holds"))
+	for field, change := range map[string]func(*metered.Reservation){
+		"Reservation.ID":               func(r *metered.Reservation) { r.ID = "" },
+		"Reservation.Lines":            func(r *metered.Reservation) { r.Lines = nil },
+		"Reservation.Lines[0]":         func(r *metered.Reservation) { r.Lines[0].Amount = -1 },
+		"Reservation.Input":            func(r *metered.Reservation) { r.Input = func() {} },
+		"Reservation.Isolation":        func(r *metered.Reservation) { r.Isolation = "none" },
+		"Reservation.Grace":            func(r *metered.Reservation) { r.Grace = -1 },
+		"Reservation.Lines[0].AtLeast": func(r *metered.Reservation) { r.Lines[0].AtLeast = 101 },
+	} {
+		r := stream("1")
+		change(&r)
+		_, err := metered.Open[usage](t.Context(), c, r)
+		var argument *metered.ArgumentError
+		require.ErrorAs(t, err, &argument, field)
+		require.Contains(t, argument.Field, field)
+	}
+}
