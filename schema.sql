@@ -1526,7 +1526,8 @@ begin
                         'used', had - held[i] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
                 else
-                    told := told - h.key;
+                    -- A period that ended is remembered: the clock may be set back.
+                    told := case when l.win is null then told else told - h.key end;
                     continue;
                 end if;
                 told := told || jsonb_build_object(h.key, case
