@@ -106,7 +106,7 @@ create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], 
 create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
--- units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they
+-- units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they
 -- are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
@@ -3661,6 +3661,31 @@ begin
 end
 $$;
 
+-- Charges that were denied, as far as each of their limits admits them: null if none does at all.
+create function metered.as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
+language plpgsql immutable
+as $$
+declare
+    c   metered.new_charge;
+    l   metered.charge_limit;
+    d   jsonb;
+    n   int := 0;
+    fit metered.new_charge[];
+begin
+    foreach c in array charges loop
+        foreach l in array c.limits loop
+            d := jsonb_path_query_first(denied, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
+            c.amount := least(c.amount, l.max - (d ->> 'used')::bigint - (d ->> 'held')::bigint - (d ->> 'own')::bigint - (d ->> 'leased')::bigint);
+            n := n + 1;
+        end loop;
+        if c.amount > 0 then
+            fit := fit || c;
+        end if;
+    end loop;
+    return fit;
+end
+$$;
+
 -- Captures holds, all or none: spends what they keep (used is null), or the units given for the
 -- scopes of one hold. refused is null, or why nothing was written.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
@@ -3683,6 +3708,7 @@ declare
     scopes  text[];                 -- of used
     units   bigint[];
     excess  metered.new_charge[];
+    fitting metered.new_charge[];
     detail  jsonb;
     lines   json[];
     n       int;
@@ -3690,7 +3716,7 @@ declare
     hold    json;
     unused  text;
 begin
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'allow') and (used is null or cardinality(named.ids) = 1)
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 or not metered.fits_origin(origin) then
         perform metered.require(false, 'terms');
     end if;
@@ -3729,18 +3755,27 @@ begin
                 return;
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note, null, null, null)::metered.new_charge;
+                    case when terms.policy = 'allow' then '{}' else u.limits end, origin.note, null, null, null)::metered.new_charge;
             end if;
         end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
-    if excess is not null then
+    while excess is not null loop
         c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
-        if c.denied is not null then
+        exit when c.denied is null;
+        fitting := case when terms.policy = 'upto' then metered.as_far_as_admitted(excess, c.denied) else excess end;
+        if fitting = excess then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
+        excess := fitting;
+    end loop;
+    if terms.policy = 'upto' then
+        for n in 1..cardinality(scopes) loop
+            units[n] := least(units[n], (select y.open from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n])
+                + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
+        end loop;
     end if;
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
@@ -5211,7 +5246,7 @@ comment on type metered.origin is 'Who makes an entry or a transition: the comma
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
-comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they are charged).';
+comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
@@ -5533,19 +5568,19 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,
-            capture_holds,capture_minima,carve,charge,charge_each,charge_leased,check_charge,check_limits,
-            check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
-            consume_token,create_scopes,created_json,credit,due_after,due_holds,entry_for_write,expire_and_check,
-            expire_due,expire_hold,expire_rows,extend_holds,find_job_key,finish_command,first_due,first_for_write,
-            fits,fits_origin,free_lines,fresh,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
-            key_fits,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,lock_all,
-            lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
-            look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_token,named_holds,
-            next_entry,no_amount,one_snapshot,open_lease,open_session,others_fall_due,overdue,period_at,
-            periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_operations,
-            purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,recorded_meanwhile,refund,
-            refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,admit,announce,announced,append,as_far_as_admitted,base,begin_command,block_commit,
+            bound_lock_wait,by_system,capture_holds,capture_minima,carve,charge,charge_each,charge_leased,
+            check_charge,check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,
+            collided,complete_command,consume_token,create_scopes,created_json,credit,due_after,due_holds,
+            entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
+            finish_command,first_due,first_for_write,fits,fits_origin,free_lines,fresh,held_here,hold_as_json,
+            hold_json,inspect_token,judge,keep_memory,key_fits,last_entry,later_due,lease_key,lease_to_settle,
+            leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,
+            lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,
+            missing_token,named_holds,next_entry,no_amount,one_snapshot,open_lease,open_session,others_fall_due,
+            overdue,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,
+            purge_operations,purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,recorded_meanwhile,
+            refund,refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
             release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
             retire_scopes,revoke_token,revoke_tokens,scope_key,search_entries,settle_away,settle_lease,
             shorter,spend,spend_range,spent_since,sweep_holds,tip,tip_for_write,try_each,try_keys,unbound_lock_wait,

@@ -57,7 +57,7 @@ create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], 
 create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
--- units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they
+-- units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they
 -- are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
