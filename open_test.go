@@ -108,11 +108,11 @@ func TestOpen_RenewsItsHold(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})
 	r := stream("1")
-	r.TTL = time.Second
+	r.TTL = 3 * time.Second
 	s, err := metered.Open[usage](t.Context(), c, r)
 	require.NoError(t, err)
 	first := s.Hold().Deadline
-	require.Eventually(t, func() bool { return s.Hold().Deadline.Sub(first) > 2*time.Second }, 2*time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.Hold().Deadline.Sub(first) > time.Second }, 2*time.Minute, 10*time.Millisecond)
 	require.NoError(t, s.Context().Err())
 	_, err = s.Settle(t.Context(), tokensUsed(3), says(3))
 	require.NoError(t, err)

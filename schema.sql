@@ -114,7 +114,7 @@ create type metered.new_lot as (
     roll_cap bigint, roll_for interval, late interval);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
--- units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they
+-- units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they
 -- are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
@@ -4373,7 +4373,9 @@ $$;
 create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
 as $$
-    select json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded, 'at_least', at_least)
+    select case when at_least > 0
+        then json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded, 'at_least', at_least)
+        else json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded) end
 $$;
 
 -- The hold of that no.
@@ -4916,6 +4918,31 @@ begin
 end
 $$;
 
+-- Charges that were denied, as far as each of their limits admits them: null if none does at all.
+create function metered.as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
+language plpgsql immutable
+as $$
+declare
+    c   metered.new_charge;
+    l   metered.charge_limit;
+    d   jsonb;
+    n   int := 0;
+    fit metered.new_charge[];
+begin
+    foreach c in array charges loop
+        foreach l in array c.limits loop
+            d := jsonb_path_query_first(denied, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
+            c.amount := least(c.amount, l.max - (d ->> 'used')::bigint - (d ->> 'held')::bigint - (d ->> 'own')::bigint - (d ->> 'leased')::bigint);
+            n := n + 1;
+        end loop;
+        if c.amount > 0 then
+            fit := fit || c;
+        end if;
+    end loop;
+    return fit;
+end
+$$;
+
 -- Captures holds, all or none: spends what they keep (used is null), or the units given for the
 -- scopes of one hold. refused is null, or why nothing was written.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
@@ -4938,6 +4965,7 @@ declare
     scopes  text[];                 -- of used
     units   bigint[];
     excess  metered.new_charge[];
+    fitting metered.new_charge[];
     detail  jsonb;
     lines   json[];
     n       int;
@@ -4945,7 +4973,7 @@ declare
     hold    json;
     unused  text;
 begin
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'allow') and (used is null or cardinality(named.ids) = 1)
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 or not metered.fits_origin(origin) then
         perform metered.require(false, 'terms');
     end if;
@@ -4989,20 +5017,30 @@ begin
         end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
-    if excess is not null then
+    while excess is not null loop
         if terms.policy = 'allow' then
             c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
         else
             c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
         end if;
         crossed := c.crossed;
+        exit when c.denied is null;
         if c.denied -> 0 ? 'crossing' and raising then
             perform metered.untold_crossing();
-        elsif c.denied is not null then
+        end if;
+        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered.as_far_as_admitted(excess, c.denied) else excess end;
+        if fitting = excess then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
+        excess := fitting;
+    end loop;
+    if terms.policy = 'upto' then
+        for n in 1..cardinality(scopes) loop
+            units[n] := least(units[n], (select y.open from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n])
+                + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
+        end loop;
     end if;
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
@@ -6486,7 +6524,7 @@ comment on type metered.new_hold is 'A hold to be placed. chosen: the caller cho
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
 comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts for late from then on (0: for ever), or ends at once (null).';
-comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they are charged).';
+comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
@@ -6854,29 +6892,29 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,balance,base,begin_command,block_commit,
-            bound_lock_wait,by_system,capture_holds,capture_lots,capture_minima,carve,charge,charge_anyway,
-            charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,clock,close_child,
-            close_lease,close_scope,collided,complete_command,consume_token,create_scopes,created_json,
-            credit,credit_lot,cross_thresholds,crossed_at,draw,due_after,due_holds,end_lots,entry_for_write,
-            expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,find_lot,finish_command,
-            first_due,first_for_write,fits,fits_origin,free_lines,free_lots,fresh,give_back,grant_lot,held_here,
-            hold_as_json,hold_json,inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,
-            later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,
-            lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,
-            minima_to_come,mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,
-            no_amount,old_lot,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,
-            own_entry,pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,
-            purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,
-            recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lots,refunds_after,
-            refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,
-            repair_clock,replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,
-            revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,
-            spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,
-            tip_for_write,told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,
-            unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,
-            use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,
-            written_here}')
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,as_far_as_admitted,balance,base,
+            begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,capture_minima,
+            carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
+            clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
+            created_json,credit,credit_lot,cross_thresholds,crossed_at,draw,due_after,due_holds,end_lots,
+            entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
+            find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,free_lots,fresh,
+            give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,kept_told,
+            key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,
+            lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
+            look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_lot,missing_token,
+            named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,open_session,open_wallet,
+            others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,post,purge_holds,
+            purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,
+            rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,
+            refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,
+            release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
+            revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,
+            settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,take_lots,
+            threshold_key,tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,try_keys,
+            unbound_lock_wait,unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,
+            usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
+            write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -134,7 +134,7 @@ func (s *Session[R]) Hold() holds.Hold {
 // Used says what the work of a session came to. Either All or Lines is required.
 type Used struct {
 	// Lines are what was used, by scope; a scope that is left out was not used. One without Limits has those of the
-	// Reservation, which OverIfFits reads.
+	// Reservation, which OverIfFits and OverUpTo read: a larger one is an overdraft that is bounded.
 	Lines  []holds.Line
 	All    bool        // all that is held was used
 	Over   holds.Over  // says what happens if a Line is more than is held; defaults to holds.OverRefused
@@ -186,7 +186,7 @@ func (s *session) capture(used Used) holds.Capture {
 	lines := slices.Clone(used.Lines)
 	for i, l := range lines {
 		at := slices.IndexFunc(s.r.Lines, func(of holds.Line) bool { return of.Scope == l.Scope })
-		if used.Over == holds.OverIfFits && l.Limits == nil && at >= 0 {
+		if (used.Over == holds.OverIfFits || used.Over == holds.OverUpTo) && l.Limits == nil && at >= 0 {
 			lines[i].Limits = s.r.Lines[at].Limits
 		}
 	}

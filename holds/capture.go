@@ -22,11 +22,12 @@ type Over string
 const (
 	OverRefused Over = ""        // the capture is refused, with *ExcessError
 	OverIfFits  Over = "if fits" // the excess is charged if the limits of its Line admit it, else *budget.ExceededError
+	OverUpTo    Over = "up to"   // as much of the excess is charged as the limits of its Line admit, and no more: HeldLine.Captured says
 	OverAllowed Over = "allowed" // the excess is charged whatever the limits, for costs already incurred
 )
 
 // policies are the policies as the function capture_holds in schema.sql knows them.
-var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverAllowed: "allow"}
+var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpTo: "upto", OverAllowed: "allow"}
 
 // Capture says which holds become spending.
 type Capture struct {
@@ -34,8 +35,8 @@ type Capture struct {
 	IDs    []string // up to MaxHolds of one tenant
 	Holder string   // must be the holder of each hold; defaults to "", not checked (Config.RequireHolder)
 	All    bool     // captures all that is held; either All or Lines is required
-	// Lines are what was used of each scope of a single hold; a scope left out was not used. Only OverIfFits reads
-	// Limits. Lines of a claim include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep.
+	// Lines are what was used of each scope of a single hold; a scope left out was not used. Only OverIfFits and OverUpTo
+	// read Limits. Lines of a claim include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep.
 	Lines []Line
 	// Keep keeps the rest held, under the same deadline. It cannot capture a claim's own unit: that confirms the claim
 	// and ends the hold. Defaults to false: the rest is freed.
@@ -139,8 +140,8 @@ func (b *Book) used(lines []Line, over Over, note budget.Note) (used []ledger.Us
 		if err == nil && len(priced.Queries) > 0 {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "have a MaxFrom, which is for placing and charging")
 		}
-		if over == OverIfFits && len(line.Limits) == 0 { // everything would fit
-			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits needs a limit to fit into")
+		if (over == OverIfFits || over == OverUpTo) && len(line.Limits) == 0 { // everything would fit
+			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits and OverUpTo need a limit to fit into")
 		}
 		used = append(used, ledger.Used{Scope: line.Scope, Amount: line.Amount, Limits: priced.Charges[0].Limits})
 		tolerance = priced.Tolerance

@@ -151,8 +151,20 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 				return nil, &holds.ExcessError{ID: c.IDs[0], Scope: used.Scope, Requested: used.Amount, Open: open}
 			}
 			more := budget.Charge{Scope: used.Scope, Amount: used.Amount - open}
-			if c.Over == holds.OverIfFits {
+			if c.Over == holds.OverIfFits || c.Over == holds.OverUpTo {
 				more.Limits = used.Limits
+			}
+			if c.Over == holds.OverUpTo {
+				refusals, err := m.judge(now, []budget.Charge{more})
+				if err != nil {
+					return nil, err
+				}
+				for r := range refusals {
+					more.Amount = min(more.Amount, r.available)
+				}
+				if take[used.Scope] = open + more.Amount; more.Amount == 0 {
+					continue
+				}
 			}
 			excess = append(excess, more)
 		}

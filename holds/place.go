@@ -159,7 +159,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 		return nil, err
 	}
 	for i, l := range r.Lines {
-		if l.AtLeast < 0 || l.AtLeast > l.Amount {
+		if l.AtLeast < 0 || l.AtLeast > max(l.Amount, 0) {
 			field := index("Request.Lines", i, ".AtLeast")
 			if r.claim != "" {
 				field = index("Claim.Lines", i-1, ".AtLeast")

@@ -167,6 +167,26 @@ func (b *behind) commands() {
 	b.try("metered.Do, a replay", func(ctx context.Context) error { return second(metered.Do(ctx, b.c, whole, all)) })
 	early := command("early")
 	early.EarlyRelease, early.LSN, early.Isolation = true, true, pgx.Serializable
+	b.try("metered.Open", func(ctx context.Context) error {
+		r := metered.Reservation{ID: metered.NewID(), Lines: []holds.Line{{Scope: "seats", Amount: 2}}}
+		s, err := metered.Open[any](ctx, b.c, r)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if err := s.Cancel(ctx, "enough"); err != nil {
+			return err
+		}
+		if s, err = metered.Open[any](ctx, b.c, r); err != nil {
+			return err
+		}
+		defer s.Close()
+		if _, err = s.Settle(ctx, metered.Used{All: true}, nil); err != nil {
+			return err
+		}
+		_, err = metered.Open[any](ctx, b.c, r)
+		return err
+	})
 	b.try("metered.Do, early release", func(ctx context.Context) error { return second(metered.Do[any](ctx, b.c, early, nil)) })
 	refused := command("refused")
 	refused.RecordRefusal, refused.Charges = true, []budget.Charge{{Scope: "units", Amount: 2000, Limits: hourly}}

@@ -119,6 +119,31 @@ begin
 end
 $$;
 
+-- Charges that were denied, as far as each of their limits admits them: null if none does at all.
+create function metered.as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
+language plpgsql immutable
+as $$
+declare
+    c   metered.new_charge;
+    l   metered.charge_limit;
+    d   jsonb;
+    n   int := 0;
+    fit metered.new_charge[];
+begin
+    foreach c in array charges loop
+        foreach l in array c.limits loop
+            d := jsonb_path_query_first(denied, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
+            c.amount := least(c.amount, l.max - (d ->> 'used')::bigint - (d ->> 'held')::bigint - (d ->> 'own')::bigint - (d ->> 'leased')::bigint);
+            n := n + 1;
+        end loop;
+        if c.amount > 0 then
+            fit := fit || c;
+        end if;
+    end loop;
+    return fit;
+end
+$$;
+
 -- Captures holds, all or none: spends what they keep (used is null), or the units given for the
 -- scopes of one hold. refused is null, or why nothing was written.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
@@ -137,6 +162,7 @@ declare
     scopes  text[];                 -- of used
     units   bigint[];
     excess  metered.new_charge[];
+    fitting metered.new_charge[];
     detail  jsonb;
     lines   json[];
     n       int;
@@ -144,7 +170,7 @@ declare
     hold    json;
     unused  text;
 begin
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'allow') and (used is null or cardinality(named.ids) = 1)
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 or not metered.fits_origin(origin) then
         perform metered.require(false, 'terms');
     end if;
@@ -188,20 +214,30 @@ begin
         end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
-    if excess is not null then
+    while excess is not null loop
         if terms.policy = 'allow' then
             c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
         else
             c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
         end if;
         crossed := c.crossed;
+        exit when c.denied is null;
         if c.denied -> 0 ? 'crossing' and raising then
             perform metered.untold_crossing();
-        elsif c.denied is not null then
+        end if;
+        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered.as_far_as_admitted(excess, c.denied) else excess end;
+        if fitting = excess then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
+        excess := fitting;
+    end loop;
+    if terms.policy = 'upto' then
+        for n in 1..cardinality(scopes) loop
+            units[n] := least(units[n], (select y.open from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n])
+                + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
+        end loop;
     end if;
     for i in 1..cardinality(named.ids) loop
         detail := '[]';

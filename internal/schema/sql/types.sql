@@ -65,7 +65,7 @@ create type metered.new_lot as (
     roll_cap bigint, roll_for interval, late interval);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
--- units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they
+-- units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they
 -- are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 

@@ -1,0 +1,125 @@
+package metered_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+type transcript struct {
+	Seconds int64 `json:"seconds"`
+}
+
+// reserve is what a film of unknown length may cost.
+func reserve(id string) metered.Reservation {
+	return metered.Reservation{
+		ID: id, Namespace: "ann", Name: "transcribe", Input: "film.mp4",
+		Lines: []holds.Line{{Scope: "seconds/ann", Amount: 600, Limits: []budget.Limit{budget.Lifetime(1000)}}},
+	}
+}
+
+// Work is reserved, done and settled. The same id again is answered by the record.
+func ExampleOpen() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	transcribe := func() error {
+		s, err := metered.Open[transcript](ctx, client, reserve("job-1"))
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if s.Finished() {
+			fmt.Println("it was done before:", s.Outcome().Result.Seconds)
+			return nil
+		}
+		fmt.Println("reserved", s.Hold().Lines[0].Open)
+		_, err = metered.Open[transcript](ctx, client, reserve("job-1"))
+		fmt.Println("at the same time:", errors.Is(err, metered.ErrRunning))
+
+		var seconds int64
+		for s.Context().Err() == nil && seconds < 240 { // the work, for as long as it is covered
+			seconds++
+		}
+		out, err := s.Settle(ctx, metered.Used{Lines: []holds.Line{{Scope: "seconds/ann", Amount: seconds}}},
+			func(context.Context, *metered.Tx) (transcript, error) { return transcript{seconds}, nil })
+		if err == nil {
+			fmt.Println("charged", out.Holds[0].Lines[0].Captured)
+		}
+		return err
+	}
+	for range 2 {
+		if err := transcribe(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// reserved 600
+	// at the same time: true
+	// charged 240
+	// it was done before: 240
+}
+
+// More was used than was held, and as much of it is charged as the limit has room for.
+func ExampleSession_Settle() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	s, err := metered.Open[any](ctx, client, reserve("job-1"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+	used := metered.Used{Lines: []holds.Line{{Scope: "seconds/ann", Amount: 1200}}}
+	_, err = s.Settle(ctx, used, nil)
+	fmt.Println(err)
+	used.Over = holds.OverUpTo
+	out, err := s.Settle(ctx, used, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("charged", out.Holds[0].Lines[0].Captured)
+	// Output:
+	// holds: the capture exceeds what is held: scope "seconds/ann": requested 1200, held 600
+	// charged 1000
+}
+
+// Nothing was used: what was reserved is free, and the same id can be opened again.
+func ExampleSession_Cancel() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		s, err := metered.Open[any](ctx, client, reserve("job-1"))
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer s.Close()
+		if err := s.Cancel(ctx, "no such film"); err != nil {
+			log.Fatal(err)
+		}
+	}
+	usage, err := client.Budget.Usage(ctx, pool, budget.Query{Scope: "seconds/ann", Window: budget.Forever})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(usage[0].Used, usage[0].Held)
+	// Output: 0 0
+}

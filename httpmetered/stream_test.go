@@ -1,0 +1,81 @@
+package httpmetered_test
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// A client that hangs up pays for what was streamed, and the reservation ends. While it streams, the same key is answered by
+// 409 and when to come back; afterwards by the record.
+func TestStream_AClientThatHangsUpPaysForWhatWasStreamed(t *testing.T) {
+	t.Parallel()
+	pool, client := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
+	var sent atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s, err := metered.Open[int64](r.Context(), client, metered.Reservation{
+			ID: "key", Namespace: "ann", Lines: []holds.Line{{Scope: "lines", Amount: 1_000_000}}})
+		if err != nil {
+			httpmetered.Write(w, err)
+			return
+		}
+		defer s.Close()
+		if s.Finished() {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		for s.Context().Err() == nil {
+			if _, err := io.WriteString(w, "line\n"); err != nil {
+				break
+			}
+			_ = http.NewResponseController(w).Flush()
+			sent.Add(1)
+			time.Sleep(time.Millisecond)
+		}
+		n := sent.Load()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), time.Minute)
+		defer cancel()
+		_, err = s.Settle(ctx, metered.Used{Lines: []holds.Line{{Scope: "lines", Amount: n}}, Over: holds.OverAllowed},
+			func(context.Context, *metered.Tx) (int64, error) { return n, nil })
+		if err != nil {
+			t.Error(err)
+		}
+	}))
+	defer server.Close()
+	first, err := http.Get(server.URL)
+	require.NoError(t, err)
+	lines := bufio.NewScanner(first.Body)
+	for range 3 {
+		require.True(t, lines.Scan())
+	}
+	second, err := http.Get(server.URL)
+	require.NoError(t, err)
+	_ = second.Body.Close()
+	require.Equal(t, http.StatusConflict, second.StatusCode)
+	require.NotEmpty(t, second.Header.Get("Retry-After"))
+	require.NoError(t, first.Body.Close()) // it hangs up
+	var u []budget.Usage
+	require.Eventually(t, func() bool {
+		u, err = client.Budget.Usage(t.Context(), pool, budget.Query{Scope: "lines", Window: budget.Forever})
+		return err == nil && u[0].Held == 0
+	}, 2*time.Minute, 10*time.Millisecond)
+	require.GreaterOrEqual(t, u[0].Used, int64(3))
+	require.Equal(t, sent.Load(), u[0].Used)
+	third, err := http.Get(server.URL)
+	require.NoError(t, err)
+	_ = third.Body.Close()
+	require.Equal(t, http.StatusNoContent, third.StatusCode)
+}

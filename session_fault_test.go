@@ -1,0 +1,220 @@
+package metered_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// The backend is killed, or the answer lost, at each statement of Open: there is one reservation, or none, as was answered.
+func TestOpen_ALostConnectionLeavesOneReservationOrNone(t *testing.T) {
+	t.Parallel()
+	for what, fault := range map[string]func(owner *pgxpool.Pool, f *pgtest.Flush){
+		"kill before": func(owner *pgxpool.Pool, f *pgtest.Flush) { f.Terminate(t, owner) },
+		"kill after": func(owner *pgxpool.Pool, f *pgtest.Flush) {
+			f.Deliver = func() { f.Conn.Answer = f.Ask(); f.Terminate(t, owner) }
+		},
+		"cut after": func(_ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
+	} {
+		owner, _ := setUp(t, metered.Config{})
+		pool, w := pgtest.Tap(t, owner, nil)
+		c := newClient(t, pool, metered.Config{})
+		require.NoError(t, do(t, c, "first"))
+		w.Once(func(f *pgtest.Flush) bool { return f.Has("open_session") && f.Has("commit") }, func(f *pgtest.Flush) { fault(owner, f) })
+		s, err := metered.Open[usage](t.Context(), c, stream("1"))
+		w.Each(nil)
+		if err != nil {
+			require.True(t, metered.Retryable(err), what)
+			s, err = metered.Open[usage](t.Context(), c, stream("1"))
+		}
+		require.NoError(t, err, what)
+		require.Equal(t, [2]int64{0, 100}, stands(t, owner, c, "tokens"), what)
+		require.Equal(t, [2]int64{1, 0}, stands(t, owner, c, "requests"), what)
+		require.Eventually(t, func() bool { // its connection may be the one that was killed
+			_, err = s.Settle(t.Context(), tokensUsed(5), says(5))
+			return !metered.Retryable(err)
+		}, 2*time.Minute, time.Millisecond)
+		require.NoError(t, err, what)
+	}
+}
+
+// The backend is killed, or the answer lost, at each statement of Settle: it is settled once, by this call or by the next.
+func TestSettle_ALostConnectionIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	n := 0
+	for _, statement := range []string{"begin_command", "insert into uploads", "complete_command"} {
+		for what, fault := range map[string]func(owner *pgxpool.Pool, f *pgtest.Flush){
+			"kill before": func(owner *pgxpool.Pool, f *pgtest.Flush) { f.Terminate(t, owner) },
+			"kill after": func(owner *pgxpool.Pool, f *pgtest.Flush) {
+				f.Deliver = func() { f.Conn.Answer = f.Ask(); f.Terminate(t, owner) }
+			},
+			"cut after": func(_ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
+		} {
+			n++
+			id := fmt.Sprint(n)
+			pool, w := pgtest.Tap(t, owner, nil)
+			c := newClient(t, pool, metered.Config{})
+			s, err := metered.Open[uploaded](t.Context(), c, stream(id))
+			require.NoError(t, err)
+			var struck atomic.Bool
+			w.Once(func(f *pgtest.Flush) bool { return f.Has(statement) }, func(f *pgtest.Flush) { struck.Store(true); fault(owner, f) })
+			_, err = s.Settle(t.Context(), tokensUsed(3), upload(id))
+			w.Each(nil)
+			if err != nil {
+				require.True(t, metered.Retryable(err), "%s, %s: %v", statement, what, err)
+				require.NoError(t, s.Context().Err())
+				_, err = s.Settle(t.Context(), tokensUsed(3), upload(id))
+			}
+			require.NoError(t, err, "%s, %s", statement, what)
+			require.True(t, struck.Load(), statement)
+			require.Equal(t, [2]int64{int64(3 * n), 0}, stands(t, owner, c, "tokens"), "%s, %s", statement, what)
+			require.Equal(t, n, count(t, owner, "uploads"))
+		}
+	}
+}
+
+// ended waits until the session's context ends, and returns why.
+func ended(t *testing.T, s *metered.Session[usage]) error {
+	t.Helper()
+	select {
+	case <-s.Context().Done():
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the context goes on")
+	}
+	return context.Cause(s.Context())
+}
+
+func TestSession_ThatCannotBeRenewedEndsItsWorkAndCanBeSettled(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool, w := pgtest.Tap(t, owner, nil)
+	c := newClient(t, pool, metered.Config{})
+	r := stream("1")
+	r.TTL, r.Grace = time.Second, time.Hour
+	s, err := metered.Open[usage](t.Context(), c, r)
+	require.NoError(t, err)
+	w.Refuse(true)
+	w.Each(func(f *pgtest.Flush) { f.LoseAnswer() }) // Postgres is away
+	err = ended(t, s)
+	var over *metered.RenewalError
+	require.ErrorAs(t, err, &over)
+	require.True(t, metered.Retryable(over.Cause), "%v", over.Cause)
+	require.True(t, s.Hold().Due.Equal(over.Due))
+	w.Refuse(false)
+	w.Each(nil)
+	require.Eventually(t, func() bool {
+		_, err := s.Settle(t.Context(), tokensUsed(3), says(3))
+		return err == nil
+	}, 2*time.Minute, 10*time.Millisecond)
+	require.Equal(t, [2]int64{3, 0}, stands(t, owner, c, "tokens"))
+}
+
+func TestSession_IsRenewedToItsCeilingAndNoFurther(t *testing.T) {
+	t.Parallel()
+	_, c := setUp(t, metered.Config{Holds: holds.Config{MaxTTL: 4 * time.Second, MaxLifetime: 5 * time.Second}})
+	r := stream("1")
+	r.TTL, r.Grace = 4*time.Second, 4*time.Second
+	s, err := metered.Open[usage](t.Context(), c, r)
+	require.NoError(t, err)
+	defer s.Close()
+	var over *metered.RenewalError
+	require.ErrorAs(t, ended(t, s), &over)
+	require.ErrorIs(t, over.Cause, holds.ErrCeiling)
+	require.True(t, s.Hold().Deadline.Equal(s.Hold().Ceiling))
+}
+
+func TestSession_WhoseHoldWasEndedIsToldSo(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	r := stream("1")
+	r.TTL, r.Grace = 5*time.Second, time.Hour
+	s, err := metered.Open[usage](t.Context(), c, r)
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := c.Holds.Release(t.Context(), tx, holds.Release{Tenant: "acme", IDs: []string{s.Hold().ID}})
+		return err
+	}))
+	var lost *metered.LostError
+	require.ErrorAs(t, ended(t, s), &lost)
+	require.ErrorIs(t, lost.Cause, holds.ErrReleased)
+	_, err = s.Settle(t.Context(), tokensUsed(3), says(3))
+	require.ErrorIs(t, err, metered.ErrLost)
+	require.Zero(t, stands(t, pool, c, "tokens"))
+}
+
+const streamingChild = "METERED_STREAMING_CHILD" // a connection string makes the test binary a process that streams
+
+// It is the child of TestSession_OfAProcessThatWasKilled.
+func TestSession_Child(t *testing.T) {
+	conn := os.Getenv(streamingChild)
+	if conn == "" {
+		t.Skip("is run by another test")
+	}
+	pool, err := pgxpool.New(t.Context(), conn)
+	require.NoError(t, err)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	r := stream("1")
+	r.TTL, r.Grace, r.Lines[0].AtLeast = 5*time.Second, time.Second, 20
+	s, err := metered.Open[usage](t.Context(), c, r)
+	require.NoError(t, err)
+	fmt.Println("open", s.Hold().ID)
+	<-s.Context().Done()
+}
+
+// A process is killed while it streams: its units are held until the hold falls due, then its minimum is charged and the rest is
+// free, swept or not, and the operation runs anew.
+func TestSession_OfAProcessThatWasKilled(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	child := exec.Command(os.Args[0], "-test.run=^TestSession_Child$")
+	child.Env, child.Stderr = append(os.Environ(), streamingChild+"="+pgtest.ConnString(pool)), os.Stderr
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	lines := bufio.NewScanner(out)
+	require.True(t, lines.Scan())
+	require.Contains(t, lines.Text(), "open")
+	first := queryRow[time.Time](t, pool, "select deadline from metered.holds")
+	require.Eventually(t, func() bool {
+		return queryRow[time.Time](t, pool, "select deadline from metered.holds").After(first)
+	}, 2*time.Minute, 10*time.Millisecond, "it renews")
+	require.NoError(t, child.Process.Kill())
+	_ = child.Wait()
+	r := stream("1")
+	r.Lines[0].AtLeast = 20
+	var s *metered.Session[usage]
+	require.Eventually(t, func() bool {
+		s, err = metered.Open[usage](t.Context(), c, r)
+		var running *metered.RunningError
+		if errors.As(err, &running) {
+			require.Positive(t, running.RetryAfter)
+			return false
+		}
+		return true
+	}, 2*time.Minute, 20*time.Millisecond)
+	require.NoError(t, err)
+	require.Equal(t, [2]int64{20, 100}, stands(t, pool, c, "tokens"))
+	_, err = s.Settle(t.Context(), tokensUsed(5), says(5))
+	require.NoError(t, err)
+	require.Equal(t, [2]int64{25, 0}, stands(t, pool, c, "tokens"))
+	report, err := c.Budget.Verify(t.Context(), pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Empty(t, report.Differences)
+}
