@@ -238,6 +238,8 @@ func (v *verification) entry(prev, e Entry) {
 		want.Spent += e.Amount
 	case KindCredit:
 		want.Credited += e.Amount
+	case KindLapse, KindRevoke, KindRollOver:
+		want.Credited -= e.Amount
 	case KindRefund:
 		want.Refunded += e.Amount
 		if e.Ref < 1 || e.Ref >= e.Seq {

@@ -68,6 +68,10 @@ var Functions = []Function{
 	{"create_scopes", Application, write},
 	{"retire_scopes", Application, write},
 
+	{"grant_lot", Application, write},
+	{"draw", Application, write},
+	{"wallet_balance", Application | Reporting, write},
+
 	{"place", Application, write},
 	{"look_place", Application, write},
 	{"capture_holds", Application, write},

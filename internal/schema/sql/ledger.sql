@@ -225,10 +225,14 @@ begin
             return;
         end if;
     end if;
-    e.kind := 'd';
-    e.amount := units;
-    e.credited := e.credited + units;
-    perform metered.append(e);
+    if e.lots_end is null then
+        e.kind := 'd';
+        e.amount := units;
+        e.credited := e.credited + units;
+        perform metered.append(e);
+    else
+        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
+    end if;
     seq := e.seq;
     at := e.at;
 end
@@ -280,7 +284,13 @@ begin
     e.amount := units;
     e.ref := charge_seq;
     e.refunded := e.refunded + units;
+    if e.lots_end is not null then
+        e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
+    end if;
     perform metered.append(e);
+    if e.lots_end is not null then
+        perform metered.refund_lots(e);
+    end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
     select of_scope, lv, charge_seq >> (4 * lv), units
     from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
