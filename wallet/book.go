@@ -108,10 +108,10 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	grant, draw, balance, revoke, rollover, sweep, told string
+	grant, draw, balance, revoke, rollover, sweep, told, moves string
 }
 
 func render(n schema.Name) statements {
 	return statements{grant: n.SQL(grantSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
-		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL), told: n.SQL(toldSQL)}
+		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL), told: n.SQL(toldSQL), moves: n.SQL(movesSQL)}
 }
