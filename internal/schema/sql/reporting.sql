@@ -53,7 +53,7 @@ select f.scope,                                 -- its name
     r.created_at,                               -- when it was declared; null if it was not
     r.retired_at,                               -- since when nothing new is let in that demands a declared scope
     case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
-    nullif(l.lots_end, 'infinity') as lots_end  -- of a wallet: none of its lots ends before this; null: none ends
+    nullif(l.lots_end, 'infinity') as lots_end  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
 from metered.ledger f
     cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
@@ -207,8 +207,8 @@ select m.scope,                                 -- the wallet
     nullif(m.lot, 0) as lot,                    -- lots_words.no; null: overdraft, which no lot covers
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
-    case m.kind when 'd' then 'credit' when 't' then 'draw' when 'p' then 'pay back' when 'g' then 'give back' when 'h' then 'hold' when 'q' then 'hold for overdraft'
-        when 'u' then 'capture' when 'f' then 'free' when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- what the entry did to the lot; pay back: it paid what was overdrawn before
+    case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn
     m.amount,                                   -- units
     case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind = 'u' then 0 else -m.amount end as change, -- of the lot's rest
     m.back as given_back,                       -- of what was drawn, what refunds gave back
