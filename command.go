@@ -83,6 +83,8 @@ type Command struct {
 	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx:
 	// call replica.CommitLSN after the commit. Defaults to false.
 	LSN bool
+
+	settling *settling // of a session
 }
 
 // Redeem is a token as it was presented, for tokens.Store.Consume. It is printed, logged and encoded as its purpose and
@@ -180,6 +182,9 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	}
 	if op.Fingerprint, err = fingerprint(cmd, op.Token, op.Holds); err != nil {
 		return nil, err
+	}
+	if cmd.settling != nil {
+		op.Fingerprint = cmd.settling.fingerprint
 	}
 	op.Key = lockkey.OfOperation(c.schema.String(), cmd.Namespace, cmd.ID)
 	return op, nil

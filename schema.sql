@@ -5611,6 +5611,71 @@ begin
 end
 $$;
 
+-- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
+-- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this
+-- very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command;
+-- running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.
+--
+-- The operation's lock comes first, as in a command. It is for transactions that see what was committed while they waited for it.
+create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
+    wait_ms int, origin metered.origin, channel text,
+    out status text, out placed_at timestamptz, out deadline timestamptz,
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    ids     text := left(hold.id, -36);
+    clk     timestamptz;
+    horizon timestamptz;
+    done    timestamptz;
+    was     record;
+    p       record;
+begin
+    if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered.one_snapshot()) is not true then
+        perform metered.require(false, 'session');
+    end if;
+    if not pg_try_advisory_xact_lock(command.key) then
+        perform metered.lock_keys(array[command.key], wait_ms);
+    end if;
+    select (select z.at from metered.operations_horizon z where z.one),
+        (select o.at from metered.operations o where o.namespace = command.namespace and o.id = command.id)
+    into horizon, done;
+    clk := metered.clock();
+    status := case when done is not null then 'replay'
+        when command.issued_at <= horizon then 'retired'
+        when command.issued_at > clk + command.max_future then 'future' end;
+    if status is not null then
+        return;
+    end if;
+    select h.no, h.id, h.due, h.fingerprint into was
+    from metered.holds h
+    where h.tenant = hold.tenant and h.id >= ids and h.id < ids || '~' and (h.id = hold.id or h.state = 'h' and h.due > clk)
+    order by h.id = hold.id desc limit 1;
+    if was.id = hold.id then
+        status := 'open';
+        stored := metered.hold_json(was.no, clk);
+    elsif was.no is not null then
+        status := case when was.fingerprint = hold.fingerprint then 'running' else 'busy' end;
+        placed_at := clk;
+        deadline := was.due;
+    end if;
+    if status is not null then
+        return;
+    end if;
+    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false);
+    status := p.status;
+    placed_at := p.placed_at;
+    deadline := p.deadline;
+    seqs := p.seqs;
+    ats := p.ats;
+    denied := p.denied;
+end
+$$;
+
 -- Charges that are judged each on its own, many in a call: batches, and usage events with ids.
 --
 -- What a call costs is mostly the set-up of its statements, so one statement makes the entries of all
@@ -6366,6 +6431,7 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back; the result is empty, which a build that knows no refusals cannot take for an answer.';
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
+comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command; running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and what is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.';
 comment on column metered.statement.scope is 'what is charged';
@@ -6540,17 +6606,17 @@ begin
             key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,
             lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
             look_place,memory_kept,mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,
-            next_entry,no_amount,old_lot,one_snapshot,open_lease,open_wallet,others_fall_due,overdue,own_entry,
-            pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,
-            purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,
-            recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lots,refunds_after,refuse_closed,
-            refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,
-            replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,
-            roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,
-            spent_since,sweep_holds,sweep_lots,take_back,take_lots,tip,tip_for_write,told_lots,try_each,
-            try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold_json,usage,usage_at,usage_known_from,
-            use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,
-            written_here}')
+            next_entry,no_amount,old_lot,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,
+            overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,
+            purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,receive_child,
+            recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lots,refunds_after,
+            refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,
+            repair_clock,replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,
+            revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,
+            spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,take_lots,tip,tip_for_write,
+            told_lots,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold_json,usage,
+            usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
+            write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -71,6 +71,12 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 		charges: slices.Clone(op.cmd.Charges), charged: op.charges,
 	}
 	op.tx = tx
+	if s := op.cmd.settling; s != nil {
+		if s.capture == nil {
+			return command.Ending{}, errPurged
+		}
+		tx.holds = append(tx.holds, command.StepOf(s.capture, tx.held(s.capture.Kind)))
+	}
 	for _, call := range op.placing {
 		tx.Placed = append(tx.Placed, call.Placing.ID)
 		tx.holds = append(tx.holds, command.StepOf(call, tx.held(call.Kind)))
@@ -254,6 +260,7 @@ var (
 	prepareRefund  = lend.Refund.(func(*budget.Ledger, budget.Refund) (*entryCall, error))
 
 	placeHold    = lend.PlaceHold.(func(*holds.Book, holds.Request) (*holdsCall, error))
+	openHold     = lend.OpenHold.(func(*holds.Book, holds.Request, *ledger.Opening) (*holdsCall, error))
 	claimHold    = lend.ClaimHold.(func(*holds.Book, holds.Claim) (*holdsCall, error))
 	captureHolds = lend.CaptureHolds.(func(*holds.Book, holds.Capture) (*holdsCall, error))
 	releaseHolds = lend.ReleaseHolds.(func(*holds.Book, holds.Release) (*holdsCall, error))

@@ -162,14 +162,14 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	place, look, lockAll, capture, release, releaseCaptured, extend, refund, expire string
-	get, claimed, claimedMany, list, claims, due, history                           string
-	sweep, announced, purge, purgeable                                              string
+	place, look, open, lockAll, capture, release, releaseCaptured, extend, refund, expire string
+	get, claimed, claimedMany, list, claims, due, history                                 string
+	sweep, announced, purge, purgeable                                                    string
 }
 
 func render(n schema.Name) statements {
 	return statements{
-		place: n.SQL(placeSQL), look: n.SQL(lookSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
+		place: n.SQL(placeSQL), look: n.SQL(lookSQL), open: n.SQL(openSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		releaseCaptured: n.SQL(releaseCapturedSQL),
 		extend:          n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
 		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), claimedMany: n.SQL(claimedManySQL), list: n.SQL(listSQL),

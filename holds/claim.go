@@ -82,8 +82,10 @@ func claimIDs(scope string) string {
 
 // issuedAt is the time that an id carries, if it does.
 func issuedAt(id string) *time.Time {
-	if generation, ok := strings.CutPrefix(id, claimPrefix); ok && len(generation) == 69 {
-		id = generation[33:]
+	for _, prefix := range []string{claimPrefix, sessionPrefix} {
+		if generation, ok := strings.CutPrefix(id, prefix); ok && len(generation) == 69 {
+			id = generation[33:]
+		}
 	}
 	return uuidv7.Time(id)
 }

@@ -44,6 +44,8 @@ type Request struct {
 	claim  string
 	key    Key
 	reveal bool
+
+	opening *ledger.Opening // of a session (metered.Open)
 }
 
 const placeSQL = `
@@ -72,7 +74,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
-	chosen := r.ID != "" && r.claim == ""
+	chosen := r.ID != "" && r.claim == "" && r.opening == nil
 	if r.ID == "" {
 		r.ID = uuidv7.New()
 	}
@@ -97,6 +99,9 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	identity := append([]byte(r.Tenant+"\x00"), hold.Fingerprint...)
 	if chosen {
 		identity = append(identity, r.ID...)
+	}
+	if r.opening != nil {
+		hold.Fingerprint = r.opening.Fingerprint(identity)
 	}
 	return &call{
 		SQL: b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced), Tell: b.teller(EventPlaced, r.Note),
@@ -240,7 +245,14 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row) ([]Hold, err
 			return []Hold{h}, &StateError{ID: h.ID, State: h.State, Hold: h}
 		}
 		return []Hold{h}, nil
+	case "open":
+		var h Hold
+		err := h.decode(same)
+		return []Hold{h}, err
 	default:
+		if r.opening != nil {
+			return nil, r.opening.Refused(status, at, deadline)
+		}
 		answer, _ := json.Marshal(map[string]string{"status": status, "id": r.ID})
 		return nil, refused(answer)
 	}

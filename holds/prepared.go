@@ -19,6 +19,7 @@ import (
 func init() {
 	lend.PlaceHold, lend.ClaimHold, lend.CaptureHolds = (*Book).preparePlace, (*Book).prepareClaim, (*Book).prepareCapture
 	lend.ReleaseHolds, lend.ExtendHolds, lend.RefundHolds = (*Book).prepareRelease, (*Book).prepareExtend, (*Book).prepareRefund
+	lend.OpenHold = (*Book).prepareOpen
 	lend.BookSchema = func(b *Book) schema.Name { return b.schema }
 	lend.UnknownHold = unknown
 	lend.AnyHolder = (*Book).anyHolder

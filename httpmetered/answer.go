@@ -43,6 +43,11 @@ var statuses = map[string]int{
 	"idempotency_key_invalid":   http.StatusBadRequest,
 	"idempotency_key_in_flight": http.StatusConflict,
 
+	"session_running":     http.StatusConflict,
+	"session_finished":    http.StatusConflict,
+	"session_lost":        http.StatusConflict,
+	"session_not_renewed": http.StatusServiceUnavailable,
+
 	"operation_retired":     http.StatusConflict,
 	"hold_conflict":         http.StatusConflict,
 	"hold_retired":          http.StatusConflict,
@@ -78,12 +83,12 @@ const StatusClientClosedRequest = 499
 //	404  a hold, a scope, an operation, an entry or a key that is not there; 410 for a scope that was retired or closed
 //	409  another limit over the lifetime (budget.Lifetime), with Retry-After if open holds may make room;
 //	     a claim that is taken, with Retry-After if it may fall free; a hold in another state; conflicts;
-//	     ErrInFlight, with Retry-After: 1
+//	     ErrInFlight, with Retry-After: 1; metered.ErrRunning, with Retry-After: when that session's hold falls due
 //	413  *http.MaxBytesError
 //	422  metered.ErrConflict: the id, or Idempotency-Key, was used for another request
 //	429  a limit over a window, and metered.ErrTooManyAttempts; with Retry-After, unless waiting does not help
 //	499  a cancelled call (StatusClientClosedRequest)
-//	503  what metered.Retryable says may pass, with Retry-After: 1; of a *metered.IndefiniteError with the operation's id
+//	503  metered.ErrNotRenewed; what metered.Retryable says may pass, with Retry-After: 1; of a *metered.IndefiniteError with the operation's id
 //	500  all else, an error of a command's function too, without a code
 //
 // A *Problem is itself. If several limits refuse, 402 comes before 409, and 409 before 429. The body has the
@@ -124,6 +129,8 @@ func ProblemOf(err error) Problem {
 	switch code {
 	case "claim_taken":
 		p.RetryAfterSeconds = wait(err)
+	case "session_running":
+		p.RetryAfterSeconds, p.Detail = wait(err), "the request is being carried out"
 	case "idempotency_key_missing":
 		p.Detail = "the request needs an Idempotency-Key"
 	case "idempotency_key_invalid":

@@ -116,6 +116,11 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"ttl_too_short":       {&holds.TTLError{TTL: 1, Min: 777, Max: 777}, answered{400, ""}},
 		"ttl_too_long":        {&holds.TTLError{TTL: 778, Max: 777}, answered{400, ""}},
 
+		"session_running":     {&metered.RunningError{ID: "secret", RetryAfter: 6100 * time.Millisecond}, answered{409, "7"}},
+		"session_finished":    {metered.ErrFinished, answered{409, ""}},
+		"session_lost":        {&metered.LostError{ID: "secret", Cause: &holds.StateError{ID: "secret", State: holds.Expired}}, answered{409, ""}},
+		"session_not_renewed": {&metered.RenewalError{ID: "secret", Cause: &holds.CeilingError{Left: 777}}, answered{503, ""}},
+
 		"idempotency_key_missing":   {httpmetered.ErrKeyMissing, answered{400, ""}},
 		"idempotency_key_invalid":   {httpmetered.ErrKeyInvalid, answered{400, ""}},
 		"idempotency_key_in_flight": {httpmetered.ErrInFlight, answered{409, "1"}},

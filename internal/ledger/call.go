@@ -56,6 +56,14 @@ type Placing struct {
 	Looked func(pgx.Row) (refusal, err error)
 }
 
+// Opening is what a placement has that opens a session.
+type Opening struct {
+	Operation   string                                        // its id
+	Command     func() string                                 // a metered.new_command
+	Fingerprint func(placing []byte) []byte                   // of the session, from its Placing.Identity
+	Refused     func(status string, at, due *time.Time) error // what an answer of open_session means that is none of place's
+}
+
 // Charging are validated charges, whoever makes them.
 type Charging struct {
 	Charges   []Charge // one for each distinct scope

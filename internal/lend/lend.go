@@ -20,6 +20,7 @@ var (
 // Package holds.
 var (
 	PlaceHold    any // func(*holds.Book, holds.Request) (*ledger.Call[[]holds.Hold], error)
+	OpenHold     any // func(*holds.Book, holds.Request, *ledger.Opening) (*ledger.Call[[]holds.Hold], error): a session's hold
 	ClaimHold    any // func(*holds.Book, holds.Claim) (*ledger.Call[[]holds.Hold], error)
 	CaptureHolds any // func(*holds.Book, holds.Capture) (*ledger.Call[[]holds.Hold], error)
 	ReleaseHolds any // func(*holds.Book, holds.Release) (*ledger.Call[[]holds.Hold], error)

@@ -107,6 +107,7 @@ var Functions = []Function{
 	{"complete_command", Application, write},
 	{"finish_command", Application, owned},
 	{"purge_operations", Maintenance, purgeBatch},
+	{"open_session", Application, write},
 }
 
 var header = regexp.MustCompile(`(?s)create function metered\.([a-z_]+)\(.*?\nas `)

@@ -1,0 +1,142 @@
+package command
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Once does one step of an operation in a transaction of its own at READ COMMITTED, which writes no record: in one
+// flush with BEGIN and COMMIT, unless limits are to be asked for or subscribers to be told. It retries as Do does. After
+// a COMMIT whose answer was lost it does the step again: that must find what it did before.
+func (e *Engine) Once(ctx context.Context, op *Operation, step Step) error {
+	op.Isolation = pgx.ReadCommitted
+	var lost error
+	resolve := ctx
+	for n := 1; ; n++ {
+		op.Attempts++
+		unknown, err := e.once(resolve, op, step)
+		switch {
+		case err == nil:
+			return nil
+		case unknown:
+			lost = err
+			if _, ok := resolve.Deadline(); !ok {
+				var cancel context.CancelFunc
+				resolve, cancel = context.WithTimeout(ctx, e.cfg.ResolveTimeout)
+				defer cancel()
+			}
+		case lost != nil: // not through to the answer yet: try on
+		case sqlstate.Collided(err) && n < e.cfg.MaxAttempts:
+			e.cfg.Observer.Retried(ctx, err)
+		case sqlstate.Collided(err):
+			return fmt.Errorf("%w: gave up after %d attempts: %w", fault.ErrSerialization, n, err)
+		default:
+			return timedOut(resolve, err)
+		}
+		if ended := pause.Before(resolve, n); ended != nil {
+			if lost != nil {
+				return &Indefinite{lost}
+			}
+			return timedOut(resolve, fmt.Errorf("metered: %w, while retrying: %w", ended, err))
+		}
+	}
+}
+
+func (e *Engine) once(ctx context.Context, op *Operation, step Step) (unknown bool, err error) {
+	conn, err := e.cfg.Observer.Acquire(ctx, e.pool)
+	if err != nil {
+		return false, fmt.Errorf("metered: connect: %w", err)
+	}
+	defer conn.Release()
+	o := &owned{conn: conn, op: op}
+	defer o.undo(ctx)
+	defer func() {
+		if err != nil && !unknown && conn.Conn().IsClosed() {
+			err = &fault.Lost{Err: err}
+		}
+	}()
+	wait, _ := e.timeouts(ctx)
+	f := &flush{}
+	o.first(f)
+	if len(step.queries) > 0 { // the operation's lock first, and then those of the step
+		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, ledger.Locks{Keys: []int64{op.Key}})...)
+		if err := o.flush(ctx, f); err != nil {
+			return false, failed("open", err)
+		}
+		err := ledger.Ask(ctx, o.bare, e.sql.lockAll, ledger.LockAllArgs(wait, step.locks), step.queries, func(err error) error { return failed("open", err) })
+		if err != nil {
+			return false, err
+		}
+		f = &flush{}
+	}
+	f.row(step.read, step.sql, step.args(ledger.Sending{WaitMS: wait, Namespace: op.Namespace, Operation: op.ID})...)
+	if step.tell != nil {
+		if err := o.flush(ctx, f); err != nil {
+			return false, failed("open", err)
+		}
+		if err := tell(ctx, o.bare, []Step{step}); err != nil {
+			return false, foreign("open", err)
+		}
+		f = &flush{}
+	}
+	o.end(&f.batch)
+	results := o.next(ctx, &f.batch)
+	if err = f.read(results); err == nil {
+		_, err = o.ended(results)
+	}
+	if unknown, err = o.outcome(&Record{}, err, results.Close()); err != nil {
+		err = failed("open", err)
+	}
+	return unknown, err
+}
+
+// Judged is StepOf of a call whose refusals are answers, and leave the transaction usable.
+func Judged[R any](call *ledger.Call[R], refusal *error, answered func(R)) Step {
+	scan := call.Scan
+	judged := *call
+	judged.Scan = func(row pgx.Row) (R, error) {
+		read := &readRow{Row: row}
+		answer, err := scan(read)
+		if read.err != nil {
+			return answer, err
+		}
+		if *refusal = err; err == nil {
+			answered(answer)
+		}
+		return answer, nil
+	}
+	return StepOf(&judged, nil)
+}
+
+// readRow takes note of an error of reading the row, which is none of what it says.
+type readRow struct {
+	pgx.Row
+	err error
+}
+
+func (r *readRow) Scan(dest ...any) error {
+	r.err = r.Row.Scan(dest...)
+	return r.err
+}
+
+// next sends the next flush, which may be the first.
+func (o *owned) next(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	if o.bare == nil {
+		return o.send(ctx, batch)
+	}
+	return o.bare.SendBatch(ctx, batch)
+}
+
+// flush sends a flush that does not end the transaction, and reads all of it.
+func (o *owned) flush(ctx context.Context, f *flush) error {
+	results := o.next(ctx, &f.batch)
+	err := f.read(results)
+	return firstOf(err, results.Close())
+}

@@ -1,0 +1,60 @@
+-- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
+-- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this
+-- very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command;
+-- running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.
+--
+-- The operation's lock comes first, as in a command. It is for transactions that see what was committed while they waited for it.
+create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
+    wait_ms int, origin metered.origin, channel text,
+    out status text, out placed_at timestamptz, out deadline timestamptz,
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
+language plpgsql volatile
+as $$
+declare
+    ids     text := left(hold.id, -36);
+    clk     timestamptz;
+    horizon timestamptz;
+    done    timestamptz;
+    was     record;
+    p       record;
+begin
+    if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered.one_snapshot()) is not true then
+        perform metered.require(false, 'session');
+    end if;
+    if not pg_try_advisory_xact_lock(command.key) then
+        perform metered.lock_keys(array[command.key], wait_ms);
+    end if;
+    select (select z.at from metered.operations_horizon z where z.one),
+        (select o.at from metered.operations o where o.namespace = command.namespace and o.id = command.id)
+    into horizon, done;
+    clk := metered.clock();
+    status := case when done is not null then 'replay'
+        when command.issued_at <= horizon then 'retired'
+        when command.issued_at > clk + command.max_future then 'future' end;
+    if status is not null then
+        return;
+    end if;
+    select h.no, h.id, h.due, h.fingerprint into was
+    from metered.holds h
+    where h.tenant = hold.tenant and h.id >= ids and h.id < ids || '~' and (h.id = hold.id or h.state = 'h' and h.due > clk)
+    order by h.id = hold.id desc limit 1;
+    if was.id = hold.id then
+        status := 'open';
+        stored := metered.hold_json(was.no, clk);
+    elsif was.no is not null then
+        status := case when was.fingerprint = hold.fingerprint then 'running' else 'busy' end;
+        placed_at := clk;
+        deadline := was.due;
+    end if;
+    if status is not null then
+        return;
+    end if;
+    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false);
+    status := p.status;
+    placed_at := p.placed_at;
+    deadline := p.deadline;
+    seqs := p.seqs;
+    ats := p.ats;
+    denied := p.denied;
+end
+$$;

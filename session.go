@@ -1,0 +1,285 @@
+package metered
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
+)
+
+// Answers of sessions. Nothing was done.
+var (
+	ErrRunning  error = errRunning // another session of the operation is open; the error is a *RunningError
+	ErrLost     error = errLost    // the session's hold has ended otherwise; the error is a *LostError
+	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
+	// ErrNotRenewed is the cause of a session's context that ends at the hold's deadline, since the hold could not be extended: at its
+	// ceiling, or since Postgres could not be reached. Settle works for Reservation.Grace. The error is a *RenewalError.
+	ErrNotRenewed error = errNotRenewed
+)
+
+var (
+	errRunning    = fault.New("session_running", "metered: a session of the operation is open")
+	errLost       = fault.New("session_lost", "metered: the session has lost its hold")
+	errNotRenewed = fault.New("session_not_renewed", "metered: the session's hold could not be renewed")
+)
+
+// RunningError says until when the session that is open is held, unless it is renewed.
+type RunningError struct {
+	Namespace, ID string        // of the operation
+	Until         time.Time     // by the database's clock: then its units are free, and the operation can be opened anew
+	RetryAfter    time.Duration // until then
+}
+
+func (e *RunningError) Error() string {
+	return fmt.Sprintf("%v: operation %q in namespace %q, for another %v unless it is renewed", errRunning, e.ID, e.Namespace, e.RetryAfter)
+}
+
+func (e *RunningError) Unwrap() error { return errRunning }
+
+// Code returns the stable code.
+func (e *RunningError) Code() string { return errRunning.Code() }
+
+// RetryAfterSeconds is RetryAfter rounded up; always ok.
+func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
+	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
+}
+
+// LostError says why a session cannot be settled, nor cancelled: its hold fell due, somebody ended it, or the operation was
+// settled by a session that was opened later.
+type LostError struct {
+	ID    string // of the operation
+	Cause error  // a *holds.StateError, with the hold as it stands; or holds.ErrUnknown or ErrRetired, after a purge
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%v: operation %q: %v", errLost, e.ID, e.Cause)
+}
+
+// Unwrap returns ErrLost alone: what became of a hold is no refusal of a command.
+func (e *LostError) Unwrap() error { return errLost }
+
+// Code returns the stable code.
+func (e *LostError) Code() string { return errLost.Code() }
+
+// RenewalError says why a session's work should end.
+type RenewalError struct {
+	ID    string    // of the operation
+	Due   time.Time // by the database's clock: until then the session can be settled
+	Cause error     // of the last try; a *holds.CeilingError at the hold's ceiling
+}
+
+func (e *RenewalError) Error() string {
+	return fmt.Sprintf("%v: operation %q can be settled until %s: %v", errNotRenewed, e.ID, e.Due.Format(time.RFC3339), e.Cause)
+}
+
+// Unwrap returns ErrNotRenewed alone.
+func (e *RenewalError) Unwrap() error { return errNotRenewed }
+
+// Code returns the stable code.
+func (e *RenewalError) Code() string { return errNotRenewed.Code() }
+
+// Session is work whose cost is held. It is safe for concurrent use.
+type Session[R any] struct {
+	s        *session
+	finished bool
+	out      Outcome[R]
+}
+
+// session is what a Session is without the type of its result.
+type session struct {
+	client      *Client
+	r           Reservation
+	fingerprint []byte
+	id          string // of the hold
+
+	ctx    context.Context // of the work
+	cancel context.CancelCauseFunc
+	stop   func()        // ends the renewals
+	done   chan struct{} // they have ended
+
+	mu       sync.Mutex
+	hold     holds.Hold // as it was last seen
+	deadline time.Time  // its own, by this process's monotonic clock, at the earliest
+	ended    bool
+	settles  int // are going on
+}
+
+// Context is for the work. It is made from Open's, and ends at Settle, Cancel and Close; when the session is lost
+// (*LostError); and at the hold's deadline if it could not be renewed (*RenewalError): context.Cause says which. That of a
+// finished session has ended (ErrFinished).
+func (s *Session[R]) Context() context.Context { return s.s.ctx }
+
+// Finished reports whether the operation is on record: the work must not be done again. Outcome is its answer.
+func (s *Session[R]) Finished() bool { return s.finished }
+
+// Outcome is what is on record of a finished session; else it is zero.
+func (s *Session[R]) Outcome() Outcome[R] { return s.out }
+
+// Hold is the session's hold as it was last seen: placed, or renewed. That of a finished session is in its Outcome.
+func (s *Session[R]) Hold() holds.Hold {
+	s.s.mu.Lock()
+	defer s.s.mu.Unlock()
+	return s.s.hold
+}
+
+// Used says what the work of a session came to. Either All or Lines is required.
+type Used struct {
+	// Lines are what was used, by scope; a scope that is left out was not used. One without Limits has those of the
+	// Reservation, which OverIfFits reads.
+	Lines  []holds.Line
+	All    bool        // all that is held was used
+	Over   holds.Over  // says what happens if a Line is more than is held; defaults to holds.OverRefused
+	Entity string      // is linked to the hold, as in holds.Capture; defaults to none
+	Note   budget.Note // defaults to that of the Reservation
+}
+
+// Settle captures what was used, frees the rest, calls fn (which may be nil) for the caller's writes, records the result, and
+// commits: all or nothing. It is the command of the session's ID, so what Do says of functions, retries, outcomes and errors
+// holds here too. The same again, in whatever process, is answered by the record.
+//
+// ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …).
+//
+// After an error the hold is as before, and renewed: settle again, otherwise perhaps, or Cancel. *holds.ExcessError: more was
+// used than is held, and Over is OverRefused; *budget.ExceededError: it does not fit. *LostError: the session's hold has ended,
+// and nothing is written, whoever settled the operation since.
+func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome[R], error) {
+	if s.finished {
+		return s.out, nil
+	}
+	h := s.s
+	call, err := captureHolds(h.client.Holds, h.capture(used))
+	if err != nil {
+		return Outcome[R]{}, renamed(err, "Capture", "Used")
+	}
+	if h.client.engine.Inside(ctx) {
+		return Outcome[R]{}, ErrNested
+	}
+	h.own(call)
+	defer h.settle()()
+	out, err := run(ctx, h.client, nil, h.command(call), fn)
+	if err == nil && !slices.ContainsFunc(out.Holds, func(of holds.Hold) bool { return of.ID == h.id }) {
+		err = &LostError{ID: h.r.ID, Cause: errSettled}
+	}
+	if err != nil {
+		if lost := (*LostError)(nil); errors.As(err, &lost) {
+			h.end(lost)
+		}
+		return Outcome[R]{}, err
+	}
+	h.end(nil)
+	return out, nil
+}
+
+var errSettled = errors.New("the operation was settled by another session")
+
+// capture is what a session captures.
+func (s *session) capture(used Used) holds.Capture {
+	lines := slices.Clone(used.Lines)
+	for i, l := range lines {
+		at := slices.IndexFunc(s.r.Lines, func(of holds.Line) bool { return of.Scope == l.Scope })
+		if used.Over == holds.OverIfFits && l.Limits == nil && at >= 0 {
+			lines[i].Limits = s.r.Lines[at].Limits
+		}
+	}
+	return holds.Capture{
+		Tenant: s.r.Namespace, IDs: []string{s.id}, Holder: s.r.Holder, All: used.All, Lines: lines, Over: used.Over,
+		Entity: used.Entity, Note: cmp.Or(used.Note, s.r.Note),
+	}
+}
+
+// Cancel frees what is held; nothing of it is charged. The operation is not recorded: the same ID can be opened anew. reason
+// is the hold's from then on. A second call does nothing. *LostError if the session was settled, or has lost its hold.
+// As for Settle, ctx must not be that of a request whose client is gone.
+func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
+	if s.finished {
+		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
+	}
+	h := s.s
+	note := h.r.Note
+	note.Reason = cmp.Or(reason, note.Reason)
+	defer h.settle()()
+	err := h.repeat(ctx, func(tx pgx.Tx) error {
+		_, err := h.client.Holds.Release(ctx, tx, holds.Release{Tenant: h.r.Namespace, IDs: []string{h.id}, Holder: h.r.Holder, Note: note})
+		if state := (*holds.StateError)(nil); errors.As(err, &state) && state.State == holds.Released {
+			return nil
+		}
+		return err
+	})
+	if err = h.lost(err); errors.Is(err, ErrLost) {
+		h.end(err)
+	} else if err == nil {
+		h.end(nil)
+	}
+	return err
+}
+
+// repeat is RunTx for what can be done twice, so that a COMMIT whose answer was lost is repeated.
+func (s *session) repeat(ctx context.Context, fn func(pgx.Tx) error) error {
+	for {
+		err := s.client.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(_ context.Context, tx pgx.Tx) error { return fn(tx) })
+		if !errors.Is(err, ErrCommitUnknown) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// Close ends the session's renewals and its context. What is neither settled nor cancelled is left as by a process that died:
+// its units are free when its hold falls due. It sends nothing. Defer it.
+func (s *Session[R]) Close() { s.s.end(nil) }
+
+// lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.
+func (s *session) lost(err error) error {
+	if errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
+		return &LostError{ID: s.r.ID, Cause: err}
+	}
+	return err
+}
+
+// own has the errors of a call told from those of other holds in a command.
+func (s *session) own(call *holdsCall) {
+	scan := call.Scan
+	call.Scan = func(row pgx.Row) ([]holds.Hold, error) {
+		all, err := scan(row)
+		return all, s.lost(err)
+	}
+}
+
+// settle takes note that the session is about to end, so that it is not told that it is lost. The function that it returns
+// takes that back.
+func (s *session) settle() (over func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settles++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.settles--
+	}
+}
+
+// end ends the session, for the cause, and waits for its goroutine.
+func (s *session) end(cause error) {
+	s.close(cause)
+	if s.done != nil {
+		<-s.done
+	}
+}
+
+func (s *session) close(cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended {
+		s.ended = true
+		s.cancel(cause)
+		s.stop()
+	}
+}
