@@ -1569,6 +1569,9 @@ declare
     k       record;
     part    bigint;
 begin
+    if exists (select from metered.lots l where l.scope = tip.scope and l.open and l.no is distinct from made) then
+        raise exception 'a build of version 1 has charged the wallet' using errcode = '55000', detail = tip.scope;
+    end if;
     if tip.held = 0 then
         return;
     end if;
@@ -1657,6 +1660,8 @@ begin
         e := metered.take_back(e, l.no, revoked, 'v');
         seq := e.seq;
         at := e.at;
+    elsif metered.one_snapshot() then
+        status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     no := l.no;
     status := 'revoked';
@@ -1711,6 +1716,7 @@ begin
     end if;
     units := least(cap, l.rest);
     if units = 0 then
+        status := metered.missing_lot(e);
         status := 'empty';
         return;
     end if;
@@ -1924,13 +1930,13 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held, m.lots, m.overdrawn into left_over, lots, overdrawn
+    select e.credited - e.spent + e.refunded - e.held, m.lots into left_over, lots
     from metered.ledger e, lateral (
-        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) filter (where x.lot > 0) as lots,
-            coalesce(sum(x.amount) filter (where x.lot = 0), 0) as overdrawn
-        from metered.lot_moves x left join lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y on true
+        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
+        from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
+    overdrawn := greatest(0, least(amount, -left_over));
 end
 $$;
 
