@@ -69,7 +69,7 @@ func TestGrantReportingSQL_OnlyReads(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, beyond)
 
-	for _, view := range []string{"statement", "scopes", "holds_words", "hold_events_words", "leases_words", "lease_spends_words", "operations_words", "tokens_words"} {
+	for _, view := range []string{"statement", "scopes", "holds_words", "hold_events_words", "leases_words", "lease_spends_words", "operations_words", "tokens_words", "lots_words", "lots_statement"} {
 		_, err := role.Exec(ctx, "select * from metered."+view)
 		require.NoError(t, err, view)
 	}

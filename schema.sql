@@ -1581,6 +1581,9 @@ declare
     k       record;
     part    bigint;
 begin
+    if exists (select from metered.lots l where l.scope = tip.scope and l.open and l.no is distinct from made) then
+        raise exception 'a build of version 1 has charged the wallet' using errcode = '55000', detail = tip.scope;
+    end if;
     if tip.held = 0 then
         return;
     end if;
@@ -1669,6 +1672,8 @@ begin
         e := metered.take_back(e, l.no, revoked, 'v');
         seq := e.seq;
         at := e.at;
+    elsif metered.one_snapshot() then
+        status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     no := l.no;
     status := 'revoked';
@@ -1723,6 +1728,7 @@ begin
     end if;
     units := least(cap, l.rest);
     if units = 0 then
+        status := metered.missing_lot(e);
         status := 'empty';
         return;
     end if;
@@ -6389,9 +6395,11 @@ select f.scope,                                 -- its name
     l.epoch as clock_repairs,                   -- so many
     coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and given back: nothing new is let in
     r.created_at,                               -- when it was declared; null if it was not
-    r.retired_at                                -- since when nothing new is let in that demands a declared scope
+    r.retired_at,                               -- since when nothing new is let in that demands a declared scope
+    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
+    nullif(l.lots_end, 'infinity') as lots_end  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
 from metered.ledger f
-    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due
+    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
     left join metered.resources r on r.scope = f.scope
 where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
@@ -6508,6 +6516,56 @@ select t.purpose,                               -- what it grants
     t.used,                                     -- how often it was
     t.sole                                      -- whether it replaced the subject's token before it
 from metered.tokens t;
+
+-- Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What
+-- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.
+create view metered.lots_words as
+select y.no,                                    -- the number of the lot
+    y.scope,                                    -- the wallet
+    y.reference,                                -- of the caller, once in a wallet
+    y.category,                                 -- of the caller, as paid or promotional
+    y.priority,                                 -- the lower one is drawn first
+    case when y.rest > 0 and y.expires_at <= pg_catalog.statement_timestamp() then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
+        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases
+    case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
+    y.from_lot,                                 -- the lot that they were in before
+    y.granted_at,                               -- when it was granted
+    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on; null: it never ends
+    y.amount as granted,                        -- units that it was granted with
+    y.rest,                                     -- of these, what can be drawn; of one that has ended, what lapses or rolls over when the wallet is written to, or swept
+    y.drawn,                                    -- of these, what was spent, less what was given back
+    y.held,                                     -- of these, what open holds and leases keep, though the lot has ended
+    y.lapsed,                                   -- of these, what was left at its end or given back later: breakage
+    y.revoked,                                  -- of these, what was taken back
+    y.rolled,                                   -- of these, what went on in another lot
+    y.granted_seq,                              -- the entry that credited it
+    y.last_seq                                  -- the last entry that moved units of it
+from metered.lots y;
+
+-- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
+-- look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.
+create view metered.lots_statement as
+select m.scope,                                 -- the wallet
+    m.seq,                                      -- the entry: statement.seq
+    m.nth,                                      -- 1, 2, 3 and so on in the entry
+    l.at,                                       -- when, by the database's clock
+    nullif(m.lot, 0) as lot,                    -- lots_words.no; null: overdraft, which no lot covers
+    y.reference,                                -- of the lot
+    y.category,                                 -- of the lot
+    case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn
+    m.amount,                                   -- units
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind = 'u' then 0 else -m.amount end as change, -- of the lot's rest
+    m.back as given_back,                       -- of what was drawn, what refunds gave back
+    l.ref as refunds_seq,                       -- of a refund: the number of its charge
+    l.hold,                                     -- the hold's id, where the entry is about one alone
+    l.namespace,                                -- of the operation
+    l.operation,                                -- the operation's id
+    l.note ->> 'actor' as actor,                -- who made the entry
+    l.note ->> 'reason' as reason               -- why
+from metered.lot_moves m
+    join metered.ledger l on l.scope = m.scope and l.seq = m.seq
+    left join metered.lots y on y.no = m.lot;
 
 comment on function metered.keep_memory() is 'True, and makes a session faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. On Postgres 14 it gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 20.';
 comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
@@ -6804,6 +6862,8 @@ comment on column metered.scopes.clock_repairs is 'so many';
 comment on column metered.scopes.closed is 'carved from another scope, and given back: nothing new is let in';
 comment on column metered.scopes.created_at is 'when it was declared; null if it was not';
 comment on column metered.scopes.retired_at is 'since when nothing new is let in that demands a declared scope';
+comment on column metered.scopes.balance is 'of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept';
+comment on column metered.scopes.lots_end is 'of a wallet: no lot that has something ends before this, and one may end then; null: none ends';
 comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not. By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units and reason cost a look-up for each row that is shown. Everything else reads all holds.';
 comment on column metered.holds_words.no is 'the number of the hold, in the order of placing';
 comment on column metered.holds_words.tenant is 'keeps the ids of tenants apart';
@@ -6884,6 +6944,44 @@ comment on column metered.tokens_words.ended_at is 'last use, revocation, or exp
 comment on column metered.tokens_words.uses is 'how often it can be used';
 comment on column metered.tokens_words.used is 'how often it was';
 comment on column metered.tokens_words.sole is 'whether it replaced the subject''s token before it';
+comment on view metered.lots_words is 'Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.';
+comment on column metered.lots_words.no is 'the number of the lot';
+comment on column metered.lots_words.scope is 'the wallet';
+comment on column metered.lots_words.reference is 'of the caller, once in a wallet';
+comment on column metered.lots_words.category is 'of the caller, as paid or promotional';
+comment on column metered.lots_words.priority is 'the lower one is drawn first';
+comment on column metered.lots_words.state is 'ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases';
+comment on column metered.lots_words.origin is 'where its units are from';
+comment on column metered.lots_words.from_lot is 'the lot that they were in before';
+comment on column metered.lots_words.granted_at is 'when it was granted';
+comment on column metered.lots_words.expires_at is 'nothing is drawn of it from here on; null: it never ends';
+comment on column metered.lots_words.granted is 'units that it was granted with';
+comment on column metered.lots_words.rest is 'of these, what can be drawn; of one that has ended, what lapses or rolls over when the wallet is written to, or swept';
+comment on column metered.lots_words.drawn is 'of these, what was spent, less what was given back';
+comment on column metered.lots_words.held is 'of these, what open holds and leases keep, though the lot has ended';
+comment on column metered.lots_words.lapsed is 'of these, what was left at its end or given back later: breakage';
+comment on column metered.lots_words.revoked is 'of these, what was taken back';
+comment on column metered.lots_words.rolled is 'of these, what went on in another lot';
+comment on column metered.lots_words.granted_seq is 'the entry that credited it';
+comment on column metered.lots_words.last_seq is 'the last entry that moved units of it';
+comment on view metered.lots_statement is 'The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.';
+comment on column metered.lots_statement.scope is 'the wallet';
+comment on column metered.lots_statement.seq is 'the entry: statement.seq';
+comment on column metered.lots_statement.nth is '1, 2, 3 and so on in the entry';
+comment on column metered.lots_statement.at is 'when, by the database''s clock';
+comment on column metered.lots_statement.lot is 'lots_words.no; null: overdraft, which no lot covers';
+comment on column metered.lots_statement.reference is 'of the lot';
+comment on column metered.lots_statement.category is 'of the lot';
+comment on column metered.lots_statement.does is 'what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn';
+comment on column metered.lots_statement.amount is 'units';
+comment on column metered.lots_statement.change is 'of the lot''s rest';
+comment on column metered.lots_statement.given_back is 'of what was drawn, what refunds gave back';
+comment on column metered.lots_statement.refunds_seq is 'of a refund: the number of its charge';
+comment on column metered.lots_statement.hold is 'the hold''s id, where the entry is about one alone';
+comment on column metered.lots_statement.namespace is 'of the operation';
+comment on column metered.lots_statement.operation is 'the operation''s id';
+comment on column metered.lots_statement.actor is 'who made the entry';
+comment on column metered.lots_statement.reason is 'why';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$

@@ -18,7 +18,7 @@ import (
 func functions(zone *time.Location) template.FuncMap {
 	return template.FuncMap{
 		"name": printable, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
-		"length": length, "drawing": drawing, "window": window, "limit": limitText, "units": heldUnits,
+		"length": length, "drawing": drawing, "window": window, "limit": limitText, "units": heldUnits, "session": inspect.IsSession,
 		"time": func(t time.Time) template.HTML { return timeHTML(t, zone) },
 		"more": func(charges []budget.Posted, shown int) int { return len(charges) - shown },
 		"next": func(seq int64) int64 { return seq + 1 },

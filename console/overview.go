@@ -55,6 +55,9 @@ func latencyOf(operations []inspect.Operation) *latency {
 // SweepLate reports whether the sweep is later than one that runs every minute.
 func (o overview) SweepLate() bool { return o.O.SweepLag > 2*time.Minute }
 
+// LotsLate reports whether the sweep of lots is later than one that runs every few minutes.
+func (o overview) LotsLate() bool { return o.O.LotLag > 15*time.Minute }
+
 func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values) (page, error) {
 	var o overview
 	var err error

@@ -10,12 +10,14 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/inspect"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
 )
 
 const (
 	entriesShown = 25
 	holdsShown   = 25
 	leasesShown  = 25
+	lotsShown    = 25
 )
 
 type scope struct {
@@ -33,6 +35,15 @@ type scope struct {
 	OlderThan   int64          // there are more before this one, if not 0
 	Holds       []holds.Hold
 	Leases      []leases.Lease
+	Lots        []inspect.Lot // of a wallet, newest first
+}
+
+// LotsLeft are the first lots of a wallet to be drawn that have something.
+func (s scope) LotsLeft() []wallet.Lot {
+	if s.D.Wallet == nil {
+		return nil
+	}
+	return s.D.Wallet.Lots[:min(lotsShown, len(s.D.Wallet.Lots))]
 }
 
 // standing is what a limit stands at.
@@ -129,6 +140,10 @@ func (s *scope) fill(ctx context.Context, in *inspect.Reader, q url.Values) (err
 	}
 	s.Holds = held.Holds
 	out, err := in.Leases(ctx, inspect.LeaseFilter{Scope: s.Name, State: inspect.LeaseOpen, Limit: leasesShown})
-	s.Leases = out.Leases
+	if s.Leases = out.Leases; err != nil || s.D.Wallet == nil {
+		return err
+	}
+	lots, err := in.Lots(ctx, s.Name, "", lotsShown)
+	s.Lots = lots.Lots
 	return err
 }

@@ -216,12 +216,14 @@ func TestFitted_CutsToTheTerminal(t *testing.T) {
 
 func TestJSON_IsWhatEachCommandPrints(t *testing.T) {
 	t.Parallel()
-	pool, _ := shop(t)
+	pool, c := shop(t)
+	purse(t, pool, c)
 	l := cli(t, pool)
 	for _, args := range [][]string{
 		{"migrate"}, {"migrate", "status"}, {"migrate", "up"}, {"migrate", "validate"}, {"migrate", "sql"}, {"grant", "maintenance", "x"},
 		{"verify"}, {"sweep"}, {"purge", "--older-than", "400d"}, {"top", "--count", "1"}, {"usage", "a"}, {"series", "a"}, {"entries", "org/acme"},
 		{"statement", "a"}, {"holds"}, {"hold", "seat-1"}, {"operation", "order-42", "--namespace", "shop"}, {"explain", "a", "1"},
+		{"wallet", "user/ann"}, {"lots", "user/ann"}, {"statement", "user/ann", "--by-lot"}, {"holds", "--sessions"},
 	} {
 		require.NotEmpty(t, l.objects(args...), "%v", args)
 	}

@@ -16,7 +16,8 @@ var endless = map[string]bool{"top": true, "serve": true, "demo": true}
 // Each example of each command's help runs, and says something.
 func TestExamples_RunAsTheyAreWritten(t *testing.T) {
 	t.Parallel()
-	pool, _ := shop(t)
+	pool, c := shop(t)
+	purse(t, pool, c)
 	execute(t, pool, `create role app; create role viewer`)
 	defer execute(t, pool, `drop owned by app, viewer; drop role app, viewer`)
 	var walk func(c *cobra.Command)

@@ -21,11 +21,13 @@ func (a *app) explainCmd() *cobra.Command {
 		Short: "Say whether a charge would be let in now, and if not, why and when",
 		Long: `Explain says whether a charge would be let in now; if not, which limit refuses it, what counts against that limit, and
 when the charge would fit if nothing else happens. Limits are not in the database: they come with each call, so give those
-that your program gives. It takes no lock, and the next charge may change the answer.
+that your program gives. Of a wallet it also says what lots remain: what draws give is "prepaid", or "credit/50" with an
+overdraft of 50. It takes no lock, and the next charge may change the answer.
 
 If the charge would be refused, it exits with 4.`,
 		Example: `  metered explain org/acme 5 --limit hourly=1000/1h --limit 100000/30d
-  metered explain org/acme 5 --limit prepaid --json`,
+  metered explain org/acme 5 --limit prepaid --json
+  metered explain user/ann 5 --limit wallet=prepaid`,
 		Args: cobra.ExactArgs(2),
 	}
 	c.Flags().VarP(&rules, "limit", "l", limitsHelp)
@@ -113,6 +115,9 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 			t.row(l.No, cmp.Or(l.Child, l.Owner), l.EndsAt, l.Granted, l.Spent)
 		}
 		all = append(all, t)
+	}
+	if e.Wallet != nil && !e.Fits {
+		all = append(all, a.lotsLeft(*e.Wallet))
 	}
 	if len(all) > 0 {
 		fmt.Fprintln(a.out)

@@ -16,7 +16,7 @@ import (
 // holdFlags select holds.
 type holdFlags struct {
 	tenant, holder, entity, scope, state string
-	oneTenant, byDue                     bool
+	oneTenant, byDue, sessions           bool
 	limit                                int
 }
 
@@ -30,7 +30,8 @@ are held and those that have expired and were not swept; with --scope and --stat
 --entity need an index by tenant: they list those of one tenant, by default of the one without a name.`,
 		Example: `  metered holds
   metered holds --scope org/acme --state held
-  metered holds --by-due --json`,
+  metered holds --by-due --json
+  metered holds --sessions --state held`,
 	}
 	flags := c.Flags()
 	flags.StringVar(&f.tenant, "tenant", "", "of this tenant; defaults to all")
@@ -39,9 +40,13 @@ are held and those that have expired and were not swept; with --scope and --stat
 	flags.StringVar(&f.scope, "scope", "", "with a line of this scope")
 	flags.StringVar(&f.state, "state", "", "held, captured, released, expired or returned")
 	flags.BoolVar(&f.byDue, "by-due", false, "in the order in which they fall due")
+	flags.BoolVar(&f.sessions, "sessions", false, "those of sessions (metered.Open): work whose cost is known at its end")
 	flags.IntVarP(&f.limit, "limit", "n", f.limit, "list so many at most; 0 is all")
 	for _, other := range []string{"holder", "entity", "scope"} {
 		c.MarkFlagsMutuallyExclusive("by-due", other)
+	}
+	for _, other := range []string{"by-due", "holder", "entity"} {
+		c.MarkFlagsMutuallyExclusive("sessions", other)
 	}
 	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
 		f.oneTenant = flags.Changed("tenant")
@@ -84,7 +89,7 @@ func (f holdFlags) pages(r *inspect.Reader) holdPage {
 		}
 	}
 	return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
-		filter := inspect.HoldFilter{Scope: f.scope, State: holds.State(f.state), After: after, Limit: limit}
+		filter := inspect.HoldFilter{Scope: f.scope, State: holds.State(f.state), Sessions: f.sessions, After: after, Limit: limit}
 		if f.oneTenant {
 			filter.Tenant = &f.tenant
 		}

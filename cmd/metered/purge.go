@@ -50,7 +50,8 @@ func (a *app) purgeCmd() *cobra.Command {
 		Use:   "purge --older-than AGE",
 		Short: "Delete what is old, from all tables or some",
 		Long: `Purge deletes entries of the ledger, holds that ended, leases that were settled, tokens that ended, records of
-operations and keys of jobs that are older than the age: from all tables, or from those that --only names. What each of
+operations and keys of jobs that are older than the age: from all tables, or from those that --only names. With the entries
+of a wallet go what they did to lots, and lots in which nothing is left and nothing was done since. What each of
 them forgets is said with the Purge calls of the library. In short: entries must be older than the longest window in
 use, operations and keys older than any client may wait before it repeats a call.
 

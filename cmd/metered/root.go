@@ -60,7 +60,7 @@ const exitCodes = `The exit code says what came of a command:
   2    the command line was not understood, or an argument is out of bounds
   3    differences were found: verify, migrate status, migrate validate
   4    refused: explain says that the charge would be, or a question was not answered with yes
-  5    there is no such hold, operation or scope
+  5    there is no such hold, operation, scope or wallet
   6    the role lacks a grant; the message says which
   7    the schema is missing, or older or newer than this build works with
   130  interrupted: by Ctrl-C or SIGTERM (top, serve and demo end so, with 0)
@@ -93,7 +93,7 @@ func (a *app) root() *cobra.Command {
 	for group, commands := range map[string][]*cobra.Command{
 		"set-up": {a.migrateCmd(), a.grantCmd()},
 		"keep":   {a.verifyCmd(), a.repairClockCmd(), a.sweepCmd(), a.purgeCmd()},
-		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.statementCmd(), a.holdsCmd(), a.holdCmd(),
+		"look": {a.topCmd(), a.usageCmd(), a.seriesCmd(), a.entriesCmd(), a.statementCmd(), a.walletCmd(), a.lotsCmd(), a.holdsCmd(), a.holdCmd(),
 			a.operationCmd(), a.explainCmd()},
 		"page": {a.serveCmd(), a.demoCmd()},
 	} {

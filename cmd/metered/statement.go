@@ -16,6 +16,7 @@ import (
 func (a *app) statementCmd() *cobra.Command {
 	var from, to moment
 	var format string
+	var lots byLot
 	c := &cobra.Command{
 		Use:   "statement SCOPE",
 		Short: "List a scope's entries of a period, with sums: for an invoice",
@@ -23,14 +24,21 @@ func (a *app) statementCmd() *cobra.Command {
 "Used" is what the scope has used so far: charges less refunds and credits. As CSV it has the entries alone, with their notes; as
 JSON an object for each entry and a last one, {"period": …}, with the sums.
 
+With --by-lot it says what each entry of a wallet did to which lots: where credit went. With --lot it says that of one lot.
+"Credited" is then less what lapsed, was revoked, or rolled over.
+
 What was spent from a lease is one capture. If entries of the period were purged, it fails, and prints nothing.`,
 		Example: `  metered statement org/acme --from 2026-11-01 --to 2026-12-01
-  metered statement org/acme --format csv`,
+  metered statement org/acme --format csv
+  metered statement user/ann --by-lot
+  metered statement user/ann --lot 1 --format csv`,
 		Args: cobra.ExactArgs(1),
 	}
 	flags := c.Flags()
 	flags.Var(&from, "from", "the first time of the period; defaults to the first entry")
 	flags.Var(&to, "to", "the first time that is no longer part of it; defaults to now")
+	flags.BoolVar(&lots.all, "by-lot", false, "of a wallet: what each entry did to which lots")
+	flags.Int64Var(&lots.lot, "lot", 0, "of a wallet: what was done to this lot")
 	flags.StringVar(&format, "format", "table", "table, csv or json")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		switch format {
@@ -53,6 +61,9 @@ What was spent from a lease is one capture. If entries of the period were purged
 			sums, err := ledger.UsageBetween(ctx, tx, args[0], from.Time, to.Time)
 			if err != nil {
 				return err
+			}
+			if lots.all || lots.lot != 0 {
+				return a.statementByLot(ctx, tx, args[0], sums, lots, format == "csv")
 			}
 			return a.statement(ctx, tx, ledger, args[0], sums, format == "csv")
 		})
@@ -96,12 +107,16 @@ func (a *app) statement(ctx context.Context, tx pgx.Tx, ledger *budget.Ledger, s
 	if err := t.flush(); err != nil {
 		return err
 	}
+	a.printSums(sums)
+	return nil
+}
+
+func (a *app) printSums(sums budget.RangeUsage) {
 	fmt.Fprintf(a.out, "Charged %d, of which %d were refunded until now; credited %d; refunds made %d.\n",
 		sums.Charged, sums.RefundedOfCharged, sums.Credited, sums.RefundsMade)
 	if sums.Unsettled > 0 {
 		fmt.Fprintf(a.out, "Not in it: %d spent from leases that are open.\n", sums.Unsettled)
 	}
-	return nil
 }
 
 func used(e budget.Entry) int64 { return e.Spent - e.Refunded - e.Credited }
@@ -109,7 +124,7 @@ func used(e budget.Entry) int64 { return e.Spent - e.Refunded - e.Credited }
 // change is what an entry adds to what is used.
 func change(e budget.Entry) int64 {
 	switch e.Kind {
-	case budget.KindCharge, budget.KindCapture:
+	case budget.KindCharge, budget.KindCapture, budget.KindLapse, budget.KindRevoke, budget.KindRollOver:
 		return e.Amount
 	case budget.KindRefund, budget.KindCredit:
 		return -e.Amount

@@ -11,37 +11,41 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
 )
 
 func (a *app) sweepCmd() *cobra.Command {
 	var opts holds.SweepOptions
 	var cfg holds.Config
+	var noLots bool
 	c := &cobra.Command{
 		Use:   "sweep",
-		Short: "Record and announce what ended by time: holds and leases",
-		Long: `Sweep ends the holds whose time is over and settles the leases that have ended. The units of such holds are free
-already; those of a lease only then.
+		Short: "Record and announce what ended by time: holds, leases and the lots of wallets",
+		Long: `Sweep ends the holds whose time is over, settles the leases that have ended, and ends the lots of wallets that are due:
+what is left of these lapses, or rolls over. The units of such holds are free already, and nothing is drawn of such lots;
+those of a lease are free only then.
 
-A hold is announced once, by whoever sweeps. This command calls no subscribers (holds.Config.Subscribers): where the
-application has some, let the application sweep. With --notify those who listen (holds.Book.Listen) hear of it.
+A hold, and what lapses of a lot, is announced once, by whoever sweeps. This command calls no subscribers (of holds.Config
+and wallet.Config): where the application has some, let the application sweep, or leave lots out with --no-lots. With --notify those who listen (holds.Book.Listen) hear of it.
 
 Any number may run at once. Each batch is a transaction of its own.`,
 		Example: `  metered sweep
   metered sweep --notify --batch 100`,
 	}
 	flags := c.Flags()
-	flags.IntVar(&opts.Batch, "batch", holds.DefaultSweepBatch, "end so many holds in one transaction")
+	flags.IntVar(&opts.Batch, "batch", holds.DefaultSweepBatch, "end so many holds, and so many lots, in one transaction")
+	flags.BoolVar(&noLots, "no-lots", false, "do not end lots of wallets")
 	flags.IntVar(&opts.Max, "max", 0, "stop after so many batches; 0 is all")
 	flags.BoolVar(&cfg.Notify, "notify", false, "tell those who listen, as holds.Config.Notify does")
 	flags.BoolVar(&cfg.NotifyContent, "notify-content", false, "tell those who listen all of it, as holds.Config.NotifyContent does")
 	return a.does(c, needApplication, func(ctx context.Context, _ []string) error {
 		return a.with(ctx, func(pool *pgxpool.Pool) error {
-			return a.sweep(ctx, pool, cfg, opts)
-		}, "sweep_holds", "settle_lease")
+			return a.sweep(ctx, pool, cfg, opts, noLots)
+		}, "sweep_holds", "settle_lease", "sweep_lots")
 	})
 }
 
-func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, opts holds.SweepOptions) error {
+func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, opts holds.SweepOptions, noLots bool) error {
 	ledger, err := budget.New(budget.Config{Schema: a.schema})
 	if err != nil {
 		return err
@@ -58,12 +62,19 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 	if err == nil {
 		settled, err = a.settle(ctx, pool)
 	}
+	var lots wallet.ExpireReport
+	if err == nil && !noLots {
+		lots, err = a.expireLots(ctx, pool, ledger, wallet.ExpireOptions{Batch: opts.Batch, Max: opts.Max})
+	}
 	if a.json {
-		return cmp.Or(a.print(map[string]any{"holds": swept, "leases": settled}), err)
+		return cmp.Or(a.print(map[string]any{"holds": swept, "leases": settled, "lots": lots}), err)
 	}
 	t := a.table("WHAT", "DONE", "LEFT FOR LATER")
 	t.row("holds", swept.Expired, swept.Skipped+swept.Failed)
 	t.row("leases", settled.Settled, settled.Busy+settled.Held)
+	if !noLots {
+		t.row("lots", lots.Ended, lots.Busy)
+	}
 	if flushed := t.flush(); flushed != nil {
 		return flushed
 	}
@@ -71,6 +82,17 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 		return fmt.Errorf("after what is above: %w", err)
 	}
 	return nil
+}
+
+func (a *app) expireLots(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts wallet.ExpireOptions) (wallet.ExpireReport, error) {
+	book, err := wallet.New(ledger, wallet.Config{})
+	if err != nil {
+		return wallet.ExpireReport{}, err
+	}
+	bar := a.progress("lots ended", -1)
+	opts.Progress = func(r wallet.ExpireReport) { bar.at(int64(r.Ended)) }
+	defer bar.end()
+	return book.Expire(ctx, pool, opts)
 }
 
 // leasePool is a Pool that leases nothing.

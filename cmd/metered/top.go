@@ -122,6 +122,9 @@ func (v topView) draw(w *screen) {
 		fmt.Fprintf(w, ", next due in %s", lasting(max(0, o.NextDue.Sub(o.Now)).Round(time.Second)))
 	}
 	fmt.Fprintf(w, "   leases out %s with %d units, ended and not settled %s\n", counted(o.LeasesOut), o.UnitsOut, counted(o.LeasesEnded))
+	if o.LotsDue.N > 0 {
+		fmt.Fprintf(w, "lots of wallets ended and not swept %s, the oldest %s ago\n", counted(o.LotsDue), lasting(o.LotLag.Round(time.Second)))
+	}
 	if o.ClockAhead > 0 {
 		fmt.Fprintf(w, "entries are ahead of the clock by %s: see metered repair-clock\n", lasting(o.ClockAhead))
 	}

@@ -24,7 +24,7 @@ func (a *app) verifyCmd() *cobra.Command {
 		Use:   "verify",
 		Short: "Recompute the ledger, and report every difference",
 		Long: `Verify recomputes each entry of the ledger from the entry before it, and what is refunded, held and leased from the
-refunds, holds and leases. It takes no lock, and runs on a replica too. If there is a difference, it exits with 3:
+refunds, holds and leases; of a wallet also its lots, and which of them each entry is of. It takes no lock, and runs on a replica too. If there is a difference, it exits with 3:
 docs/operations.md says what to do then.
 
 A run that was interrupted goes on behind the scope that --after names, which it prints. With --checkpoint it keeps

@@ -31,6 +31,7 @@ type Explanation struct {
 	Usage     budget.Usage     `json:"usage"`            // over the scope's lifetime
 	Holds     []holds.Hold     `json:"holds,omitempty"`  // what is held of the scope, first due first, up to 20
 	Leases    []leases.Lease   `json:"leases,omitempty"` // what is out on leases, first to end first, up to 20
+	Wallet    *Wallet          `json:"wallet,omitempty"` // what lots remain, if the scope is a wallet
 }
 
 // ExplainedLimit is one limit of the charge.
@@ -100,7 +101,10 @@ func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation
 		return e, err
 	}
 	leased, err := r.Leases(ctx, LeaseFilter{Scope: charge.Scope, State: LeaseOpen, Limit: explained})
-	e.Holds, e.Leases = held.Holds, leased.Leases
+	if e.Holds, e.Leases = held.Holds, leased.Leases; err != nil {
+		return e, err
+	}
+	e.Wallet, err = r.Wallet(ctx, charge.Scope)
 	return e, err
 }
 

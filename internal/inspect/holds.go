@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,8 +21,10 @@ type HoldFilter struct {
 	Tenant *string // nil: of every tenant
 	Scope  string  // with a line of this scope
 	State  holds.State
-	After  string // continues a list: HoldList.Next of the page before
-	Limit  int    // the size of a page, 1 to MaxPage; defaults to DefaultPage
+	// Sessions selects those of metered.Open, which are told by their ids.
+	Sessions bool
+	After    string // continues a list: HoldList.Next of the page before
+	Limit    int    // the size of a page, 1 to MaxPage; defaults to DefaultPage
 }
 
 // HoldList is a page of holds.
@@ -51,7 +55,7 @@ func (r *Reader) Holds(ctx context.Context, f HoldFilter) (HoldList, error) {
 			return HoldList{}, invalid("HoldFilter.After", "%q is not a HoldList.Next", f.After)
 		}
 	}
-	list, _, no, err := r.holds(ctx, holdsSQL, before, MaxLooked, f.Tenant, state, f.Scope, limit)
+	list, _, no, err := r.holds(ctx, holdsSQL, before, MaxLooked, f.Tenant, state, f.Scope, limit, f.Sessions)
 	if err != nil {
 		return HoldList{}, err
 	}
@@ -75,11 +79,20 @@ var holdStates = map[holds.State]string{"": "", holds.Held: "h", holds.Captured:
 const holdsSQL = `
 select x.no, x.due, metered.hold_json(x.no, c.now)
 from (select metered.clock() as now offset 0) c, (
-    select h.no, h.tenant, h.state, h.returned, h.due from metered.holds h where h.no < $1 order by h.no desc limit $2) x
+    select h.no, h.id, h.tenant, h.state, h.returned, h.due from metered.holds h where h.no < $1 order by h.no desc limit $2) x
 where ($3::text is null or x.tenant = $3)
   and ($4 = '' or $4 = case when x.state = 'h' and x.due <= c.now then 'x' when x.returned then 'b' else x.state::text end)
   and ($5 = '' or (select l.hold from metered.hold_lines l where l.hold = x.no and l.scope = $5) is not null)
+  and (not $7::bool or x.id ~ ` + sessionIDs + `)
 limit $6`
+
+// sessionIDs are the ids of holds of sessions: a digest of the operation's id, and a UUID.
+const sessionIDs = `'^session_[0-9a-f]{32}_[0-9a-f-]{36}$'`
+
+// IsSession reports whether a hold is that of a session (metered.Open).
+func IsSession(id string) bool { return sessionID.MatchString(id) }
+
+var sessionID = regexp.MustCompile(strings.Trim(sessionIDs, "'"))
 
 // holdsEndSQL is the last hold that holdsSQL may look at, or 0 if it looks at all that there are.
 const holdsEndSQL = `
@@ -106,8 +119,8 @@ from (select metered.clock() as now offset 0) c, lateral (
     select l.hold, l.due from metered.hold_lines l
     where l.scope = $1 and l.open > 0 and l.due >= greatest($2, c.now) and (l.due > $2 or l.hold > $3)
     order by l.due, l.hold limit $4) x, lateral (
-    select h.tenant, h.state, h.due from metered.holds h where h.no = x.hold limit 1) h
-where h.state = 'h' and h.due > c.now and ($5::text is null or h.tenant = $5)
+    select h.id, h.tenant, h.state, h.due from metered.holds h where h.no = x.hold limit 1) h
+where h.state = 'h' and h.due > c.now and ($5::text is null or h.tenant = $5) and (not $7::bool or h.id ~ ` + sessionIDs + `)
 limit $6`
 
 // heldOf are the open holds of a scope, first due first.
@@ -118,7 +131,7 @@ func (r *Reader) heldOf(ctx context.Context, f HoldFilter, limit int) (HoldList,
 			return HoldList{}, invalid("HoldFilter.After", "%q is not a HoldList.Next", f.After)
 		}
 	}
-	list, due, no, err := r.holds(ctx, heldOfSQL, f.Scope, time.UnixMicro(us), no, MaxLooked, f.Tenant, limit)
+	list, due, no, err := r.holds(ctx, heldOfSQL, f.Scope, time.UnixMicro(us), no, MaxLooked, f.Tenant, limit, f.Sessions)
 	if err != nil || len(list) < limit {
 		return HoldList{Holds: list}, err
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // Bounds of every call.
@@ -45,10 +46,12 @@ type DB = budget.Querier
 
 // Reader reads one schema. It is safe for concurrent use if its DB is.
 type Reader struct {
-	// Ledger and Book answer the rest: Ledger.Usage, Entries and Check, and Book.Get, List, Due and History, on DB.
-	Ledger *budget.Ledger
-	Book   *holds.Book
-	DB     DB
+	// Ledger, Book and Wallets answer the rest: Ledger.Usage, Entries and Check, Book.Get, List, Due and History, and
+	// Wallets.Balance and Statement, on DB.
+	Ledger  *budget.Ledger
+	Book    *holds.Book
+	Wallets *wallet.Book
+	DB      DB
 
 	schema schema.Name
 	river  string // River's job table, quoted
@@ -67,7 +70,10 @@ func New(db DB, schemaName string) (*Reader, error) {
 	if r.Ledger, err = budget.New(budget.Config{Schema: name.String()}); err != nil {
 		return nil, err
 	}
-	r.Book, err = holds.New(r.Ledger, holds.Config{})
+	if r.Book, err = holds.New(r.Ledger, holds.Config{}); err != nil {
+		return nil, err
+	}
+	r.Wallets, err = wallet.New(r.Ledger, wallet.Config{})
 	return r, err
 }
 

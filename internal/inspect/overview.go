@@ -45,6 +45,11 @@ type Overview struct {
 	LeasesOut   Count `json:"leases_out"`   // open, and their time is not over
 	UnitsOut    int64 `json:"units_out"`    // granted to those that were counted
 	LeasesEnded Count `json:"leases_ended"` // their time is over, and they are not settled: their units are out of reach
+	// LotsDue have ended and were not swept, or nobody was told what lapsed of them. OldestLot is when the first of them ended,
+	// and LotLag how long ago that was: zero if there is none.
+	LotsDue   Count         `json:"lots_due"`
+	OldestLot time.Time     `json:"oldest_lot,omitzero"`
+	LotLag    time.Duration `json:"lot_lag_ns"`
 	// ClockAhead is how far the newest entry or record is ahead of the clock, of those that were written last; 0 if it
 	// is not. Reader.ClockAhead looks at every scope.
 	ClockAhead time.Duration `json:"clock_ahead_ns"`
@@ -52,7 +57,7 @@ type Overview struct {
 
 // Counts end at a bound, and go by partial indexes of what is open.
 const overviewSQL = `
-select n.clk, (select max(v.version) from metered.schema_version v), u.n, u.first, o.n, o.first, w.n, w.units, e.n
+select n.clk, (select max(v.version) from metered.schema_version v), u.n, u.first, o.n, o.first, w.n, w.units, e.n, d.n, d.first
 from (select metered.clock() as clk offset 0) n,
     lateral (select count(*) as n, min(x.due) as first from (
         select h.due from metered.holds h where h.pending and h.due <= n.clk order by h.due limit $1) x) u,
@@ -62,7 +67,9 @@ from (select metered.clock() as clk offset 0) n,
         select l.granted from metered.leases l
         where l.settled_at is null and l.ends_at > n.clk and l.mode <> 'g' order by l.ends_at limit $1) x) w,
     lateral (select count(*) as n from (
-        select from metered.leases l where l.settled_at is null and l.ends_at <= n.clk order by l.ends_at limit $1) x) e`
+        select from metered.leases l where l.settled_at is null and l.ends_at <= n.clk order by l.ends_at limit $1) x) e,
+    lateral (select count(*) as n, min(x.expires_at) as first from (
+        select l.expires_at from metered.lots l where (l.open or l.untold > 0) and l.expires_at <= n.clk order by l.expires_at, l.no limit $1) x) d`
 
 // inFlightSQL counts the transactions that have a lock of ours and have looked at operations, which a command does first
 // and a look-up does without a lock. waitstart is by the server's clock.
@@ -81,16 +88,19 @@ from (
 // Overview returns the state of the schema.
 func (r *Reader) Overview(ctx context.Context) (Overview, error) {
 	var o Overview
-	var oldest, next *time.Time
-	var unswept, open, out, ended int64
+	var oldest, next, oldestLot *time.Time
+	var unswept, open, out, ended, lots int64
 	err := r.row(ctx, overviewSQL, MaxLooked).
-		Scan(&o.Now, &o.Version, &unswept, &oldest, &open, &next, &out, &o.UnitsOut, &ended)
+		Scan(&o.Now, &o.Version, &unswept, &oldest, &open, &next, &out, &o.UnitsOut, &ended, &lots, &oldestLot)
 	if err != nil {
 		return Overview{}, failed("overview", err)
 	}
 	o.Unswept, o.OpenHolds, o.LeasesOut, o.LeasesEnded = bounded(unswept), bounded(open), bounded(out), bounded(ended)
 	if oldest != nil {
 		o.OldestDue, o.SweepLag = oldest.UTC(), o.Now.Sub(*oldest)
+	}
+	if o.LotsDue = bounded(lots); oldestLot != nil {
+		o.OldestLot, o.LotLag = oldestLot.UTC(), o.Now.Sub(*oldestLot)
 	}
 	if next != nil {
 		o.NextDue = next.UTC()

@@ -26,6 +26,7 @@ type Scope struct {
 	Held     int64     `json:"held"`
 	Epoch    int       `json:"epoch"`            // clock repairs so far
 	Closed   bool      `json:"closed,omitempty"` // it was carved from another, and nothing new is let in
+	Lots     bool      `json:"lots,omitempty"`   // it is a wallet: its credit is in lots, and -Used - Held is what it has
 }
 
 // ScopeList is a page of scopes, by name.
@@ -63,10 +64,10 @@ with recursive s as (
 )`
 
 const scopeColumns = `
-    t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, coalesce(t.next_due = '-infinity', false)`
+    t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, coalesce(t.next_due = '-infinity', false), t.lots_end is not null`
 
 const lastEntry = `lateral (
-    select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.next_due
+    select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.next_due, l.lots_end, l.crossed
     from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t`
 
 const scopesSQL = skipSQL + `
@@ -75,7 +76,7 @@ from s, ` + lastEntry + `
 where starts_with(s.scope, $1) limit $3`
 
 func (s *Scope) dest() []any {
-	return []any{&s.Scope, &s.Seq, &s.Last, &s.Spent, &s.Refunded, &s.Credited, &s.Held, &s.Epoch, &s.Closed}
+	return []any{&s.Scope, &s.Seq, &s.Last, &s.Spent, &s.Refunded, &s.Credited, &s.Held, &s.Epoch, &s.Closed, &s.Lots}
 }
 
 func (s *Scope) scanned() {
@@ -104,6 +105,10 @@ type ScopeDetail struct {
 	Rates       []Rate        `json:"rates"`   // of the last minute, hour and day
 	Waiting     int           `json:"waiting"` // backends that wait for its lock now
 	LongestWait time.Duration `json:"longest_wait_ns"`
+	Wallet      *Wallet       `json:"wallet,omitempty"`     // nil if it is none
+	Told        []Told        `json:"told,omitempty"`       // the thresholds that were reached, by name
+	Sessions    int           `json:"sessions"`             // open ones (metered.Open), of the MaxLooked holds of it that fall due first
+	SessionDue  time.Time     `json:"session_due,omitzero"` // when the first of them is over, unless it is renewed
 }
 
 // Rate is what was written to a scope of late.
@@ -124,12 +129,16 @@ func (r *Reader) Scope(ctx context.Context, name string) (ScopeDetail, error) {
 		return ScopeDetail{}, err
 	}
 	d := ScopeDetail{Scope: Scope{Scope: name}, LockKey: r.scopeKey(name)}
-	found, err := collect(ctx, r, scopeSQL, func(row pgx.CollectableRow) (struct{}, error) {
+	found, err := collect(ctx, r, scopeSQL, func(row pgx.CollectableRow) (_ struct{}, err error) {
 		var created, retired *time.Time
-		err := row.Scan(append(d.Scope.dest(), &d.Now, &d.First, &d.Purged, &created, &retired, &d.Parent)...)
+		var crossed []byte
+		if err := row.Scan(append(d.Scope.dest(), &d.Now, &d.First, &d.Purged, &created, &retired, &d.Parent, &crossed)...); err != nil {
+			return struct{}{}, err
+		}
 		d.scanned()
 		d.Now, d.First = d.Now.UTC(), d.First.UTC()
 		d.Created, d.Retired = moment(created), moment(retired)
+		d.Told, err = toldOf(crossed, d.Now)
 		return struct{}{}, err
 	}, name)
 	switch {
@@ -154,17 +163,35 @@ func (r *Reader) Scope(ctx context.Context, name string) (ScopeDetail, error) {
 	}
 	slices.SortFunc(d.Rates, func(a, b Rate) int { return cmp.Compare(a.Within, b.Within) })
 	waits, err := r.waits(ctx)
-	d.Waiting, d.LongestWait = waits[d.LockKey].backends, waits[d.LockKey].longest
+	if d.Waiting, d.LongestWait = waits[d.LockKey].backends, waits[d.LockKey].longest; err != nil {
+		return d, err
+	}
+	var due *time.Time
+	if err := r.row(ctx, sessionsSQL, name, MaxLooked).Scan(&d.Sessions, &due); err != nil {
+		return d, failed("sessions", err)
+	}
+	if d.SessionDue = moment(due); d.Lots {
+		d.Wallet, err = r.Wallet(ctx, name)
+	}
 	return d, err
 }
 
 const scopeSQL = `
 select s.scope,` + scopeColumns + `, metered.clock(), f.at,
     t.seq > 16 and (select l.seq from metered.ledger l where l.scope = s.scope and l.seq = 2) is null,
-    r.created_at, r.retired_at, coalesce((select p.scope from metered.leases p where p.child = s.scope and p.mode = 'c'), '')
+    r.created_at, r.retired_at, coalesce((select p.scope from metered.leases p where p.child = s.scope and p.mode = 'c'), ''), t.crossed
 from (select $1::text as scope) s cross join ` + lastEntry + `
     cross join lateral (select l.at from metered.ledger l where l.scope = s.scope order by l.seq limit 1) f
     left join metered.resources r on r.scope = s.scope`
+
+// sessionsSQL goes by the index of open lines.
+const sessionsSQL = `
+select count(*), min(h.due)
+from (select metered.clock() as now offset 0) c, lateral (
+    select l.hold from metered.hold_lines l
+    where l.scope = $1 and l.open > 0 and l.due >= c.now order by l.due limit $2) x, lateral (
+    select y.id, y.state, y.due from metered.holds y where y.no = x.hold limit 1) h
+where h.state = 'h' and h.due > c.now and h.id ~ ` + sessionIDs
 
 const declaredSQL = `
 select metered.clock(), r.created_at, r.retired_at from metered.resources r where r.scope = $1`

@@ -39,6 +39,8 @@ var Tables = []Table{
 	{"lease_spends_words", Reporting},
 	{"operations_words", Reporting},
 	{"tokens_words", Reporting},
+	{"lots_words", Reporting},
+	{"lots_statement", Reporting},
 }
 
 // GrantSQL renders what the role, which is quoted, needs for the calls of a set, in the schema n.

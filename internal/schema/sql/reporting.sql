@@ -51,9 +51,11 @@ select f.scope,                                 -- its name
     l.epoch as clock_repairs,                   -- so many
     coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and given back: nothing new is let in
     r.created_at,                               -- when it was declared; null if it was not
-    r.retired_at                                -- since when nothing new is let in that demands a declared scope
+    r.retired_at,                               -- since when nothing new is let in that demands a declared scope
+    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
+    nullif(l.lots_end, 'infinity') as lots_end  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
 from metered.ledger f
-    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due
+    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
     left join metered.resources r on r.scope = f.scope
 where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
@@ -170,3 +172,53 @@ select t.purpose,                               -- what it grants
     t.used,                                     -- how often it was
     t.sole                                      -- whether it replaced the subject's token before it
 from metered.tokens t;
+
+-- Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What
+-- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.
+create view metered.lots_words as
+select y.no,                                    -- the number of the lot
+    y.scope,                                    -- the wallet
+    y.reference,                                -- of the caller, once in a wallet
+    y.category,                                 -- of the caller, as paid or promotional
+    y.priority,                                 -- the lower one is drawn first
+    case when y.rest > 0 and y.expires_at <= pg_catalog.statement_timestamp() then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
+        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases
+    case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
+    y.from_lot,                                 -- the lot that they were in before
+    y.granted_at,                               -- when it was granted
+    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on; null: it never ends
+    y.amount as granted,                        -- units that it was granted with
+    y.rest,                                     -- of these, what can be drawn; of one that has ended, what lapses or rolls over when the wallet is written to, or swept
+    y.drawn,                                    -- of these, what was spent, less what was given back
+    y.held,                                     -- of these, what open holds and leases keep, though the lot has ended
+    y.lapsed,                                   -- of these, what was left at its end or given back later: breakage
+    y.revoked,                                  -- of these, what was taken back
+    y.rolled,                                   -- of these, what went on in another lot
+    y.granted_seq,                              -- the entry that credited it
+    y.last_seq                                  -- the last entry that moved units of it
+from metered.lots y;
+
+-- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
+-- look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.
+create view metered.lots_statement as
+select m.scope,                                 -- the wallet
+    m.seq,                                      -- the entry: statement.seq
+    m.nth,                                      -- 1, 2, 3 and so on in the entry
+    l.at,                                       -- when, by the database's clock
+    nullif(m.lot, 0) as lot,                    -- lots_words.no; null: overdraft, which no lot covers
+    y.reference,                                -- of the lot
+    y.category,                                 -- of the lot
+    case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn
+    m.amount,                                   -- units
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind = 'u' then 0 else -m.amount end as change, -- of the lot's rest
+    m.back as given_back,                       -- of what was drawn, what refunds gave back
+    l.ref as refunds_seq,                       -- of a refund: the number of its charge
+    l.hold,                                     -- the hold's id, where the entry is about one alone
+    l.namespace,                                -- of the operation
+    l.operation,                                -- the operation's id
+    l.note ->> 'actor' as actor,                -- who made the entry
+    l.note ->> 'reason' as reason               -- why
+from metered.lot_moves m
+    join metered.ledger l on l.scope = m.scope and l.seq = m.seq
+    left join metered.lots y on y.no = m.lot;

@@ -1,0 +1,73 @@
+package console_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/console"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// A wallet's page has its lots, what became of those that ended, the sessions that are open and the thresholds that were reached.
+func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	clock := pgtest.SetClock(t, w.pool, pgtest.Tomorrow(9))
+	book, err := wallet.New(w.client.Budget, wallet.Config{Overdraft: 10})
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		for _, g := range []wallet.Grant{{Amount: 30, For: time.Hour, Reference: hostile[1]}, {Amount: 20, For: 3 * time.Hour, Category: "paid", Reference: "invoice"}} {
+			g.Wallet = "user/ann"
+			if _, err := book.Grant(t.Context(), tx, g); err != nil {
+				return err
+			}
+		}
+		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/ann", Amount: 4})
+		return err
+	}))
+	s, err := metered.Open[any](t.Context(), w.client, metered.Reservation{ID: "stream", Namespace: "ann", TTL: 50 * time.Minute, Grace: time.Nanosecond * 1000,
+		Lines: []holds.Line{book.Line("user/ann", 10)}})
+	require.NoError(t, err)
+	defer s.Close()
+	_, err = w.pool.Exec(t.Context(), `update metered.ledger set crossed = jsonb_build_object('p/plan/80 %', jsonb_build_object('until', metered.clock() + interval '1 day'))
+		where scope = 'user/ann'`)
+	require.NoError(t, err)
+
+	page := w.see("scope", "scope", "user/ann")
+	checkPage(t, "a wallet", page)
+	require.Contains(t, tile(t, page, "To draw"), "36 16 of it end in 1 h 0 min; 10 held")
+	require.Contains(t, tile(t, page, "Open sessions"), "1 the first is over in 50 min")
+	stands := text(byID(t, page, "stands"))
+	require.Contains(t, stands, "The threshold plan/80 % was reached; it is armed again in 1 d 0 h")
+	require.Contains(t, stands, "1 open <script>alert(1)</script> – 16 10 30")
+	require.Contains(t, stands, "2 open invoice paid 20 0 20")
+	require.Contains(t, text(byID(t, page, "holds")), "session held ann")
+	require.Contains(t, text(byID(t, page, "entries")), "credit")
+	require.Contains(t, text(w.see("scopes")), "user/ann wallet")
+	require.NotContains(t, text(w.see("")), "Lots to sweep")
+
+	clock.Advance(2 * time.Hour)
+	page = w.see("scope", "scope", "user/ann")
+	require.Contains(t, tile(t, page, "To draw"), "20 20 of it end in 1 h 0 min; 0 held")
+	require.Contains(t, tile(t, w.see(""), "Lots to sweep"), "1 of wallets, ended and not swept; the oldest 1 h 0 min ago")
+	_, err = book.Expire(t.Context(), w.pool, wallet.ExpireOptions{})
+	require.NoError(t, err)
+	page = w.see("scope", "scope", "user/ann")
+	require.Contains(t, text(byID(t, page, "lots")), "1 held <script>alert(1)</script> 30 0 4 10 16 0 0", "what the session kept is swept with it")
+	require.Contains(t, text(byID(t, page, "entries")), "lapse")
+
+	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		_, err := w.client.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "user/ann", Amount: 25, Limits: []budget.Limit{book.Limit()}})
+		return err
+	}))
+	require.Contains(t, tile(t, w.see("scope", "scope", "user/ann"), "To draw"), "−5 it is overdrawn; the next credit pays that back; 0 held")
+	scope := w.see("scope", "scope", "user/ann", "amount", "6", "limits", "wallet=10/credit")
+	require.Contains(t, text(byID(t, scope, "limits")), "A charge of 6 would be refused now.")
+}

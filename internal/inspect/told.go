@@ -1,0 +1,51 @@
+package inspect
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Told is a threshold that was reached and told, and is not armed again yet.
+type Told struct {
+	Name  string    `json:"name"`            // of the limit, or else its kind, and of the threshold: as "plan/80 %"
+	Of    string    `json:"of"`              // "period", "window" or "lifetime"
+	Until time.Time `json:"until,omitzero"`  // of a period: its end, which arms it; else zero
+	Rearm *int64    `json:"rearm,omitempty"` // of a lifetime: what use must go back to
+}
+
+// toldOf reads what the last entry of a scope says was told (ledger.crossed): by the kind of limit, its name and the
+// threshold's name, with slashes between.
+func toldOf(crossed []byte, now time.Time) ([]Told, error) {
+	if len(crossed) == 0 {
+		return nil, nil
+	}
+	var all map[string]struct {
+		Until *string
+		Net   *int64
+		Rearm *int64
+	}
+	if err := json.Unmarshal(crossed, &all); err != nil {
+		return nil, failed("read what was told", err)
+	}
+	var told []Told
+	for key, v := range all {
+		kind, name, _ := strings.Cut(key, "/")
+		t := Told{Name: name, Of: map[string]string{"p": "period", "w": "window", "l": "lifetime"}[kind], Rearm: v.Rearm}
+		if v.Net == nil && v.Until != nil {
+			until, err := time.Parse(time.RFC3339Nano, *v.Until)
+			if err != nil {
+				return nil, failed("read what was told", err)
+			}
+			if !until.After(now) {
+				continue // the period is over
+			}
+			t.Until = until.UTC()
+		}
+		told = append(told, t)
+	}
+	slices.SortFunc(told, func(a, b Told) int { return cmp.Compare(a.Name, b.Name) })
+	return told, nil
+}

@@ -1,0 +1,139 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/wallet"
+)
+
+// Wallet is what a scope has whose credit is in lots.
+type Wallet struct {
+	wallet.Balance
+	NextEnd    time.Time      `json:"next_end,omitzero"` // when the first lot ends that has a rest; zero if none does
+	NextUnits  int64          `json:"next_units"`        // what lapses or rolls over then, unless it is drawn until then
+	Categories []CategoryRest `json:"categories"`        // by name
+}
+
+// CategoryRest is what the lots of a category have.
+type CategoryRest struct {
+	Category string `json:"category"`
+	Units    int64  `json:"rest"`
+	Held     int64  `json:"held"`
+}
+
+// Wallet returns what a wallet has now, by Wallets.Balance, or nil if the scope is none. What is due has ended.
+func (r *Reader) Wallet(ctx context.Context, name string) (*Wallet, error) {
+	if err := checkText("name", name); err != nil {
+		return nil, err
+	}
+	is, err := collect(ctx, r, isWalletSQL, pgx.RowTo[bool], name)
+	if err != nil || len(is) == 0 || !is[0] {
+		return nil, failed("wallet", err)
+	}
+	w := new(Wallet)
+	if w.Balance, err = r.Wallets.Balance(ctx, r.DB, name); err != nil {
+		return nil, err
+	}
+	for _, l := range w.Lots {
+		if l.Units > 0 && !l.Expires.IsZero() {
+			switch {
+			case w.NextEnd.IsZero() || l.Expires.Before(w.NextEnd):
+				w.NextEnd, w.NextUnits = l.Expires, l.Units
+			case l.Expires.Equal(w.NextEnd):
+				w.NextUnits += l.Units
+			}
+		}
+		i, found := slices.BinarySearchFunc(w.Categories, l.Category, func(c CategoryRest, name string) int { return cmp.Compare(c.Category, name) })
+		if !found {
+			w.Categories = slices.Insert(w.Categories, i, CategoryRest{Category: l.Category})
+		}
+		w.Categories[i].Units += l.Units
+		w.Categories[i].Held += l.Held
+	}
+	return w, nil
+}
+
+const isWalletSQL = `
+select l.lots_end is not null from metered.ledger l where l.scope = $1 order by l.seq desc limit 1`
+
+// LotState is what became of a lot.
+type LotState string
+
+const (
+	LotOpen    LotState = "open"    // something can be drawn of it
+	LotHeld    LotState = "held"    // what is left is in open holds and leases
+	LotEnded   LotState = "ended"   // something was left at its end, whether that is written down or not
+	LotRevoked LotState = "revoked" // all of it was taken back
+	LotUsedUp  LotState = "used up"
+)
+
+// Lot is a lot and what became of its units: Granted = Rest + Drawn + Held + Lapsed + Revoked + Rolled.
+type Lot struct {
+	No        int64     `json:"lot"`
+	Scope     string    `json:"wallet"`
+	Reference string    `json:"reference,omitempty"`
+	Category  string    `json:"category,omitempty"`
+	Priority  int       `json:"priority"`
+	State     LotState  `json:"state"`
+	From      int64     `json:"from_lot,omitempty"` // the lot that its units were in before
+	GrantedAt time.Time `json:"granted_at"`
+	Expires   time.Time `json:"expires_at,omitzero"` // zero if it never ends
+	Granted   int64     `json:"granted"`
+	Rest      int64     `json:"rest"` // of one that has ended: lapses or rolls over once somebody writes to the wallet, or sweeps
+	Drawn     int64     `json:"drawn"`
+	Held      int64     `json:"held"`
+	Lapsed    int64     `json:"lapsed"`
+	Revoked   int64     `json:"revoked"`
+	Rolled    int64     `json:"rolled"`
+}
+
+// LotList is a page of lots.
+type LotList struct {
+	Lots []Lot  `json:"lots"`
+	Next string `json:"next,omitempty"` // continues the list; "" at its end
+}
+
+const lotsSQL = `
+select l.no, l.scope, coalesce(l.reference, ''), l.category, l.priority, coalesce(l.from_lot, 0), l.granted_at, nullif(l.expires_at, 'infinity'),
+    l.amount, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled,
+    case when l.rest > 0 and l.expires_at <= c.now then 'ended' when l.rest > 0 then 'open' when l.held > 0 then 'held'
+        when l.lapsed > 0 or l.rolled > 0 then 'ended' when l.revoked = l.amount then 'revoked' else 'used up' end
+from (select metered.clock() as now offset 0) c, metered.lots l
+where l.scope = $1 and l.no < $2
+order by l.no desc limit $3`
+
+// Lots lists all lots of a wallet that were not purged, newest first.
+func (r *Reader) Lots(ctx context.Context, scope, after string, limit int) (LotList, error) {
+	limit, err := pageSize(limit)
+	if err := cmp.Or(err, checkText("scope", scope)); err != nil {
+		return LotList{}, err
+	}
+	before := int64(math.MaxInt64)
+	if after != "" {
+		if before, err = strconv.ParseInt(after, 10, 64); err != nil {
+			return LotList{}, invalid("after", "%q is not a LotList.Next", after)
+		}
+	}
+	lots, err := collect(ctx, r, lotsSQL, func(row pgx.CollectableRow) (l Lot, err error) {
+		var ends *time.Time
+		err = row.Scan(&l.No, &l.Scope, &l.Reference, &l.Category, &l.Priority, &l.From, &l.GrantedAt, &ends,
+			&l.Granted, &l.Rest, &l.Drawn, &l.Held, &l.Lapsed, &l.Revoked, &l.Rolled, &l.State)
+		l.GrantedAt, l.Expires = l.GrantedAt.UTC(), moment(ends)
+		return l, err
+	}, scope, before, limit)
+	if err != nil {
+		return LotList{}, failed("lots", err)
+	}
+	list := LotList{Lots: lots}
+	if len(lots) == limit {
+		list.Next = strconv.FormatInt(lots[limit-1].No, 10)
+	}
+	return list, nil
+}

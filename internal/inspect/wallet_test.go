@@ -1,0 +1,166 @@
+package inspect_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/inspect"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// tx runs fn in a transaction of the owner's.
+func (f *fixture) tx(fn func(tx pgx.Tx) error) {
+	f.Helper()
+	require.NoError(f, pgx.BeginFunc(f.Context(), f.pool, fn))
+}
+
+func TestWallet_SaysWhatIsThereAndWhatEnds(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	clock := pgtest.SetClock(t, f.pool, pgtest.Tomorrow(9))
+	book, err := wallet.New(f.client.Budget, wallet.Config{Overdraft: 100})
+	require.NoError(t, err)
+	grant := func(reference, category string, amount int64, lasts time.Duration) {
+		f.tx(func(tx pgx.Tx) error {
+			_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "ann", Amount: amount, Reference: reference, Category: category, For: lasts})
+			return err
+		})
+	}
+	grant("gift", "promotional", 10, time.Hour)
+	grant("paid-1", "paid", 100, 48*time.Hour)
+	grant("paid-2", "paid", 50, 48*time.Hour)
+	grant("kept", "paid", 5, 0)
+	held, err := holds.New(f.client.Budget, holds.Config{MaxTTL: 100 * time.Hour, MaxLifetime: 100 * time.Hour})
+	require.NoError(t, err)
+	f.tx(func(tx pgx.Tx) error {
+		_, err := held.Place(t.Context(), tx, holds.Request{ID: "h", TTL: 100 * time.Hour, Lines: []holds.Line{book.Line("ann", 30)}})
+		return err
+	})
+	f.charge("c", "org/none", 1)
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		d, err := r.Scope(ctx, "ann")
+		require.NoError(t, err)
+		require.True(t, d.Lots)
+		w := d.Wallet
+		require.Equal(t, []int64{135, 30, 0, 130}, []int64{w.Units, w.Held, w.Overdrawn, w.NextUnits}, "the gift is held, and 20 of what was paid first")
+		require.Equal(t, w.Now.Add(48*time.Hour), w.NextEnd)
+		require.Equal(t, []inspect.CategoryRest{{Category: "paid", Units: 135, Held: 20}, {Category: "promotional", Held: 10}}, w.Categories)
+		none, err := r.Scope(ctx, "org/none")
+		require.NoError(t, err)
+		require.Nil(t, none.Wallet)
+		require.False(t, none.Lots)
+		missing, err := r.Wallet(ctx, "nobody")
+		require.NoError(t, err)
+		require.Nil(t, missing)
+		list, err := r.Scopes(ctx, "", "", 0)
+		require.NoError(t, err)
+		require.Equal(t, []bool{true, false}, []bool{list.Scopes[0].Lots, list.Scopes[1].Lots})
+		o, err := r.Overview(ctx)
+		require.NoError(t, err)
+		require.Zero(t, o.LotsDue.N)
+		e, err := r.Explain(ctx, budget.Charge{Scope: "ann", Amount: 136, Limits: []budget.Limit{budget.Prepaid()}})
+		require.NoError(t, err)
+		require.False(t, e.Fits)
+		require.EqualValues(t, 135, e.Wallet.Units)
+		require.Len(t, e.Wallet.Lots, 4)
+	})
+
+	clock.Advance(49 * time.Hour)
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		w, err := r.Wallet(ctx, "ann")
+		require.NoError(t, err)
+		require.Equal(t, []int64{5, 30}, []int64{w.Units, w.Held})
+		require.True(t, w.NextEnd.IsZero())
+		page, err := r.Lots(ctx, "ann", "", 3)
+		require.NoError(t, err)
+		rest, err := r.Lots(ctx, "ann", page.Next, 3)
+		require.NoError(t, err)
+		require.Empty(t, rest.Next)
+		var names []string
+		var states []inspect.LotState
+		for _, l := range append(page.Lots, rest.Lots...) {
+			names, states = append(names, l.Reference), append(states, l.State)
+			require.Equal(t, l.Granted, l.Rest+l.Drawn+l.Held+l.Lapsed+l.Revoked+l.Rolled)
+		}
+		require.Equal(t, []string{"kept", "paid-2", "paid-1", "gift"}, names)
+		require.Equal(t, []inspect.LotState{inspect.LotOpen, inspect.LotEnded, inspect.LotEnded, inspect.LotHeld}, states)
+		o, err := r.Overview(ctx)
+		require.NoError(t, err)
+		require.Equal(t, inspect.Count{N: 2, Kind: inspect.Exact}, o.LotsDue)
+		require.Equal(t, time.Hour, o.LotLag)
+	})
+	_, err = book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	require.NoError(t, err)
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		o, err := r.Overview(ctx)
+		require.NoError(t, err)
+		require.Zero(t, o.LotsDue.N)
+		page, err := r.Lots(ctx, "ann", "", 0)
+		require.NoError(t, err)
+		require.Equal(t, []int64{50, 0}, []int64{page.Lots[1].Lapsed, page.Lots[1].Rest})
+	})
+}
+
+func TestSessions_AreToldFromOtherHolds(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	f.tx(func(tx pgx.Tx) error {
+		_, err := f.client.Holds.Place(t.Context(), tx, holds.Request{ID: "session_of_mine", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/a", Amount: 1}}})
+		return err
+	})
+	s, err := metered.Open[any](t.Context(), f.client, metered.Reservation{ID: "stream", Namespace: "ann", TTL: time.Hour,
+		Lines: []holds.Line{{Scope: "org/a", Amount: 5, Limits: []budget.Limit{budget.Lifetime(100)}}}})
+	require.NoError(t, err)
+	defer s.Close()
+	require.True(t, inspect.IsSession(s.Hold().ID))
+	require.False(t, inspect.IsSession("session_of_mine"))
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		d, err := r.Scope(ctx, "org/a")
+		require.NoError(t, err)
+		require.Equal(t, 1, d.Sessions)
+		require.True(t, s.Hold().Due.Equal(d.SessionDue))
+		for _, filter := range []inspect.HoldFilter{{Sessions: true}, {Sessions: true, Scope: "org/a", State: holds.Held}} {
+			list, err := r.Holds(ctx, filter)
+			require.NoError(t, err)
+			require.Len(t, list.Holds, 1)
+			require.Equal(t, s.Hold().ID, list.Holds[0].ID)
+		}
+	})
+	require.NoError(t, s.Cancel(t.Context(), "over"))
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		d, err := r.Scope(ctx, "org/a")
+		require.NoError(t, err)
+		require.Zero(t, d.Sessions)
+		require.True(t, d.SessionDue.IsZero())
+	})
+}
+
+// What was told is in the last entry, by the kind of the limit, its name and the threshold's.
+func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	clock := pgtest.SetClock(t, f.pool, pgtest.Tomorrow(9))
+	f.charge("c", "org/a", 1)
+	execute(t, f.pool, `update metered.ledger set crossed = jsonb_build_object(
+		'p/plan/80 %', jsonb_build_object('until', metered.clock() + interval '1 day'),
+		'p/plan/over', jsonb_build_object('until', metered.clock() + interval '1 hour'),
+		'l/credit/low', '{"rearm": -500}'::jsonb, 'w/hourly/half', jsonb_build_object('until', metered.clock(), 'net', 50))`)
+	clock.Advance(2 * time.Hour)
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		d, err := r.Scope(ctx, "org/a")
+		require.NoError(t, err)
+		back := int64(-500)
+		require.Equal(t, []inspect.Told{
+			{Name: "credit/low", Of: "lifetime", Rearm: &back}, {Name: "hourly/half", Of: "window"},
+			{Name: "plan/80 %", Of: "period", Until: d.Now.Add(22 * time.Hour)},
+		}, d.Told, "a period that is over is told of anew")
+	})
+}
