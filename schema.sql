@@ -1665,8 +1665,9 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it.
-create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int,
+-- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command's draw raises, because COMMIT
+-- follows, and what it drew is kept for its record.
+create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb)
 language plpgsql volatile
 security definer
@@ -1698,7 +1699,7 @@ begin
         end loop;
         charge.amount := greatest(1, amount);   -- 1 is refused where there is none
     end if;
-    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', null, false);
+    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, null, false);
     amount := charge.amount;
     denied := posted.denied;
     if denied is not null then
@@ -1712,6 +1713,10 @@ begin
     from metered.lot_moves m left join lateral (select x.no, x.reference, x.category from metered.lots x where x.no = m.lot) y on true
     where m.scope = charge.scope and m.seq = draw.seq;
     left_over := metered.balance(metered.last_entry(charge.scope));
+    if origin.operation is not null then
+        perform metered.remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
+            'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
+    end if;
 end
 $$;
 
@@ -3856,7 +3861,7 @@ begin
 end
 $$;
 
--- Keeps what a command did to a hold for the command's record, which is written later
+-- Keeps what a command did to a hold, or drew of a wallet, for the command's record, which is written later
 -- in its transaction. JSON has no record separator in it.
 create function metered.remember_hold(hold json) returns text
 language plpgsql volatile
@@ -6044,7 +6049,7 @@ comment on function metered.refund(metered.scope_name, bigint, bigint, metered.a
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
-comment on function metered.draw(metered.new_charge, boolean, interval, int) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it.';
+comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command''s draw raises, because COMMIT follows, and what it drew is kept for its record.';
 comment on function metered.wallet_balance(text) is 'What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
