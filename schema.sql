@@ -1028,14 +1028,19 @@ begin
         where r.scope = of_scope and r.level = lv
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
+    if tip.lots_end is not null and keep > 1 then
+        perform metered.purge_lots(of_scope, upto, keep);
+    end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity') and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
+        select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
         deleted := deleted + rest;
         delete from metered.refund_sum r where r.scope = of_scope;
+        perform metered.purge_lots(of_scope, 0, tip.seq + 1);
         tip.seq := tip.seq + 1;
         perform metered.append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
@@ -1603,6 +1608,215 @@ begin
 end
 $$;
 
+-- How lots end: by time, by revocation, by rollover; what is told of it, and what is deleted.
+
+-- A lot of a wallet, by its number or its reference.
+create function metered.find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    l metered.lots;
+begin
+    if of_lot is not null then
+        select * into l from metered.lots y where y.no = of_lot and y.scope = of_scope;
+    else
+        select * into l from metered.lots y where y.scope = of_scope and y.reference = of_reference;
+    end if;
+    return l;
+end
+$$;
+
+-- Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
+-- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.
+create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e metered.ledger;
+    l metered.lots;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and coalesce(units between 1 and 9007199254740992, true), 'revoke');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    l := metered.find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered.missing_lot(e);
+        return;
+    end if;
+    e := metered.after_due_lots(e);
+    l := metered.find_lot(of_scope, l.no, null);
+    revoked := least(coalesce(units, l.rest), l.rest);
+    missing := coalesce(units - revoked, l.drawn + l.held);
+    if revoked > 0 then
+        e.seq := e.seq - 1;
+        e := metered.take_back(e, l.no, revoked, 'v');
+        seq := e.seq;
+        at := e.at;
+    end if;
+    no := l.no;
+    status := 'revoked';
+end
+$$;
+
+-- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. e is as
+-- next_entry has it.
+create function metered.missing_lot(e metered.ledger) returns text
+language plpgsql volatile
+as $$
+begin
+    if metered.one_snapshot() then
+        e.seq := e.seq - 1;
+        perform metered.refuse_stale(array[e]);
+    end if;
+    return 'unknown';
+end
+$$;
+
+-- Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same
+-- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot.
+create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval, wait_ms int,
+    origin metered.origin,
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e    metered.ledger;
+    l    metered.lots;
+    made record;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and lasts between interval '0' and interval '36525 days', 'roll_over');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    l := metered.find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered.missing_lot(e);
+        return;
+    end if;
+    e := metered.after_due_lots(e);
+    l := metered.find_lot(of_scope, l.no, null);
+    select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
+    into status, no, units, seq, at, expires_at
+    from metered.lots y where y.from_lot = l.no and y.origin = 'r';
+    if found then
+        return;
+    end if;
+    units := least(cap, l.rest);
+    if units = 0 then
+        status := 'empty';
+        return;
+    end if;
+    perform metered.refuse_closed(e);
+    e.seq := e.seq - 1;
+    expires_at := case when lasts > interval '0' then e.at + lasts end;
+    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), 'r');
+    status := 'rolled';
+    no := made.no;
+    seq := (made.entry).seq;
+    at := (made.entry).at;
+end
+$$;
+
+-- A lot of which something lapsed, as subscribers are told.
+create function metered.untold_json(l metered.lots) returns json
+language sql stable
+as $$
+    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', l.reference, 'category', l.category, 'granted', l.amount,
+        'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
+$$;
+
+-- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With
+-- only_scope, of that wallet, for whose lock it waits. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
+-- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
+-- and last_no are where to go on, if there may be more.
+create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, wait_ms int,
+    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk    timestamptz := metered.clock();
+    due    bigint[];
+    locked text[];
+    s      record;
+    tip    metered.ledger;
+begin
+    perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    ended := 0;
+    if only_scope is not null then
+        perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
+        clk := metered.clock();
+        locked := array[only_scope];
+        select array_agg(y.no order by y.expires_at, y.no) into due from metered.lots y
+        where y.scope = only_scope and y.open and y.expires_at <= clk or y.scope = only_scope and y.untold > 0;
+        seen := coalesce(cardinality(due), 0);
+        more := false;
+    else
+        select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
+        from (select y.no, y.expires_at from metered.lots y
+              where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
+              order by y.expires_at, y.no limit max_lots) d;
+        last_no := due[seen];
+        for s in
+            select x.scope, metered.scope_key(x.scope) as key
+            from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
+        loop
+            if pg_try_advisory_xact_lock(s.key) then
+                locked := locked || s.scope;
+            end if;
+        end loop;
+    end if;
+    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
+    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.scope = any (locked) order by 1 loop
+        tip := metered.end_lots(metered.entry_for_write(s.scope), clk);
+    end loop;
+    busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
+    if keep_untold then
+        untold := array(select metered.untold_json(y) from metered.lots y
+            where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
+    else
+        update metered.lots y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+    end if;
+end
+$$;
+
+-- Marks what lapsed of lots as told: so many units of each.
+create function metered.told_lots(nos bigint[], units bigint[]) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform metered.require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
+    update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
+end
+$$;
+
+-- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
+-- nothing can be: what they say is in no balance. One that another lot rolled over into stays as long as that one.
+create function metered.purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
+    delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
+        and (l.origin <> 'r' or 0 = (select count(*) from metered.lots y where y.no = l.from_lot));
+end
+$$;
+
 -- What applications call for wallets. See lots.sql.
 
 -- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the
@@ -1677,29 +1891,32 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     tip    metered.ledger;
+    terms  metered.hold_terms;  -- null, or the clock by which the amount was decided
     looked record;
     posted metered.charged;
     l      metered.charge_limit;
     i      int := 0;
 begin
+    if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
+        perform metered.require(false, 'draw');
+    end if;
     if charge.key is null then
         charge.key := metered.scope_key(charge.scope);
     end if;
-    perform metered.require(charge.held = 0 and charge.lease is null and metered.key_fits(charge.key, charge.scope)
-        and charge.amount between 1 and 9007199254740992 and up_to is not null, 'draw');
     if up_to then
         perform metered.lock_keys(array[charge.key], wait_ms);
         tip := metered.last_entry(charge.scope);
         amount := charge.amount;
         charge.amount := 1;
-        looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
+        terms.at := metered.clock();
+        looked := metered.check_now(array[charge], array[tip], terms.at, ahead);
         foreach l in array charge.limits loop
             i := i + 1;
             amount := least(amount, l.max - looked.used[i] - looked.held[1]);
         end loop;
         charge.amount := greatest(1, amount);   -- 1 is refused where there is none
     end if;
-    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, null, false);
+    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
     denied := posted.denied;
     if denied is not null then
@@ -1707,12 +1924,14 @@ begin
     end if;
     seq := posted.seqs[1];
     at := posted.ats[1];
-    select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', m.amount) order by m.nth) filter (where m.lot > 0),
-        coalesce(sum(m.amount) filter (where m.lot = 0), 0)
-    into lots, overdrawn
-    from metered.lot_moves m left join lateral (select x.no, x.reference, x.category from metered.lots x where x.no = m.lot) y on true
-    where m.scope = charge.scope and m.seq = draw.seq;
-    left_over := metered.balance(metered.last_entry(charge.scope));
+    -- Aggregates inside lateral leave the planner no join to choose.
+    select e.credited - e.spent + e.refunded - e.held, m.lots, m.overdrawn into left_over, lots, overdrawn
+    from metered.ledger e, lateral (
+        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) filter (where x.lot > 0) as lots,
+            coalesce(sum(x.amount) filter (where x.lot = 0), 0) as overdrawn
+        from metered.lot_moves x left join lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y on true
+        where x.scope = e.scope and x.seq = e.seq) m
+    where e.scope = charge.scope and e.seq = draw.seq;
     if origin.operation is not null then
         perform metered.remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
             'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
@@ -6048,6 +6267,10 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.amount, int, metered.origin, boolean) is 'Refunds part of a charge. status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
+comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.';
+comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot.';
+comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With only_scope, of that wallet, for whose lock it waits. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
+comment on function metered.told_lots(bigint[], bigint[]) is 'Marks what lapsed of lots as told: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
 comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command''s draw raises, because COMMIT follows, and what it drew is kept for its record.';
 comment on function metered.wallet_balance(text) is 'What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
@@ -6225,21 +6448,22 @@ begin
             check_charge,check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,
             collided,complete_command,consume_token,create_scopes,created_json,credit,credit_lot,draw,due_after,
             due_holds,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
-            find_job_key,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,free_lots,
-            fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
+            find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
+            free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
             key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,
             lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
-            look_place,memory_kept,mint_tokens,missing_hold,missing_token,named_holds,next_end,next_entry,
-            no_amount,old_lot,one_snapshot,open_lease,open_wallet,others_fall_due,overdue,own_entry,pay_back,
-            period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_operations,
-            purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,recorded_meanwhile,refund,
-            refund_end,refund_hold,refund_holds,refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,
-            release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,require,
-            resource_for_write,retire_scopes,revoke_token,revoke_tokens,roll_lot,rolls,scope_key,search_entries,
-            settle_away,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,take_back,take_lots,
-            tip,tip_for_write,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,usage,usage_at,
-            usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
-            write_exact,write_plain,written_here}')
+            look_place,memory_kept,mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,
+            next_entry,no_amount,old_lot,one_snapshot,open_lease,open_wallet,others_fall_due,overdue,own_entry,
+            pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,
+            purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,
+            recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lots,refunds_after,refuse_closed,
+            refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,
+            replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,
+            roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,
+            spent_since,sweep_holds,sweep_lots,take_back,take_lots,tip,tip_for_write,told_lots,try_each,
+            try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold_json,usage,usage_at,usage_known_from,
+            use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,
+            written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

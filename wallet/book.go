@@ -2,6 +2,7 @@ package wallet
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/pgmetered/metered/budget"
@@ -19,6 +20,8 @@ type Config struct {
 	// Priorities are those of lots by category, for grants that name none: lower is drawn first. Defaults to 0 for every category.
 	Priorities  map[string]int
 	LateRefunds time.Duration // sets Grant.LateRefunds, where that is 0; defaults to DefaultLateRefunds
+	// Subscribers are told of what lapses, in order (Expire). A Book that sweeps needs them. Defaults to none.
+	Subscribers []Subscriber
 }
 
 // What becomes of a refund to a lot that has ended.
@@ -84,7 +87,7 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 		}
 		priorities[category] = p
 	}
-	cfg.Priorities = priorities
+	cfg.Priorities, cfg.Subscribers = priorities, slices.Clone(cfg.Subscribers)
 	return &Book{ledger: l, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: ledgerObserver(l)}, nil
 }
 
@@ -107,9 +110,10 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	grant, draw, balance string
+	grant, draw, balance, revoke, rollover, sweep, told, moves string
 }
 
 func render(n schema.Name) statements {
-	return statements{grant: n.SQL(grantSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL)}
+	return statements{grant: n.SQL(grantSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
+		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL), told: n.SQL(toldSQL), moves: n.SQL(movesSQL)}
 }

@@ -1,11 +1,8 @@
 package wallet
 
 import (
-	"errors"
 	"math"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
@@ -32,10 +29,10 @@ func invalid(field, format string, args ...any) error {
 
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// failed turns the error of a statement into the package's own.
+// failed turns the error of a statement into the package's own, or that of package budget which it is.
 func failed(doing string, err error) error {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == sqlstate.Exceeded || sqlstate.Of(err) != "") {
+	switch sqlstate.Of(err) {
+	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
 		return ledgerFailed(doing, err)
 	}
 	return fault.Failed("wallet", doing, err)

@@ -70,6 +70,10 @@ var Functions = []Function{
 
 	{"grant_lot", Application, write},
 	{"draw", Application, write},
+	{"revoke_lot", Application, write},
+	{"roll_over", Application, write},
+	{"sweep_lots", Application, write},
+	{"told_lots", Application, write},
 	{"wallet_balance", Application | Reporting, write},
 
 	{"place", Application, write},

@@ -357,14 +357,19 @@ begin
         where r.scope = of_scope and r.level = lv
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
+    if tip.lots_end is not null and keep > 1 then
+        perform metered.purge_lots(of_scope, upto, keep);
+    end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity') and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
+        select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
         deleted := deleted + rest;
         delete from metered.refund_sum r where r.scope = of_scope;
+        perform metered.purge_lots(of_scope, 0, tip.seq + 1);
         tip.seq := tip.seq + 1;
         perform metered.append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;

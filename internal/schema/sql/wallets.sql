@@ -64,29 +64,32 @@ language plpgsql volatile
 as $$
 declare
     tip    metered.ledger;
+    terms  metered.hold_terms;  -- null, or the clock by which the amount was decided
     looked record;
     posted metered.charged;
     l      metered.charge_limit;
     i      int := 0;
 begin
+    if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
+        perform metered.require(false, 'draw');
+    end if;
     if charge.key is null then
         charge.key := metered.scope_key(charge.scope);
     end if;
-    perform metered.require(charge.held = 0 and charge.lease is null and metered.key_fits(charge.key, charge.scope)
-        and charge.amount between 1 and 9007199254740992 and up_to is not null, 'draw');
     if up_to then
         perform metered.lock_keys(array[charge.key], wait_ms);
         tip := metered.last_entry(charge.scope);
         amount := charge.amount;
         charge.amount := 1;
-        looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
+        terms.at := metered.clock();
+        looked := metered.check_now(array[charge], array[tip], terms.at, ahead);
         foreach l in array charge.limits loop
             i := i + 1;
             amount := least(amount, l.max - looked.used[i] - looked.held[1]);
         end loop;
         charge.amount := greatest(1, amount);   -- 1 is refused where there is none
     end if;
-    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, null, false);
+    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
     denied := posted.denied;
     if denied is not null then
@@ -94,12 +97,14 @@ begin
     end if;
     seq := posted.seqs[1];
     at := posted.ats[1];
-    select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', m.amount) order by m.nth) filter (where m.lot > 0),
-        coalesce(sum(m.amount) filter (where m.lot = 0), 0)
-    into lots, overdrawn
-    from metered.lot_moves m left join lateral (select x.no, x.reference, x.category from metered.lots x where x.no = m.lot) y on true
-    where m.scope = charge.scope and m.seq = draw.seq;
-    left_over := metered.balance(metered.last_entry(charge.scope));
+    -- Aggregates inside lateral leave the planner no join to choose.
+    select e.credited - e.spent + e.refunded - e.held, m.lots, m.overdrawn into left_over, lots, overdrawn
+    from metered.ledger e, lateral (
+        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) filter (where x.lot > 0) as lots,
+            coalesce(sum(x.amount) filter (where x.lot = 0), 0) as overdrawn
+        from metered.lot_moves x left join lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y on true
+        where x.scope = e.scope and x.seq = e.seq) m
+    where e.scope = charge.scope and e.seq = draw.seq;
     if origin.operation is not null then
         perform metered.remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
             'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
