@@ -400,6 +400,92 @@ func (m *model) sweepHolds(now time.Time) {
 	}
 }
 
+// lot is one of the wallet's, by number or by reference, and -1 for one that there is not.
+func (h *history) lot() (i int, no int64, reference string) {
+	if len(h.m.lots) == 0 || h.once("unknown", 10) {
+		return -1, 0, "unknown"
+	}
+	i = int(h.units("lot", 0, len(h.m.lots)-1))
+	if reference = h.m.lots[i].reference; reference != "" && h.once("by reference", 2) {
+		return i, 0, reference
+	}
+	return i, h.nos[i], ""
+}
+
+// revoke takes a part of a lot back, or all of it.
+func (h *history) revoke() {
+	i, no, reference := h.lot()
+	r := wallet.Revoke{Wallet: h.scope, Lot: no, Reference: reference, Amount: h.units("amount", 0, 12)}
+	var want wallet.Revoked
+	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) { return h.book.Revoke(ctx, tx, r) }, func(m *model) error {
+		if i < 0 {
+			return wallet.ErrUnknownLot
+		}
+		m.lapse(h.now)
+		l := &m.lots[i]
+		want = wallet.Revoked{Lot: h.nos[i], Amount: l.rest(), Missing: l.drawn + l.kept}
+		if r.Amount > 0 {
+			want.Amount = min(r.Amount, l.rest())
+			want.Missing = r.Amount - want.Amount
+		}
+		if l.revoked += want.Amount; want.Amount > 0 {
+			m.at(h.now)
+		}
+		return nil
+	})
+	if err == nil {
+		got.Seq = 0
+		require.Equal(h.T, want, got)
+	}
+}
+
+// rollOver rolls a lot over before its end.
+func (h *history) rollOver() {
+	i, no, reference := h.lot()
+	r := wallet.Rollover{Wallet: h.scope, Lot: no, Reference: reference, Cap: h.units("cap", 1, 12),
+		For: rapid.SampledFrom([]time.Duration{wallet.Forever, 5 * time.Second, 30 * time.Second}).Draw(h.T, "for")}
+	var want int
+	var units int64
+	var before bool
+	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) { return h.book.Rollover(ctx, tx, r) }, func(m *model) error {
+		if i < 0 {
+			return wallet.ErrUnknownLot
+		}
+		m.lapse(h.now)
+		if before = m.lots[i].child > 0; before {
+			want, units = m.lots[i].child, m.lots[m.lots[i].child-1].amount
+			return nil
+		}
+		if units = min(r.Cap, m.lots[i].rest()); units > 0 {
+			m.roll(i, units, m.at(h.now), r.For)
+			want = len(m.lots)
+		}
+		return nil
+	})
+	if err == nil {
+		require.Equal(h.T, units, got.Amount)
+		require.Equal(h.T, before, got.Replayed)
+		if want > 0 {
+			require.Equal(h.T, h.nos[want-1], got.Lot)
+		}
+	}
+}
+
+// expire sweeps the wallet's lots.
+func (h *history) expire() {
+	_, _ = try(h, func(ctx context.Context, tx pgx.Tx) (wallet.ExpireReport, error) {
+		return h.book.ExpireWallet(ctx, tx, h.scope)
+	}, func(m *model) error {
+		for i := range m.lots {
+			if m.lots[i].due(h.now) && m.lots[i].rest() > 0 {
+				m.lapse(h.now)
+				break
+			}
+		}
+		return nil
+	})
+}
+
 // advance moves the clock on: by some seconds, or to the end of a lot or of a hold, and sometimes a microsecond beside.
 func (h *history) advance() {
 	var times []time.Time

@@ -41,7 +41,7 @@ func TestWallets_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	rapid.Check(t, func(rt *rapid.T) { newHistory(rt, f).run() })
-	for _, kind := range []string{"draw", "grant", "reserve", "capture", "refund", "overdrawn", "lapsed", "rolled", "late", "denied"} {
+	for _, kind := range []string{"draw", "grant", "reserve", "capture", "refund", "overdrawn", "lapsed", "rolled", "late", "denied", "revoke", "roll over", "expire"} {
 		require.Positive(t, seenActs.count(kind), "no history had it: %s", kind)
 	}
 }
@@ -81,10 +81,10 @@ func newHistory(rt *rapid.T, f *fixture) *history {
 
 func (h *history) run() {
 	acts := map[string]func(){"grant": h.grant, "draw": h.draw, "reserve": h.reserve, "capture": h.capture, "release": h.release,
-		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "advance": h.advance,
+		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "revoke": h.revoke, "roll over": h.rollOver, "expire": h.expire, "advance": h.advance,
 		"step back": func() { h.set(h.now.Add(-h.seconds("back", 1, 5, 20))) }}
 	names := []string{"grant", "grant", "grant", "draw", "draw", "draw", "draw", "reserve", "reserve", "capture", "capture", "release", "extend",
-		"refund", "refund", "refund", "credit", "sweep", "advance", "advance", "advance", "advance", "step back"}
+		"refund", "refund", "refund", "credit", "sweep", "revoke", "revoke", "roll over", "expire", "advance", "advance", "advance", "advance", "step back"}
 	for range rapid.IntRange(4, 30).Draw(h.T, "length") {
 		h.name = rapid.SampledFrom(names).Draw(h.T, "act")
 		acts[h.name]()

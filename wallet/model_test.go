@@ -34,6 +34,7 @@ type mLot struct {
 	rollCap             int64
 	rollFor, late       time.Duration
 	grant               wallet.Grant
+	child               int // the number of the lot that it rolled over into, and one; 0 for none
 }
 
 // mPart is what was taken of a lot; lot -1 is the overdraft.
@@ -178,16 +179,34 @@ func (m *model) endLots(at time.Time) {
 	for _, i := range due {
 		l := &m.lots[i]
 		if n := min(l.rest(), l.rollCap); n > 0 && (l.rollFor == wallet.Forever || l.ends.Add(l.rollFor).After(at)) {
-			next := mLot{category: l.category, priority: l.priority, amount: n, late: l.late}
-			if l.rollFor != wallet.Forever {
-				next.ends = l.ends.Add(l.rollFor)
-			}
-			l.rolled += n
-			l.rollCap = 0
-			m.lots = append(m.lots, next)
+			m.roll(i, n, l.ends, l.rollFor)
 			l = &m.lots[i]
 		}
 		l.lapsed += l.rest()
+	}
+}
+
+// roll lets units of a lot go on in another one.
+func (m *model) roll(i int, units int64, from time.Time, lasts time.Duration) {
+	l := &m.lots[i]
+	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late}
+	if lasts != wallet.Forever {
+		next.ends = from.Add(lasts)
+	}
+	l.rolled += units
+	l.rollCap = 0
+	l.child = len(m.lots) + 1
+	m.lots = append(m.lots, next)
+}
+
+// lapse ends the lots that are due, where that is all that is to be written.
+func (m *model) lapse(now time.Time) {
+	at := mLater(now, m.last)
+	for i := range m.lots {
+		if m.lots[i].due(at) && m.lots[i].rest() > 0 {
+			m.endLots(m.at(now))
+			return
+		}
 	}
 }
 
