@@ -158,14 +158,13 @@ func (h *history) draw() {
 	}
 	want := wallet.Drawn{Wallet: h.scope, Seq: drawn.Seq, At: h.m.last, Amount: amount, Left: h.m.units()}
 	for _, p := range parts {
-		switch {
-		case p.lot >= 0:
-			l := &h.m.lots[p.lot]
-			want.Lots = append(want.Lots, wallet.Part{Lot: h.nos[p.lot], Reference: l.reference, Category: l.category, Amount: p.amount})
-		case h.m.opened:
-			want.Overdrawn = p.amount
+		if p.lot < 0 {
+			want.Overdrawn = max(0, min(p.amount, -want.Left))
 			seenActs.add("overdrawn")
+			continue
 		}
+		l := &h.m.lots[p.lot]
+		want.Lots = append(want.Lots, wallet.Part{Lot: h.nos[p.lot], Reference: l.reference, Category: l.category, Amount: p.amount})
 	}
 	require.Equal(h.T, want, drawn)
 }
