@@ -1569,6 +1569,9 @@ declare
     k       record;
     part    bigint;
 begin
+    if exists (select from metered.lots l where l.scope = tip.scope and l.open and l.no is distinct from made) then
+        raise exception 'a build of version 1 has charged the wallet' using errcode = '55000', detail = tip.scope;
+    end if;
     if tip.held = 0 then
         return;
     end if;
@@ -1657,6 +1660,8 @@ begin
         e := metered.take_back(e, l.no, revoked, 'v');
         seq := e.seq;
         at := e.at;
+    elsif metered.one_snapshot() then
+        status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     no := l.no;
     status := 'revoked';
@@ -1711,6 +1716,7 @@ begin
     end if;
     units := least(cap, l.rest);
     if units = 0 then
+        status := metered.missing_lot(e);
         status := 'empty';
         return;
     end if;

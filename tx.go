@@ -1,6 +1,7 @@
 package metered
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync/atomic"
@@ -162,7 +163,7 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 // Draw draws from wallets. Outcome.Draws says how much, and of which lots; a replay says the same. A draw of a whole amount can
 // also be a charge, in Charge or Command.Charges (wallet.Book.Charge): that is judged with the other charges, and is in Outcome.Receipt.
 func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
-	if err := t.open(); err != nil {
+	if err := cmp.Or(t.open(), notNil("book", book)); err != nil {
 		return err
 	}
 	all := slices.Clone(t.draws)
