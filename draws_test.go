@@ -72,7 +72,9 @@ func (p *purse) lots(name string) (all [][3]int64) {
 }
 
 func (p *purse) drawing(draws ...wallet.Draw) metered.Func[uploaded] {
-	return func(_ context.Context, tx *metered.Tx) (uploaded, error) { return uploaded{"drawn"}, tx.Draw(p.book, draws...) }
+	return func(_ context.Context, tx *metered.Tx) (uploaded, error) {
+		return uploaded{"drawn"}, tx.Draw(p.book, draws...)
+	}
 }
 
 func TestTx_DrawIsOnRecordAndAReplaySaysTheSame(t *testing.T) {
