@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,6 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // Operation is the record of a command that committed, or of one that was refused (Command.RecordRefusal).
@@ -28,6 +30,7 @@ type Operation struct {
 	Result    json.RawMessage `json:"result"`
 	Receipt   budget.Receipt  `json:"receipt"`            // without standings
 	Holds     []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed
+	Draws     []wallet.Drawn  `json:"draws,omitempty"`    // by Tx.Draw
 	At        time.Time       `json:"at"`                 // when it was completed, by the database's clock
 	IssuedAt  time.Time       `json:"issued_at,omitzero"` // zero if the id carried no time
 	Refusal   error           `json:"-"`                  // nil if it committed
@@ -64,7 +67,7 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 		return Operation{}, fault.Failed("metered", "look up", err)
 	}
 	op.Result, op.At = rec.Result, rec.At
-	if op.Receipt, op.Holds, err = recorded(rec); err != nil {
+	if op.Receipt, op.Holds, op.Draws, err = recorded(rec); err != nil {
 		return Operation{}, err
 	}
 	if issued != nil {
@@ -77,19 +80,31 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	return op, nil
 }
 
-// recorded is what the record of an operation says of its charges and holds.
-func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, err error) {
+// drawnPrefix begins a draw among the holds of a record: the function draw of the schema writes it.
+const drawnPrefix = `{"drawn"`
+
+// recorded is what the record of an operation says of its charges, holds and draws.
+func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, draws []wallet.Drawn, err error) {
 	for i, scope := range rec.Scopes {
 		receipt.Entries = append(receipt.Entries, budget.Posted{Scope: scope, Amount: rec.Amounts[i], Seq: rec.Seqs[i], At: rec.Ats[i]})
 	}
 	for _, raw := range rec.Holds {
+		if strings.HasPrefix(raw, drawnPrefix) {
+			var one struct{ Drawn wallet.Drawn }
+			if err := json.Unmarshal([]byte(raw), &one); err != nil {
+				return budget.Receipt{}, nil, nil, fmt.Errorf("metered: a draw on record: %w", err)
+			}
+			one.Drawn.At = one.Drawn.At.UTC()
+			draws = append(draws, one.Drawn)
+			continue
+		}
 		h, err := decodeHold([]byte(raw))
 		if err != nil {
-			return budget.Receipt{}, nil, err
+			return budget.Receipt{}, nil, nil, err
 		}
 		all = append(all, h)
 	}
-	return receipt, all, nil
+	return receipt, all, draws, nil
 }
 
 // PurgeOptions says which records of operations to purge.

@@ -39,6 +39,7 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 	"github.com/pgmetered/metered/observe"
 	"github.com/pgmetered/metered/replica"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // NewID returns a UUIDv7 for Command.ID. Make it at the client, and send it again with each repetition.
@@ -63,9 +64,10 @@ type Outcome[R any] struct {
 	// not known to be taken (ErrSticky), or if this call found the record of another.
 	Sticky budget.Receipt `json:"sticky,omitzero"`
 	// Holds are the holds of the calls of Tx, in their order, each as it was after its call; the same in a replay.
-	Holds []holds.Hold `json:"holds,omitempty"`
-	At    time.Time    `json:"at"`           // when the command was completed, by the database's clock
-	LSN   replica.LSN  `json:"lsn,omitzero"` // behind the commit, if Command.LSN is set; 0 if the server did not say
+	Holds []holds.Hold   `json:"holds,omitempty"`
+	Draws []wallet.Drawn `json:"draws,omitempty"` // by the calls of Tx.Draw, in their order; the same in a replay
+	At    time.Time      `json:"at"`              // when the command was completed, by the database's clock
+	LSN   replica.LSN    `json:"lsn,omitzero"`    // behind the commit, if Command.LSN is set; 0 if the server did not say
 }
 
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil) with the
@@ -152,7 +154,7 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 		return out, c.deny(ctx, cmd, op, err)
 	}
 	out.Raw, out.Replayed, out.At, out.LSN = op.rec.Result, op.rec.Replayed, op.rec.At, op.rec.LSN
-	out.Receipt, out.Sticky, out.Holds = op.receipt, op.sticky, op.holds
+	out.Receipt, out.Sticky, out.Holds, out.Draws = op.receipt, op.sticky, op.holds, op.draws
 	return out, nil
 }
 

@@ -1,8 +1,8 @@
 package metered
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -31,9 +31,9 @@ import (
 //
 // Commit, Rollback and such statements are ErrTxControl; savepoints (Begin) work. Send no statements over Conn.
 //
-// Charge, Draw, Credit and RefundCharge are the calls of budget.Ledger and wallet.Book; Place, Claim, Capture, Release, Extend and Refund
-// those of holds.Book. They are made in the last flush, all or none: credits and refunds first, then holds, then
-// charges. Nothing is sent before. A refusal is the error of Do; a call's own error is an *ArgumentError or ErrTxDone.
+// Charge, Credit and RefundCharge are the calls of budget.Ledger; Place, Claim, Capture, Release, Extend and Refund
+// those of holds.Book; Draw is that of wallet.Book. They are made in the last flush, all or none: credits and refunds first, then
+// holds, then draws, then charges. Nothing is sent before. A refusal is the error of Do; a call's own error is an *ArgumentError or ErrTxDone.
 // They are not part of the fingerprint, so they need a Command.Input that decides them.
 //
 // A capacity that the function reads can be lowered before the scope is locked: let budget.Limit.MaxFrom read it then.
@@ -53,8 +53,10 @@ type Tx struct {
 	charged *chargeCall // charges, prepared
 	entries []command.Step
 	holds   []command.Step
-	done    []holds.Hold    // by the steps of holds
-	kinds   []string        // of these steps, one for each of done
+	done    []holds.Hold // by the steps of holds
+	kinds   []string     // of these steps, one for each of done
+	draws   []command.Step
+	drawn   []wallet.Drawn  // by the steps of draws
 	jobs    []jobs.Enqueued // made, and to be told
 	jobIDs  []int64         // made: the first maxJobIDs
 }
@@ -87,7 +89,7 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	if err != nil {
 		return command.Ending{}, err
 	}
-	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds), Notice: tx.notice(), Jobs: tx.jobIDs}
+	end := command.Ending{Result: result, Steps: slices.Concat(tx.entries, tx.holds, tx.draws), Notice: tx.notice(), Jobs: tx.jobIDs}
 	if tx.charged != nil {
 		end.Charges = &tx.charged.Charging
 		if pool := op.client.cfg.Leases; pool != nil {
@@ -137,23 +139,6 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// Draw adds draws of wallets to the command's charges, all or none, as Command.Charges with wallet.Book.Charge does. What was drawn is in
-// Outcome.Receipt. Draw.UpTo is refused: the result could not say how much it was.
-func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
-	if err := notNil("book", book); err != nil {
-		return err
-	}
-	charges := make([]budget.Charge, len(draws))
-	for i, d := range draws {
-		if d.UpTo {
-			return invalid(fmt.Sprintf("draws[%d].UpTo", i), "is not for a command")
-		}
-		charges[i] = book.Charge(d.Wallet, d.Amount)
-		charges[i].Note = d.Note
-	}
-	return t.Charge(charges...)
-}
-
 // Credit adds credit that the command's holds and charges can spend. With a charge of another scope it is a transfer
 // that cannot deadlock with others. It is not in Outcome.Receipt.
 func (t *Tx) Credit(credits ...budget.Credit) error {
@@ -178,6 +163,24 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 		all = append(all, command.StepOf(p, nil))
 	}
 	t.entries = all
+	return nil
+}
+
+// Draw draws from wallets. Outcome.Draws says how much, and of which lots; a replay says the same. A draw of a whole amount can
+// also be a charge, in Charge or Command.Charges (wallet.Book.Charge): that is judged with the other charges, and is in Outcome.Receipt.
+func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
+	if err := cmp.Or(t.open(), notNil("book", book)); err != nil {
+		return err
+	}
+	all := slices.Clone(t.draws)
+	for _, d := range draws {
+		p, err := prepareDraw(book, d)
+		if err != nil {
+			return err
+		}
+		all = append(all, command.StepOf(p, func(drawn wallet.Drawn) { t.drawn = append(t.drawn, drawn) }))
+	}
+	t.draws = all
 	return nil
 }
 
@@ -277,6 +280,8 @@ var (
 	prepareCredit  = lend.Credit.(func(*budget.Ledger, budget.Credit) (*entryCall, error))
 	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
 	prepareRefund  = lend.Refund.(func(*budget.Ledger, budget.Refund) (*entryCall, error))
+
+	prepareDraw = lend.Draw.(func(*wallet.Book, wallet.Draw) (*ledger.Call[wallet.Drawn], error))
 
 	placeHold    = lend.PlaceHold.(func(*holds.Book, holds.Request) (*holdsCall, error))
 	openHold     = lend.OpenHold.(func(*holds.Book, holds.Request, *ledger.Opening) (*holdsCall, error))

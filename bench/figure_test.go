@@ -15,6 +15,7 @@ func TestFigures_HoldEveryGoal(t *testing.T) {
 	goals := map[string]string{
 		"charge_vs_floor": ">= 0.62", "charge_bound_vs_floor": ">= 0.72", "charge_vs_counter_row": ">= 0.7",
 		"charge_bound_vs_counter_row": ">= 0.85", "charge_window_1e6_vs_1e2": "<= 1.15", "charge_period_1e6_vs_1e2": "<= 1.15",
+		"draw_1_lot_vs_charge": "<= 1.6", "draw_4_live_10000_ended_vs_charge": "<= 2.5", "draw_ended_lots_flat": "<= 1.2",
 		"charge_scopes_1e6_vs_1e3": "<= 1.3", "charge_cold_start": "<= 1.3", "denial_vs_charge": "<= 1",
 		"command_vs_floor": ">= 0.65", "command_hot_rtt1_vs_locked_floor": ">= 0.9", "command_round_trips": "<= 3", "multi_scope_8_vs_1": "<= 3",
 		"token_consume_vs_update": ">= 0.9", "enqueue_keyed_vs_river": ">= 0.85", "bytes_per_charge": "<= 220",

@@ -50,6 +50,8 @@ type Book struct {
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
 type Querier = budget.Querier
 
+func init() { lend.Draw = (*Book).prepareDraw }
+
 // What package budget lends.
 var (
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))

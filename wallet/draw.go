@@ -45,18 +45,13 @@ type Part struct {
 
 const drawSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), denied
-from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int)`
+from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int, $5::metered.origin)`
 
 // Draw takes units from a wallet: from as few lots as it needs, in their order. Where there is too little it is denied with
 // *budget.ExceededError, which says what is available, and nothing is written.
 func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err error) {
-	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("Draw.Wallet", d.Wallet), checkAmount("Draw.Amount", d.Amount)); err != nil {
-		return Drawn{}, err
-	}
-	charge := b.Charge(d.Wallet, d.Amount)
-	charge.Note = d.Note
-	call, err := prepareCharges(b.ledger, charge)
-	if err != nil {
+	call, err := b.prepareDraw(d)
+	if err = cmp.Or(err, notNil("tx", tx)); err != nil {
 		return Drawn{}, err
 	}
 	ctx, span := b.begin(ctx, "wallet.draw")
@@ -64,22 +59,43 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 		tellDenied(ctx, b.observer, err)
 		span.End(err)
 	}()
-	drawn.Wallet = d.Wallet
-	var lots, denied []byte
-	row := tx.QueryRow(ctx, b.sql.draw, ledger.Charges(call.Charges), d.UpTo, call.Tolerance, b.waitMS())
-	if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn, &drawn.Left, &denied); err != nil {
-		return Drawn{}, call.Failed(err)
+	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS()})...))
+}
+
+// prepareDraw validates a draw as Draw does, without any SQL.
+func (b *Book) prepareDraw(d Draw) (*ledger.Call[Drawn], error) {
+	if err := cmp.Or(b.made(), checkWallet("Draw.Wallet", d.Wallet), checkAmount("Draw.Amount", d.Amount)); err != nil {
+		return nil, err
 	}
-	if len(denied) > 0 {
-		return Drawn{}, call.Denied(denied)
+	charge := b.Charge(d.Wallet, d.Amount)
+	charge.Note = d.Note
+	call, err := prepareCharges(b.ledger, charge)
+	if err != nil {
+		return nil, err
 	}
-	if len(lots) > 0 {
-		if err := json.Unmarshal(lots, &drawn.Lots); err != nil {
-			return Drawn{}, failed("read lots", err)
-		}
-	}
-	drawn.At = drawn.At.UTC()
-	return drawn, nil
+	return &ledger.Call[Drawn]{
+		SQL: b.sql.draw, Locks: call.Locks,
+		Args: func(s ledger.Sending) []any {
+			return []any{ledger.Charges(call.Charges), d.UpTo, call.Tolerance, s.WaitMS, s.Origin("")}
+		},
+		Scan: func(row pgx.Row) (Drawn, error) {
+			drawn := Drawn{Wallet: d.Wallet}
+			var lots, denied []byte
+			if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn, &drawn.Left, &denied); err != nil {
+				return Drawn{}, call.Failed(err)
+			}
+			if len(denied) > 0 {
+				return Drawn{}, call.Denied(denied)
+			}
+			if len(lots) > 0 {
+				if err := json.Unmarshal(lots, &drawn.Lots); err != nil {
+					return Drawn{}, failed("read lots", err)
+				}
+			}
+			drawn.At = drawn.At.UTC()
+			return drawn, nil
+		},
+	}, nil
 }
 
 func (b *Book) begin(ctx context.Context, name string) (context.Context, observed.Span) {

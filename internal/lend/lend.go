@@ -34,6 +34,9 @@ var (
 	UnknownHold  any // func(holds.Reason) error: the error of that reason
 )
 
+// Package wallet.
+var Draw any // func(*wallet.Book, wallet.Draw) (*ledger.Call[wallet.Drawn], error)
+
 // Package leases.
 var (
 	Lease        any // func(context.Context, *leases.Pool, *ledger.Charging, []budget.Charge): spends charges from leases, as far as there are any

@@ -37,7 +37,7 @@ begin
 end
 $$;
 
--- Keeps what a command did to a hold for the command's record, which is written later
+-- Keeps what a command did to a hold, or drew of a wallet, for the command's record, which is written later
 -- in its transaction. JSON has no record separator in it.
 create function metered.remember_hold(hold json) returns text
 language plpgsql volatile

@@ -56,8 +56,9 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it.
-create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int,
+-- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command's draw raises, because COMMIT
+-- follows, and what it drew is kept for its record.
+create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb)
 language plpgsql volatile
 as $$
@@ -88,7 +89,7 @@ begin
         end loop;
         charge.amount := greatest(1, amount);   -- 1 is refused where there is none
     end if;
-    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', terms, false);
+    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
     denied := posted.denied;
     if denied is not null then
@@ -104,6 +105,10 @@ begin
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
+    if origin.operation is not null then
+        perform metered.remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
+            'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
+    end if;
 end
 $$;
 

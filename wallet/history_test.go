@@ -1,0 +1,213 @@
+package wallet_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// TestMain sets how many random histories are tried, unless -rapid.checks does.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for name, value := range map[string]string{"rapid.checks": "60", "rapid.nofailfile": "true"} {
+		if !given[name] {
+			if err := flag.Set(name, value); err != nil {
+				panic(err)
+			}
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// Random histories of a wallet agree with the model in every answer, and in what each lot has behind it, at three isolation
+// levels, with steps of the clock in both directions and transactions that are rolled back. At the end every unit of every
+// lot was drawn, has lapsed, was revoked, went on, or is there.
+func TestWallets_AgreeWithTheModel(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	rapid.Check(t, func(rt *rapid.T) { newHistory(rt, f).run() })
+	for _, kind := range []string{"draw", "grant", "reserve", "capture", "refund", "overdrawn", "lapsed", "rolled", "late", "denied", "revoke", "roll over", "expire"} {
+		require.Positive(t, seenActs.count(kind), "no history had it: %s", kind)
+	}
+}
+
+var historySerial atomic.Int64
+
+// history drives a wallet and its model side by side. Each has a scope of its own.
+type history struct {
+	*rapid.T
+	f     *fixture
+	book  *wallet.Book
+	level pgx.TxIsoLevel
+	scope string
+	name  string // of the act
+	now   time.Time
+	m     *model
+	nos   []int64 // the numbers of the model's lots
+	ids   int
+	lates time.Duration
+	least int64 // how far below zero it may be: captures can allow more than the overdraft
+}
+
+func newHistory(rt *rapid.T, f *fixture) *history {
+	cfg := wallet.Config{
+		Overdraft:   rapid.SampledFrom([]int64{0, 0, 5, 20}).Draw(rt, "overdraft"),
+		Priorities:  map[string]int{"paid": 10, "promotional": 5},
+		LateRefunds: rapid.SampledFrom([]time.Duration{wallet.Lapse, wallet.Forever, 20 * time.Second}).Draw(rt, "late refunds"),
+	}
+	book, err := wallet.New(f.ledger, cfg)
+	require.NoError(rt, err)
+	h := &history{T: rt, f: f, book: book, now: noon, scope: fmt.Sprint("wallet ", historySerial.Add(1)), m: &model{overdraft: cfg.Overdraft}}
+	h.level = rapid.SampledFrom([]pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}).Draw(rt, "level")
+	h.lates, h.least = cfg.LateRefunds, -cfg.Overdraft
+	f.clock.Set(noon)
+	return h
+}
+
+func (h *history) run() {
+	acts := map[string]func(){"grant": h.grant, "draw": h.draw, "reserve": h.reserve, "capture": h.capture, "release": h.release,
+		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "revoke": h.revoke, "roll over": h.rollOver, "expire": h.expire, "advance": h.advance,
+		"step back": func() { h.set(h.now.Add(-h.seconds("back", 1, 5, 20))) }}
+	names := []string{"grant", "grant", "grant", "draw", "draw", "draw", "draw", "reserve", "reserve", "capture", "capture", "release", "extend",
+		"refund", "refund", "refund", "credit", "sweep", "revoke", "revoke", "roll over", "expire", "advance", "advance", "advance", "advance", "step back"}
+	for range rapid.IntRange(4, 30).Draw(h.T, "length") {
+		h.name = rapid.SampledFrom(names).Draw(h.T, "act")
+		acts[h.name]()
+		h.check()
+	}
+	h.set(mLater(h.now, h.m.last).Add(time.Hour))
+	h.sweep()
+	h.check()
+	for _, l := range h.m.lots {
+		if l.lapsed > 0 {
+			seenActs.add("lapsed")
+		}
+		if l.rolled > 0 && l.grant.RollCap > 0 {
+			seenActs.add("rolled")
+		}
+	}
+	report, err := h.f.ledger.Verify(h.Context(), h.f.pool, budget.VerifyOptions{Scope: h.scope})
+	require.NoError(h.T, err)
+	require.Empty(h.T, report.Differences)
+}
+
+// try makes one call in a transaction of its own, and sometimes rolls it back. The model is changed by what is to be
+// done if the call was let in.
+func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error), want func(*model) error) (r R, err error) {
+	after := h.m.clone()
+	wantErr := want(after)
+	rollBack := errors.New("rolled back")
+	undo := rapid.IntRange(1, 8).Draw(h.T, "roll back") == 8
+	txErr := pgx.BeginTxFunc(h.Context(), h.f.pool, pgx.TxOptions{IsoLevel: h.level}, func(tx pgx.Tx) error {
+		r, err = call(h.Context(), tx)
+		if undo {
+			return rollBack
+		}
+		return nil
+	})
+	if wantErr != nil {
+		require.ErrorIs(h.T, err, wantErr, h.name)
+		seenActs.add("denied")
+	} else {
+		require.NoError(h.T, err, h.name)
+		seenActs.add(h.name)
+	}
+	if undo {
+		require.ErrorIs(h.T, txErr, rollBack)
+		if wantErr == nil {
+			return r, rollBack
+		}
+		return r, err
+	}
+	require.NoError(h.T, txErr)
+	if wantErr == nil {
+		h.m = after
+		h.number()
+	}
+	return r, err
+}
+
+// number finds the numbers of the lots: they are numbered in the order in which they came to be.
+func (h *history) number() {
+	rows, err := h.f.pool.Query(h.Context(), `select no from metered.lots where scope = $1 order by no`, h.scope)
+	require.NoError(h.T, err)
+	h.nos, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+	require.NoError(h.T, err)
+}
+
+// kept is where a lot is, as the database has it.
+type kept struct{ Amount, Rest, Drawn, Held, Lapsed, Revoked, Rolled int64 }
+
+// check compares each lot, and the balance.
+func (h *history) check() {
+	rows, err := h.f.pool.Query(h.Context(),
+		`select amount, rest, drawn, held, lapsed, revoked, rolled from metered.lots where scope = $1 order by no`, h.scope)
+	require.NoError(h.T, err)
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[kept])
+	require.NoError(h.T, err)
+	want := []kept{}
+	for i := range h.m.lots {
+		l := &h.m.lots[i]
+		want = append(want, kept{l.amount, l.rest(), l.drawn, l.kept, l.lapsed, l.revoked, l.rolled})
+	}
+	require.Equal(h.T, want, got, "%s", h.name)
+	h.checkBalance()
+}
+
+// shelf is what lots have in common that a balance cannot tell apart before the end of one is written.
+type shelf struct {
+	category string
+	priority int
+	ends     time.Time
+}
+
+func (h *history) checkBalance() {
+	b, err := h.book.Balance(h.Context(), h.f.pool, h.scope)
+	require.NoError(h.T, err)
+	m := h.m.settled(h.now)
+	require.Equal(h.T, m.units(), b.Units, "%s: units", h.name)
+	require.Equal(h.T, m.held(), b.Held, "%s: held", h.name)
+	require.Equal(h.T, max(0, -m.units()), b.Overdrawn, "%s: overdrawn", h.name)
+	require.GreaterOrEqual(h.T, b.Units, h.least, "%s: below the overdraft", h.name)
+	want, got, sum := map[shelf]int64{}, map[shelf]int64{}, int64(0)
+	for i := range m.lots {
+		if l := &m.lots[i]; l.rest() > 0 {
+			want[shelf{l.category, l.priority, l.ends}] += l.rest()
+		}
+	}
+	for _, l := range b.Lots {
+		if l.Units > 0 {
+			got[shelf{l.Category, l.Priority, l.Expires}] += l.Units
+			sum += l.Units
+		}
+	}
+	require.Equal(h.T, want, got, "%s: what is in the lots", h.name)
+	if m.opened {
+		require.Equal(h.T, max(0, b.Units), sum, "%s: lots add up to the balance", h.name)
+	}
+	require.True(h.T, slices.IsSortedFunc(b.Lots, func(x, y wallet.Lot) int { return x.Priority - y.Priority }), h.name)
+}
+
+func (h *history) set(to time.Time) {
+	h.now = to
+	h.f.clock.Set(to)
+}
+
+func (h *history) seconds(label string, of ...int) time.Duration {
+	return time.Duration(rapid.SampledFrom(of).Draw(h.T, label)) * time.Second
+}

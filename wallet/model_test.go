@@ -1,0 +1,439 @@
+package wallet_test
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/pgmetered/metered/wallet"
+)
+
+// model is one wallet done plainly: lists of lots, draws and holds, and hardly a sum. Each answer is computed anew. A copy made
+// by clone is what a rollback goes back to.
+type model struct {
+	overdraft int64     // how far below zero draws and holds may go
+	last      time.Time // of its last entry
+	opened    bool      // it has been granted a lot
+	plain     int64     // before that: what it has, holds aside
+	lots      []mLot    // in the order in which they came to be
+	draws     []mDraw
+	holds     []mHold // in the order in which they were placed
+	paid      []mPaid // what was overdrawn, and paid by a lot later
+	debt      int64   // spent, and paid by no lot
+	serial    int     // of draws and payments
+}
+
+type mLot struct {
+	reference, category string
+	priority            int
+	amount              int64
+	ends                time.Time // zero: never
+	drawn, kept         int64     // spent of it; reserved by holds
+	lapsed, revoked     int64
+	rolled              int64
+	rollCap             int64
+	rollFor, late       time.Duration
+	grant               wallet.Grant
+	child               int // the number of the lot that it rolled over into, and one; 0 for none
+}
+
+// mPart is what was taken of a lot; lot -1 is the overdraft.
+type mPart struct {
+	lot    int
+	amount int64
+}
+
+type mDraw struct {
+	serial           int
+	seq              int64
+	amount, refunded int64
+	parts            []mPart // that stand
+}
+
+type mHold struct {
+	id     string
+	due    time.Time
+	amount int64
+	parts  []mPart
+	ended  bool
+}
+
+type mPaid struct {
+	serial, lot int
+	amount      int64
+}
+
+func (m *model) clone() *model {
+	c := *m
+	c.lots, c.draws, c.holds, c.paid = slices.Clone(m.lots), slices.Clone(m.draws), slices.Clone(m.holds), slices.Clone(m.paid)
+	for i := range c.draws {
+		c.draws[i].parts = slices.Clone(c.draws[i].parts)
+	}
+	for i := range c.holds {
+		c.holds[i].parts = slices.Clone(c.holds[i].parts)
+	}
+	return &c
+}
+
+// rest is what nobody has of a lot.
+func (l *mLot) rest() int64 { return l.amount - l.drawn - l.kept - l.lapsed - l.revoked - l.rolled }
+
+func (l *mLot) due(now time.Time) bool { return !l.ends.IsZero() && !l.ends.After(now) }
+
+// before reports whether a lot is drawn before another one, both given by number.
+func (m *model) before(a, b int) int {
+	x, y := &m.lots[a], &m.lots[b]
+	never := func(l *mLot) int {
+		if l.ends.IsZero() {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(x.priority, y.priority), cmp.Compare(never(x), never(y)), x.ends.Compare(y.ends), cmp.Compare(a, b))
+}
+
+func (m *model) order() []int {
+	order := make([]int, len(m.lots))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, m.before)
+	return order
+}
+
+// heldDebt is how much of the open holds no lot covers.
+func (m *model) heldDebt() (units int64) {
+	for _, h := range m.holds {
+		for _, p := range h.parts {
+			if p.lot < 0 {
+				units += p.amount
+			}
+		}
+	}
+	return units
+}
+
+// units are what the wallet has, less than 0 if it is overdrawn.
+func (m *model) units() int64 {
+	if !m.opened {
+		units := m.plain
+		for _, h := range m.holds {
+			if !h.ended {
+				units -= h.amount
+			}
+		}
+		return units
+	}
+	units := -m.debt - m.heldDebt()
+	for i := range m.lots {
+		units += m.lots[i].rest()
+	}
+	return units
+}
+
+func (m *model) held() (units int64) {
+	for _, h := range m.holds {
+		if !h.ended {
+			units += h.amount
+		}
+	}
+	return units
+}
+
+// at is the time that an entry has.
+func (m *model) at(now time.Time) time.Time {
+	m.last = mLater(m.last, now)
+	return m.last
+}
+
+// settle is what a write that is let in does first: it ends what is due, holds and then lots.
+func (m *model) settle(now time.Time) time.Time {
+	var due []*mHold
+	for i := range m.holds {
+		if h := &m.holds[i]; !h.ended && !h.due.After(now) {
+			due = append(due, h)
+		}
+	}
+	if len(due) > 0 {
+		m.at(now)
+		for _, h := range due {
+			m.letGo(h, h.amount)
+			h.ended = true
+		}
+		m.pay()
+	}
+	at := m.at(now)
+	m.endLots(at)
+	return at
+}
+
+// endLots ends the lots that are due, the earliest first.
+func (m *model) endLots(at time.Time) {
+	var due []int
+	for i := range m.lots {
+		if l := &m.lots[i]; l.due(at) && l.rest() > 0 {
+			due = append(due, i)
+		}
+	}
+	slices.SortStableFunc(due, func(a, b int) int { return m.lots[a].ends.Compare(m.lots[b].ends) })
+	for _, i := range due {
+		l := &m.lots[i]
+		if n := min(l.rest(), l.rollCap); n > 0 && (l.rollFor == wallet.Forever || l.ends.Add(l.rollFor).After(at)) {
+			m.roll(i, n, l.ends, l.rollFor)
+			l = &m.lots[i]
+		}
+		l.lapsed += l.rest()
+	}
+}
+
+// roll lets units of a lot go on in another one.
+func (m *model) roll(i int, units int64, from time.Time, lasts time.Duration) {
+	l := &m.lots[i]
+	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late}
+	if lasts != wallet.Forever {
+		next.ends = from.Add(lasts)
+	}
+	l.rolled += units
+	l.rollCap = 0
+	l.child = len(m.lots) + 1
+	m.lots = append(m.lots, next)
+}
+
+// lapse ends the lots that are due, where that is all that is to be written.
+func (m *model) lapse(now time.Time) {
+	at := mLater(now, m.last)
+	for i := range m.lots {
+		if m.lots[i].due(at) && m.lots[i].rest() > 0 {
+			m.endLots(m.at(now))
+			return
+		}
+	}
+}
+
+// settled is the wallet as a reader sees it.
+func (m *model) settled(now time.Time) *model {
+	c := m.clone()
+	if c.opened || len(c.holds) > 0 {
+		c.settle(now)
+	}
+	return c
+}
+
+// take takes units of the lots, in their order.
+func (m *model) take(units int64) (parts []mPart) {
+	for _, i := range m.order() {
+		if n := min(units, m.lots[i].rest()); n > 0 {
+			parts = append(parts, mPart{i, n})
+			units -= n
+		}
+	}
+	return parts
+}
+
+func mSum(parts []mPart) (units int64) {
+	for _, p := range parts {
+		units += p.amount
+	}
+	return units
+}
+
+func (m *model) spend(units int64) []mPart {
+	if !m.opened {
+		m.plain -= units
+		return []mPart{{-1, units}}
+	}
+	parts := m.take(units)
+	for _, p := range parts {
+		m.lots[p.lot].drawn += p.amount
+	}
+	if over := units - mSum(parts); over > 0 {
+		m.debt += over
+		parts = append(parts, mPart{-1, over})
+	}
+	return parts
+}
+
+func (m *model) keep(units int64) []mPart {
+	if !m.opened {
+		return nil
+	}
+	parts := m.take(units)
+	for _, p := range parts {
+		m.lots[p.lot].kept += p.amount
+	}
+	if over := units - mSum(parts); over > 0 {
+		parts = append(parts, mPart{-1, over})
+	}
+	return parts
+}
+
+// pay pays what is overdrawn, if there is what to pay with: first what was spent, then what is held, the oldest hold first.
+func (m *model) pay() {
+	if !m.opened {
+		return
+	}
+	for _, p := range m.take(m.debt) {
+		m.lots[p.lot].drawn += p.amount
+		m.debt -= p.amount
+		m.serial++
+		m.paid = append(m.paid, mPaid{m.serial, p.lot, p.amount})
+	}
+	for i := range m.holds {
+		h := &m.holds[i]
+		for j := range h.parts {
+			if h.parts[j].lot >= 0 {
+				continue
+			}
+			for _, p := range m.take(h.parts[j].amount) {
+				m.lots[p.lot].kept += p.amount
+				h.parts[j].amount -= p.amount
+				h.parts = append(h.parts, p)
+			}
+		}
+		h.parts = slices.DeleteFunc(h.parts, func(p mPart) bool { return p.amount == 0 })
+	}
+}
+
+// split takes the first units of what a hold keeps, in the order of lots, and overdraft last.
+func (m *model) split(h *mHold, units int64) (first []mPart) {
+	slices.SortStableFunc(h.parts, func(a, b mPart) int {
+		if a.lot < 0 || b.lot < 0 {
+			return cmp.Compare(b.lot, a.lot)
+		}
+		return m.before(a.lot, b.lot)
+	})
+	var merged, rest []mPart
+	for _, p := range h.parts {
+		if n := len(merged); n > 0 && merged[n-1].lot == p.lot {
+			merged[n-1].amount += p.amount
+		} else {
+			merged = append(merged, p)
+		}
+	}
+	for _, p := range merged {
+		n := min(units, p.amount)
+		units -= n
+		if n > 0 {
+			first = append(first, mPart{p.lot, n})
+		}
+		if n < p.amount {
+			rest = append(rest, mPart{p.lot, p.amount - n})
+		}
+	}
+	h.parts = rest
+	return first
+}
+
+// letGo gives back what a hold keeps. Of a lot that has ended it lapses.
+func (m *model) letGo(h *mHold, units int64) {
+	h.amount -= units
+	for _, p := range m.split(h, units) {
+		if p.lot < 0 {
+			continue
+		}
+		l := &m.lots[p.lot]
+		if l.kept -= p.amount; l.due(m.last) {
+			l.lapsed += p.amount
+		}
+	}
+}
+
+// giveBack gives units of a refund back to a lot. Of one that has ended they lapse, or go on in a new one.
+func (m *model) giveBack(lot int, units int64, at time.Time) {
+	l := &m.lots[lot]
+	if l.drawn -= units; !l.due(at) {
+		return
+	}
+	if l.late == wallet.Lapse {
+		l.lapsed += units
+		return
+	}
+	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late}
+	if l.late != wallet.Forever {
+		next.ends = at.Add(l.late)
+	}
+	l.rolled += units
+	m.lots = append(m.lots, next)
+}
+
+// refund gives units of a draw back: to its lots, the last one first. What was overdrawn is so no more; what was paid back since
+// goes back to the lot that paid; the rest becomes a lot.
+func (m *model) refund(d *mDraw, units int64, now time.Time) {
+	at := m.at(now)
+	d.refunded += units
+	if !m.opened {
+		m.plain += units
+		return
+	}
+	bare := int64(0)
+	for left := units; left > 0; {
+		p := &d.parts[len(d.parts)-1]
+		n := min(left, p.amount)
+		if p.lot < 0 {
+			bare += n
+		} else {
+			m.giveBack(p.lot, n, at)
+		}
+		left -= n
+		if p.amount -= n; p.amount == 0 {
+			d.parts = d.parts[:len(d.parts)-1]
+		}
+	}
+	n := min(bare, m.debt)
+	m.debt -= n
+	bare -= n
+	for i := len(m.paid) - 1; i >= 0 && bare > 0; i-- {
+		if p := &m.paid[i]; p.serial > d.serial {
+			n := min(bare, p.amount)
+			p.amount -= n
+			bare -= n
+			m.giveBack(p.lot, n, at)
+		}
+	}
+	if bare > 0 {
+		m.lots = append(m.lots, mLot{amount: bare, late: wallet.Lapse})
+	}
+	m.pay()
+}
+
+// grant adds a lot. The first one makes the scope a wallet: what it has becomes a lot that never ends.
+func (m *model) grant(l mLot, now time.Time) {
+	m.open()
+	m.endLots(m.at(now))
+	m.lots = append(m.lots, l)
+	m.pay()
+}
+
+func (m *model) open() {
+	if m.opened {
+		return
+	}
+	m.opened = true
+	covered, held := max(0, m.plain), m.held()
+	m.debt = max(0, -m.plain)
+	if covered > 0 {
+		m.lots = append(m.lots, mLot{amount: covered, kept: min(held, covered), late: wallet.Lapse})
+	}
+	left := min(held, covered)
+	for i := range m.holds {
+		h := &m.holds[i]
+		if h.ended {
+			continue
+		}
+		n := min(left, h.amount)
+		left -= n
+		if n > 0 {
+			h.parts = append(h.parts, mPart{0, n})
+		}
+		if n < h.amount {
+			h.parts = append(h.parts, mPart{-1, h.amount - n})
+		}
+	}
+}
+
+func mLater(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
