@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
@@ -125,6 +127,7 @@ func TestTx_ADrawThatIsRefusedLeavesNothingOfItsCommand(t *testing.T) {
 		require.ErrorAs(t, err, &exceeded)
 		require.Equal(t, d.Wallet, exceeded.Refusals[0].Scope)
 		require.Equal(t, "wallet", exceeded.Refusals[0].Limit.Name)
+		require.Equal(t, http.StatusPaymentRequired, httpmetered.ProblemOf(err).Status)
 		require.Equal(t, [][3]int64{{0, 0, 0}}, p.lots("ann"))
 	}
 	_, err := metered.Do(t.Context(), p.c, metered.Command{ID: "op"}, p.drawing(wallet.Draw{Wallet: "ann", Amount: 1}))
