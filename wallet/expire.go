@@ -77,7 +77,7 @@ func (b *Book) Expire(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 		return ExpireReport{}, invalid("ExpireOptions.Max", "%d is negative", opts.Max)
 	}
 	s := sweeper{book: b, end: "-infinity", batch: opts.Batch}
-	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Sweep, Name: "lots"})
+	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "wallet.expire"})
 	err := s.run(ctx, pool, opts)
 	span.With(observe.End{Err: err, Rows: int64(s.report.Ended)})
 	return s.report, err
