@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
@@ -125,6 +127,7 @@ func TestTx_ADrawThatIsRefusedLeavesNothingOfItsCommand(t *testing.T) {
 		require.ErrorAs(t, err, &exceeded)
 		require.Equal(t, d.Wallet, exceeded.Refusals[0].Scope)
 		require.Equal(t, "wallet", exceeded.Refusals[0].Limit.Name)
+		require.Equal(t, http.StatusPaymentRequired, httpmetered.ProblemOf(err).Status)
 		require.Equal(t, [][3]int64{{0, 0, 0}}, p.lots("ann"))
 	}
 	_, err := metered.Do(t.Context(), p.c, metered.Command{ID: "op"}, p.drawing(wallet.Draw{Wallet: "ann", Amount: 1}))
@@ -279,4 +282,32 @@ func TestLeases_OfAWalletAreOfItsLots(t *testing.T) {
 	require.Zero(t, held)
 	require.Equal(t, 60-spent, lapsed, "of the first lot, which had ended")
 	require.EqualValues(t, 40, p.left("hot"))
+}
+
+// A carved budget is of the wallet's lots: what it used is drawn of them, past the end of a lot, too, and the rest of that lot lapses.
+func TestCarver_FromAWallet(t *testing.T) {
+	t.Parallel()
+	p := newPurse(t, wallet.Config{})
+	p.grant("ann", 10, 5*time.Minute)
+	p.grant("ann", 20, 0)
+	carver, err := leases.NewCarver(p.c.Budget)
+	require.NoError(t, err)
+	in := func(f func(tx pgx.Tx) error) { require.NoError(t, pgx.BeginFunc(t.Context(), p.pool, f)) }
+	in(func(tx pgx.Tx) error {
+		_, err := carver.Carve(t.Context(), tx, leases.Carving{Child: "ann/run", From: p.book.Charge("ann", 15), TTL: time.Hour})
+		return err
+	})
+	require.Equal(t, [][3]int64{{0, 10, 0}, {0, 5, 0}}, p.lots("ann"))
+	p.clock.Advance(10 * time.Minute)
+	require.EqualValues(t, 15, p.left("ann"))
+	in(func(tx pgx.Tx) error {
+		_, err := p.c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "ann/run", Amount: 7, Limits: []budget.Limit{budget.Prepaid()}})
+		return err
+	})
+	in(func(tx pgx.Tx) error {
+		_, err := carver.Close(t.Context(), tx, "ann/run", budget.Note{})
+		return err
+	})
+	require.Equal(t, [][3]int64{{7, 0, 3}, {0, 0, 0}}, p.lots("ann"), "5 are free again")
+	require.EqualValues(t, 20, p.left("ann"))
 }

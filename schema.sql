@@ -487,7 +487,7 @@ create table metered.operations (
     amounts     bigint[],               -- what each was charged
     seqs        bigint[],               -- the number of each entry
     ats         timestamptz[],          -- the time of each entry
-    holds       text[],                 -- JSON: what was placed, captured, released
+    holds       text[],                 -- JSON: what was placed, captured, released; and what it drew of wallets by a step of its own
     refusal     json,                   -- of one that was refused: why; its result is empty
     name        text collate "C",       -- what the command is; null for none, and of a record of version 1
     jobs        bigint[],               -- the ids of River's jobs that it made
@@ -6766,7 +6766,7 @@ comment on column metered.operations.scopes is 'what was charged, for the receip
 comment on column metered.operations.amounts is 'what each was charged';
 comment on column metered.operations.seqs is 'the number of each entry';
 comment on column metered.operations.ats is 'the time of each entry';
-comment on column metered.operations.holds is 'JSON: what was placed, captured, released';
+comment on column metered.operations.holds is 'JSON: what was placed, captured, released; and what it drew of wallets by a step of its own';
 comment on column metered.operations.refusal is 'of one that was refused: why; its result is empty';
 comment on column metered.operations.name is 'what the command is; null for none, and of a record of version 1';
 comment on column metered.operations.jobs is 'the ids of River''s jobs that it made';

@@ -155,7 +155,12 @@ func (b *behind) commands() {
 	command := func(id string) metered.Command {
 		return metered.Command{ID: b.id(id), Input: 1, Charges: []budget.Charge{{Scope: "units", Amount: 1, Limits: hourly}}, EarlyLook: true}
 	}
+	book, err := wallet.New(b.c.Budget, wallet.Config{Overdraft: 1000})
+	require.NoError(b.t, err)
 	all := func(ctx context.Context, tx *metered.Tx) (any, error) {
+		if err := tx.Draw(book, wallet.Draw{Wallet: "drawn", Amount: 1, UpTo: true}); err != nil {
+			return nil, err
+		}
 		_, err := tx.Enqueue(ctx, process{b.id("job")}, &jobs.Options{Key: b.id("command")})
 		if err == nil {
 			_, err = tx.Place(ctx, holds.Request{Lines: []holds.Line{{Scope: "seats", Amount: 1}}, TTL: time.Hour}, nil)

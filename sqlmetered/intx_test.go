@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/sqlmetered"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // in runs InTx with the test's context.
@@ -49,6 +50,43 @@ func TestInTx_AnEndedTransactionIsRefused(t *testing.T) {
 		2*time.Minute, time.Millisecond, "database/sql rolls back by itself")
 	require.ErrorIs(t, sqlmetered.Commit(tx), sql.ErrTxDone)
 	require.ErrorIs(t, sqlmetered.InTx(ctx, s.begin(t, sql.LevelDefault), never), context.Canceled)
+}
+
+// Credit in lots is granted and drawn in a *sql.Tx: a command that is refused leaves it usable, and a rollback leaves nothing.
+func TestDoTx_DrawsFromAWallet(t *testing.T) {
+	t.Parallel()
+	s := setUp(t, pgtest.Options{})
+	book, err := wallet.New(s.c.Budget, wallet.Config{})
+	require.NoError(t, err)
+	for _, commits := range []bool{false, true} {
+		tx := s.begin(t, sql.LevelDefault)
+		require.NoError(t, in(t, tx, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, For: time.Hour, Reference: "r"})
+			return err
+		}))
+		draw := func(id string, d wallet.Draw) (metered.Outcome[int], error) {
+			return sqlmetered.DoTx(t.Context(), s.c, tx, metered.Command{ID: id, Input: 1}, func(_ context.Context, tx *metered.Tx) (int, error) {
+				return 0, tx.Draw(book, d)
+			})
+		}
+		_, err := draw("too much", wallet.Draw{Wallet: "ann", Amount: 11})
+		require.ErrorIs(t, err, budget.ErrExceeded)
+		out, err := draw("all", wallet.Draw{Wallet: "ann", Amount: 11, UpTo: true})
+		require.NoError(t, err)
+		require.EqualValues(t, 10, out.Draws[0].Amount)
+		again, err := draw("all", wallet.Draw{})
+		require.NoError(t, err)
+		require.Equal(t, out.Draws, again.Draws)
+		if !commits {
+			require.NoError(t, tx.Rollback())
+			continue
+		}
+		require.NoError(t, sqlmetered.Commit(tx))
+	}
+	b, err := book.Balance(t.Context(), s.pool, "ann")
+	require.NoError(t, err)
+	require.Zero(t, b.Units)
+	require.Positive(t, b.Seq)
 }
 
 func TestInTx_TheFunctionCannotEndTheTransaction(t *testing.T) {

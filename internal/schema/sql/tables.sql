@@ -328,7 +328,7 @@ create table metered.operations (
     amounts     bigint[],               -- what each was charged
     seqs        bigint[],               -- the number of each entry
     ats         timestamptz[],          -- the time of each entry
-    holds       text[],                 -- JSON: what was placed, captured, released
+    holds       text[],                 -- JSON: what was placed, captured, released; and what it drew of wallets by a step of its own
     refusal     json,                   -- of one that was refused: why; its result is empty
     name        text collate "C",       -- what the command is; null for none, and of a record of version 1
     jobs        bigint[],               -- the ids of River's jobs that it made
