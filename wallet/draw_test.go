@@ -1,9 +1,11 @@
 package wallet_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
@@ -122,4 +124,46 @@ func TestWallet_BeginsWithWhatTheScopeHas(t *testing.T) {
 	require.Equal(t, map[string]int64{"a": 6}, f.left())
 	f.refund(1, 3)
 	require.Equal(t, map[string]int64{"a": 9}, f.left())
+}
+
+// A batch charges wallets beside other scopes; each charge is judged by what those before it left.
+func TestBatch_SpendsLots(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 5, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 5, Reference: "ever"})
+	f.clock.Set(noon.Add(time.Hour))
+	charges := []budget.Charge{f.book.Charge("ann", 3), {Scope: "other", Amount: 1}, f.book.Charge("ann", 3), f.book.Charge("ann", 2)}
+	answers, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]budget.Result, error) { return f.ledger.ChargeEach(ctx, tx, charges...) })
+	require.NoError(t, err)
+	for i, a := range answers {
+		if i == 2 {
+			require.ErrorIs(t, a.Err, budget.ErrExceeded)
+			continue
+		}
+		require.NoError(t, a.Err)
+	}
+	f.has(0)
+	kinds, _ := f.kinds(3)
+	require.Equal(t, []budget.Kind{budget.KindLapse, budget.KindCharge, budget.KindCharge}, kinds)
+}
+
+// A clock that was ahead, and was repaired: what ended by it has ended.
+func TestLot_EndsByTheEntrysTimeWhereTheClockIsBehind(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 5, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 5, Reference: "ever"})
+	f.clock.Set(noon.Add(time.Hour - time.Second))
+	f.draw(1)
+	f.clock.Set(noon.Add(time.Hour + time.Second))
+	f.grant(wallet.Grant{Amount: 1, Reference: "new"})
+	f.clock.Set(noon)
+	f.has(6)
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockRepair, error) {
+		return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
+	})
+	require.NoError(t, err)
+	f.has(6)
+	require.Equal(t, noon, f.draw(2).At)
 }
