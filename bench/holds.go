@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 )
@@ -29,6 +30,15 @@ var holdFigures = []figure{
 			out, err := b.compare(ctx, b.sequential(), options{}, oneOf(1000),
 				entry{"place + capture", placeAndCapture}, entry{"charge", chargeMetered})
 			return out.cost("place + capture", "charge"), err
+		},
+	},
+	{
+		name: "session_vs_hold_and_command", unit: "times the cost", goal: atMost(1.2),
+		meaning: "metered.Open and Settle, against placing a hold in a transaction and metered.Do that captures it",
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			out, err := b.compare(ctx, b.sequential(), options{}, oneOf(1000),
+				entry{"open + settle", session}, entry{"place + command", placeAndCommand})
+			return out.cost("open + settle", "place + command"), err
 		},
 	},
 	{
@@ -92,6 +102,31 @@ func placeAndCapture(k *kit) contender {
 			_, err := k.client.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
 			return err
 		})
+	}}
+}
+
+func session(k *kit) contender {
+	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+		s, err := metered.Open[int](ctx, k.client, metered.Reservation{ID: metered.NewID(), Lines: k.request().Lines})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		_, err = s.Settle(ctx, metered.Used{All: true}, nil)
+		return err
+	}}
+}
+
+func placeAndCommand(k *kit) contender {
+	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+		h, err := k.place(ctx, k.request())
+		if err != nil {
+			return err
+		}
+		_, err = metered.Do(ctx, k.client, metered.Command{ID: metered.NewID(), Input: h.ID}, func(ctx context.Context, tx *metered.Tx) (int, error) {
+			return 0, tx.Capture(holds.Capture{IDs: []string{h.ID}, All: true})
+		})
+		return err
 	}}
 }
 
