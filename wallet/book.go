@@ -59,7 +59,6 @@ var (
 	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
 	ledgerObserver = lend.LedgerObserver.(func(*budget.Ledger) *observed.To)
 	ledgerFailed   = lend.LedgerFailed.(func(string, error) error)
-	noteJSON       = lend.NoteJSON.(func(budget.Note) string)
 )
 
 // New returns a Book on the ledger, with its schema and its timeout for locks, or an *ArgumentError. It does not touch the database.
