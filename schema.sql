@@ -1608,6 +1608,27 @@ begin
 end
 $$;
 
+-- What credit that lapses crosses, of which no charge says so. e is the scope's last entry, with credited as it will be. The caller
+-- appends the next one with crossed, and tells of crossings.
+create function metered.cross_lowered(e metered.ledger, of_limits metered.charge_limit[], clk timestamptz,
+    out crossed jsonb, out crossings jsonb)
+language plpgsql stable
+as $$
+declare
+    lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
+    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
+    w    record;
+begin
+    crossed := e.crossed;
+    if cardinality(lifetimes) > 0 then
+        w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
+        crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+    end if;
+end
+$$;
+
 -- Writes the entries of charges, all or none. Either denied is null, and each charge has an
 -- entry, or nothing was written. mode says what becomes of a denial: answer; or raise, as
 -- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
@@ -5622,14 +5643,14 @@ begin
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,
             capture_holds,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,
             check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
-            consume_token,create_scopes,created_json,credit,cross_thresholds,due_after,due_holds,entry_for_write,
-            expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,finish_command,
-            first_due,first_for_write,fits,fits_origin,free_lines,fresh,held_here,hold_as_json,hold_json,
-            inspect_token,judge,keep_memory,kept_told,key_fits,last_entry,later_due,lease_key,lease_to_settle,
-            leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,
-            lock_keys,lock_place,lock_scopes,look_place,memory_kept,mint_tokens,missing_hold,missing_token,
-            named_holds,next_entry,no_amount,one_snapshot,open_lease,others_fall_due,overdue,period_at,
-            periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_operations,
+            consume_token,create_scopes,created_json,credit,cross_lowered,cross_thresholds,due_after,due_holds,
+            entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
+            finish_command,first_due,first_for_write,fits,fits_origin,free_lines,fresh,held_here,hold_as_json,
+            hold_json,inspect_token,judge,keep_memory,kept_told,key_fits,last_entry,later_due,lease_key,
+            lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,
+            lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,mint_tokens,missing_hold,
+            missing_token,named_holds,next_entry,no_amount,one_snapshot,open_lease,others_fall_due,overdue,
+            period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_operations,
             purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,
             refund,refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
             release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,

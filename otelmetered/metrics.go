@@ -41,7 +41,7 @@ type instruments struct {
 	roundTrips, batch                                         metric.Int64Histogram
 
 	retries, lockTimeouts, denials, thresholds, lost, resolved, consumed, refused, holds, jobs counter
-	left, purged, leased, recalls, overflow                                        counter
+	left, purged, leased, recalls, overflow                                                    counter
 
 	out metric.Int64UpDownCounter
 	lag metric.Float64Gauge
