@@ -20,6 +20,9 @@ func TestThreshold_IsToldByLeasesAndCarvings(t *testing.T) {
 	_, err := f.db.Exec(t.Context(), `create table told (scope text, name text)`)
 	require.NoError(t, err)
 	cfg := budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		if c.Scope == "hot" && c.Threshold.Name == "200" && c.Held < 200 {
+			c.Threshold.Name = "200 by a charge"
+		}
 		_, err := tx.Exec(ctx, `insert into told values ($1, $2)`, c.Scope, c.Threshold.Name)
 		return err
 	}}
