@@ -2630,6 +2630,27 @@ begin
 end
 $$;
 
+-- What credit that lapses crosses, of which no charge says so. e is the scope's last entry, with credited as it will be. The caller
+-- appends the next one with crossed, and tells of crossings.
+create function metered.cross_lowered(e metered.ledger, of_limits metered.charge_limit[], clk timestamptz,
+    out crossed jsonb, out crossings jsonb)
+language plpgsql stable
+as $$
+declare
+    lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
+    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
+    w    record;
+begin
+    crossed := e.crossed;
+    if cardinality(lifetimes) > 0 then
+        w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
+        crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+    end if;
+end
+$$;
+
 -- Writes the entries of charges, all or none. Either denied is null, and each charge has an
 -- entry, or nothing was written. mode says what becomes of a denial: answer; or raise, as
 -- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
@@ -6999,8 +7020,8 @@ begin
             begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,capture_minima,
             carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
             clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
-            created_json,credit,credit_lot,cross_thresholds,crossed_at,draw,due_after,due_holds,end_lots,
-            entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
+            created_json,credit,credit_lot,cross_lowered,cross_thresholds,crossed_at,draw,due_after,due_holds,
+            end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
             find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,free_lots,fresh,
             give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,kept_told,
             key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,

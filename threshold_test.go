@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/observe"
 )
 
 // tellTo writes crossings into the table told, in their own transactions.
@@ -80,7 +81,8 @@ func TestThreshold_IsToldByTheCommandThatCrossesIt(t *testing.T) {
 
 func TestThreshold_IsToldByWhateverACommandDoesAtItsEnd(t *testing.T) {
 	t.Parallel()
-	pool, c := setUpTelling(t, metered.Config{})
+	var r pgtest.Recorder
+	pool, c := setUpTelling(t, metered.Config{Observer: &r})
 	stock := telling("", 1).Limits
 	place := func(id, scope string, amount int64) error {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: id, Holds: []holds.Request{
@@ -89,6 +91,7 @@ func TestThreshold_IsToldByWhateverACommandDoesAtItsEnd(t *testing.T) {
 	}
 	require.NoError(t, place("hold", "held", 80))
 	require.Equal(t, []string{"80%"}, told(t, pool, "held"), "what is held counts")
+	require.EqualValues(t, 1, r.Sum(observe.Threshold))
 
 	for _, over := range []holds.Over{holds.OverIfFits, holds.OverAllowed} {
 		scope := "captured " + string(over)

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Bounds of thresholds.
@@ -276,6 +277,7 @@ func (l *Ledger) tellCrossings(ctx context.Context, tx pgx.Tx, crossings []Cross
 		if err != nil {
 			return &CrossingError{Crossing: c, Err: err}
 		}
+		l.observer.Event(ctx, observe.Event{Kind: observe.Threshold, Name: c.Limit.word() + "/" + c.Threshold.Name, N: 1, Pending: true})
 	}
 	return nil
 }

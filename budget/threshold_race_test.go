@@ -140,13 +140,14 @@ func TestThreshold_IsToldByEveryWayToCharge(t *testing.T) {
 
 	var results []budget.Result
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
-		results, err = l.ChargeEach(t.Context(), tx, of("each", 4), of("each", 4), of("each", 4), of("each", 2), of("other", 1))
+		results, err = l.ChargeEach(t.Context(), tx, of("each", 4), of("each", 4), of("each", 4), of("each", 2), of("other", 1), of("fits", 5))
 		return err
 	}))
 	require.Equal(t, []int{0, 1, 0, 0, 0}, []int{len(results[0].Crossed), len(results[1].Crossed), len(results[2].Crossed), len(results[3].Crossed), len(results[4].Crossed)})
 	require.EqualValues(t, 2, results[1].Crossed[0].Seq)
 	require.ErrorIs(t, results[2].Err, budget.ErrExceeded)
 	require.Equal(t, []string{"half"}, told(t, pool, "each"))
+	require.Equal(t, []string{"half"}, told(t, pool, "fits"), "where all charges of the scope fit, too")
 	requireVerified(t, pool, l)
 }
 
@@ -196,7 +197,8 @@ func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 	require.NoError(t, check(l, day.Tell(eighty()...), stock.Tell(eighty()...)))
 	require.NoError(t, check(l, stock.Tell(budget.Threshold{Name: name(budget.MaxThresholdNameBytes), Left: budget.MaxLimit, Rearm: budget.MaxLimit})))
 	require.Equal(t, stock, stock.Tell(eighty()...).Tell())
-	require.True(t, stock.Tell(eighty()...) == stock.Tell(eighty()...), "limits of the same thresholds are the same")
+	one, same := stock.Tell(eighty()...), stock.Tell(eighty()...)
+	require.True(t, one == same, "limits of the same thresholds are the same")
 	require.Equal(t, eighty(), stock.Tell(eighty()...).Thresholds())
 	var nine []budget.Threshold
 	for i := range budget.MaxThresholds + 1 {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -176,4 +177,41 @@ func TestThreshold_WhatIsToldCommitsWithTheChargeOrNot(t *testing.T) {
 	veto = false
 	mustCharge(t, pool, l, "a", 1, limit)
 	require.Equal(t, []string{"80%"}, told(t, pool, "a"))
+}
+
+// What a wallet's sweeper asks before it writes that credit lapses: nobody charges then.
+func TestThreshold_OfABalanceIsCrossedByCreditThatLapses(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := openTelling(t, budget.Config{})
+	low := budget.Prepaid().Tell(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
+	mustCredit(t, pool, l, "a", 1000)
+	mustCharge(t, pool, l, "a", 100, low)
+	call, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.PerWindow(10, time.Hour), low}})
+	require.NoError(t, err)
+	lapse := func(units int64) {
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			var crossings []byte
+			err := tx.QueryRow(t.Context(), `
+				with tip as (select jsonb_populate_record(y, jsonb_build_object('credited', y.credited - $2::bigint)) as e
+					from metered.ledger y where y.scope = 'a' order by y.seq desc limit 1),
+				told as (select (e).*, w.crossings, w.crossed as after from tip, lateral metered.cross_lowered(e, ($1::metered.new_charge[])[1].limits, metered.clock()) w),
+				entry as (insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, crossed)
+					select seq + 1, $2, at, spent, refunded, credited, held, epoch, 'd', scope, after from told)
+				select crossings from told`, ledger.Charges(ledger.Telling(call.Charges, true)), units).Scan(&crossings)
+			if err != nil {
+				return err
+			}
+			return call.Cross(t.Context(), tx, crossings)
+		}))
+	}
+	lapse(399)
+	require.Empty(t, told(t, pool, "a"))
+	lapse(1)
+	require.Equal(t, []string{"low"}, told(t, pool, "a"))
+	lapse(100)
+	require.Empty(t, told(t, pool, "a"), "it was told")
+	mustCharge(t, pool, l, "a", 1, low)
+	require.Empty(t, told(t, pool, "a"), "to charges, too")
+	lapse(399)
+	require.Equal(t, []string{"gone"}, told(t, pool, "a"))
 }

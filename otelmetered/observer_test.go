@@ -218,6 +218,7 @@ func TestObserver_HasNoMoreLabelsThanItsBound(t *testing.T) {
 		name := fmt.Sprint("customer ", i)
 		ctx, end := w.Start(t.Context(), observe.Op{Work: observe.Command, Name: name, ID: name, Namespace: name})
 		w.Event(ctx, observe.Event{Kind: observe.Denied, Name: name, N: 1})
+		w.Event(ctx, observe.Event{Kind: observe.Threshold, Name: "customer 0", N: 1, Pending: true})
 		_, enqueued := w.Start(ctx, observe.Op{Work: observe.Enqueue, Name: name})
 		enqueued(observe.End{})
 		end(observe.End{Outcome: observe.Failed, Err: fmt.Errorf("of %s: %w", name, &pgconn.PgError{Code: fmt.Sprintf("%05d", i)})})
@@ -227,6 +228,7 @@ func TestObserver_HasNoMoreLabelsThanItsBound(t *testing.T) {
 	require.LessOrEqual(t, strings.Count(text, "metered_command_duration_seconds_count{"), 36)
 	require.NotContains(t, text, "customer 999")
 	w.requireValue(995, "metered_denials_total", "metered_limit=other")
+	w.requireValue(1000, "metered_thresholds_total", "metered_limit=customer 0")
 	w.requireValue(995, "metered_labels_overflow_total", "metered_label=limit")
 	w.requireValue(995, "metered_labels_overflow_total", "metered_label=command")
 	names := map[string]bool{}

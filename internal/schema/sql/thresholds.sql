@@ -182,3 +182,24 @@ begin
     raise exception 'a threshold is crossed, and nobody would be told' using errcode = 'MT011';
 end
 $$;
+
+-- What credit that lapses crosses, of which no charge says so. e is the scope's last entry, with credited as it will be. The caller
+-- appends the next one with crossed, and tells of crossings.
+create function metered.cross_lowered(e metered.ledger, of_limits metered.charge_limit[], clk timestamptz,
+    out crossed jsonb, out crossings jsonb)
+language plpgsql stable
+as $$
+declare
+    lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
+    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
+    w    record;
+begin
+    crossed := e.crossed;
+    if cardinality(lifetimes) > 0 then
+        w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
+        crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+    end if;
+end
+$$;
