@@ -1436,15 +1436,15 @@ begin
 end
 $$;
 
--- The same for what one call freed of several scopes; it passes over those that are no wallets.
-create function metered.free_lines(nos bigint[], freed metered.ledger[]) returns void
+-- The same for what one call has just freed of several wallets, in the last entry of each.
+create function metered.free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger;
+    s text;
 begin
-    foreach e in array freed loop
-        perform metered.free_lots(e, array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = e.scope));
+    foreach s in array wallets loop
+        perform metered.free_lots(metered.entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
     end loop;
 end
 $$;
@@ -3747,7 +3747,7 @@ declare
     scopes text[];
     sums   bigint[];
     made   int;
-    wallets metered.ledger[];
+    wallets text[];
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
@@ -3767,8 +3767,8 @@ begin
     from unnest(scopes, sums) f(scope, units),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing
-    returning y as entry, y.lots_end)
-    select count(*), array_agg(m.entry) filter (where m.lots_end is not null) into made, wallets from made m;
+    returning case when y.lots_end is not null then y.scope end as wallet)
+    select count(*), array_agg(m.wallet) filter (where m.wallet is not null) into made, wallets from made m;
     if made < cardinality(scopes) then
         perform metered.collided();
     elsif wallets is not null then

@@ -38,7 +38,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 		*of = append((*of)[:i], (*of)[i+1:]...)
 		return id
 	}
-	for n := range 120 {
+	for n := range 60 {
 		what := ""
 		var err error
 		switch k := r.IntN(20); {

@@ -63,7 +63,7 @@ declare
     scopes text[];
     sums   bigint[];
     made   int;
-    wallets metered.ledger[];
+    wallets text[];
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
@@ -83,8 +83,8 @@ begin
     from unnest(scopes, sums) f(scope, units),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing
-    returning y as entry, y.lots_end)
-    select count(*), array_agg(m.entry) filter (where m.lots_end is not null) into made, wallets from made m;
+    returning case when y.lots_end is not null then y.scope end as wallet)
+    select count(*), array_agg(m.wallet) filter (where m.wallet is not null) into made, wallets from made m;
     if made < cardinality(scopes) then
         perform metered.collided();
     elsif wallets is not null then

@@ -65,15 +65,15 @@ begin
 end
 $$;
 
--- The same for what one call freed of several scopes; it passes over those that are no wallets.
-create function metered.free_lines(nos bigint[], freed metered.ledger[]) returns void
+-- The same for what one call has just freed of several wallets, in the last entry of each.
+create function metered.free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger;
+    s text;
 begin
-    foreach e in array freed loop
-        perform metered.free_lots(e, array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = e.scope));
+    foreach s in array wallets loop
+        perform metered.free_lots(metered.entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
     end loop;
 end
 $$;
