@@ -93,6 +93,7 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 		s, err := c.reserve(ctx, r)
 		if err == nil {
 			s.start(ctx)
+			s.tell(sessionOpened)
 			return &Session[R]{s: s}, nil
 		}
 		if !errors.Is(err, errRecorded) {

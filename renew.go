@@ -43,9 +43,16 @@ func (s *session) renewals(ctx context.Context) {
 			s.cancel(&RenewalError{ID: s.r.ID, Due: s.due(), Cause: failed})
 			return
 		}
-		if failed = s.renew(ctx); errors.Is(failed, ErrLost) && !s.settling() && ctx.Err() == nil {
-			s.close(failed)
+		failed = s.renew(ctx)
+		switch {
+		case failed == nil:
+			s.tell(sessionRenewed)
+		case ctx.Err() != nil: // the session ends
+		case errors.Is(failed, ErrLost) && !s.settling():
+			s.close(failed, sessionLost)
 			return
+		case !errors.Is(failed, ErrLost) && !errors.Is(failed, holds.ErrCeiling):
+			s.tell(sessionNotRenewed)
 		}
 	}
 }

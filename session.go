@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Answers of sessions. Nothing was done.
@@ -171,11 +172,11 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 	}
 	if err != nil {
 		if lost := (*LostError)(nil); errors.As(err, &lost) {
-			h.end(lost)
+			h.end(lost, sessionLost)
 		}
 		return Outcome[R]{}, err
 	}
-	h.end(nil)
+	h.end(nil, sessionSettled)
 	return out, nil
 }
 
@@ -215,9 +216,9 @@ func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 		return err
 	})
 	if err = h.lost(err); errors.Is(err, ErrLost) {
-		h.end(err)
+		h.end(err, sessionLost)
 	} else if err == nil {
-		h.end(nil)
+		h.end(nil, sessionCancelled)
 	}
 	return err
 }
@@ -234,7 +235,7 @@ func (s *session) repeat(ctx context.Context, fn func(pgx.Tx) error) error {
 
 // Close ends the session's renewals and its context. What is neither settled nor cancelled is left as by a process that died:
 // its units are free when its hold falls due. It sends nothing. Defer it.
-func (s *Session[R]) Close() { s.s.end(nil) }
+func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
 // lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.
 func (s *session) lost(err error) error {
@@ -266,20 +267,44 @@ func (s *session) settle() (over func()) {
 	}
 }
 
+// What observers are told of a session.
+const (
+	sessionOpened     = "opened"
+	sessionRenewed    = "renewed"
+	sessionNotRenewed = "not_renewed"
+	sessionSettled    = "settled"
+	sessionCancelled  = "cancelled"
+	sessionLost       = "lost"
+	sessionAbandoned  = "abandoned"
+)
+
+func (s *session) tell(what string) {
+	s.client.observer.Event(s.ctx, observe.Event{Kind: observe.Session, Name: what})
+}
+
 // end ends the session, for the cause, and waits for its goroutine.
-func (s *session) end(cause error) {
-	s.close(cause)
+func (s *session) end(cause error, as string) {
+	s.close(cause, as)
 	if s.done != nil {
 		<-s.done
 	}
 }
 
-func (s *session) close(cause error) {
+// close ends the session, and tells what it ended as, if it has not ended before.
+func (s *session) close(cause error, as string) {
+	if s.closed(cause) {
+		s.tell(as)
+	}
+}
+
+func (s *session) closed(cause error) (now bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.ended {
-		s.ended = true
-		s.cancel(cause)
-		s.stop()
+	if s.ended {
+		return false
 	}
+	s.ended = true
+	s.cancel(cause)
+	s.stop()
+	return true
 }

@@ -40,7 +40,7 @@ const (
 	Call     Work = "call"     // a call of a piece, as "budget.charge" or "holds.place", with its round trips
 	Enqueue  Work = "enqueue"  // jobs.Enqueue or EnqueueMany; Name is the kind of the first job
 	Batch    Work = "batch"    // one transaction of a budget.Batcher; End.Rows are the charges that it made
-	Sweep    Work = "sweep"    // holds.Book.Sweep; End.Rows are the holds that were announced
+	Sweep    Work = "sweep"    // holds.Book.Sweep, without a Name, or wallet.Book.Expire, "lots"; End.Rows are the holds announced, or the lots ended
 	Purge    Work = "purge"    // "entries" "operations" "holds" "tokens" "job_keys" "leases"; End.Rows were deleted
 	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
 )
@@ -119,13 +119,23 @@ const (
 	// SweepLag: when a sweep began, the oldest hold that was due and not swept was so late: Lag, 0 without one.
 	SweepLag  Kind = "sweep_lag"
 	SweepLeft Kind = "sweep_left" // N holds were left for the next sweep: "skipped" (in use), "failed" (a subscriber)
-	Purged    Kind = "purged"     // N rows of a Purge's Name are deleted; told after each batch
+	// LotsLag and LotsLeft are the same of the sweep of lots (wallet.Book.Expire).
+	LotsLag  Kind = "lots_lag"
+	LotsLeft Kind = "lots_left"
+	Purged   Kind = "purged" // N rows of a Purge's Name are deleted; told after each batch
 
 	LeaseOpened   Kind = "lease_opened"   // N units are out in this process
 	LeaseEnded    Kind = "lease_ended"    // N units, as they were opened, are not any more
 	LeaseSpent    Kind = "lease_spent"    // N units of a lease that this process settled, whoever had it
 	LeaseReturned Kind = "lease_returned" // and N units of it that were free again
 	LeaseRecalled Kind = "lease_recalled" // this process asked all for their slices of a scope, after a denial
+
+	Lots       Kind = "lots"        // N lots of wallets were "granted", "revoked" (in part or whole), "rolled over", or "ended" by a sweep
+	LotsLapsed Kind = "lots_lapsed" // N units lapsed of lots: breakage, as a sweep met it, whoever ended the lots
+
+	// Session: a session (metered.Open) was "opened"; "renewed", or "not_renewed" by a try that failed, while its work goes on; and
+	// ended: "settled", "cancelled", "lost", or "abandoned", which is closed without any of these.
+	Session Kind = "session"
 )
 
 // Event is something that happened.
@@ -137,5 +147,5 @@ type Event struct {
 	// committed, or an answer that nothing takes back, as a denial. Of a command with metered.Do, tokens and holds are told
 	// when they are committed. Jobs are always pending.
 	Pending bool
-	Lag     time.Duration // of SweepLag
+	Lag     time.Duration // of SweepLag and LotsLag
 }

@@ -27,6 +27,15 @@ const (
 	labelTable      = attribute.Key("metered.table")
 	labelUnits      = attribute.Key("metered.units")
 	labelLabel      = attribute.Key("metered.label")
+	labelSweep      = attribute.Key("metered.sweep")
+	labelLots       = attribute.Key("metered.lot")
+	labelSession    = attribute.Key("metered.session")
+)
+
+// What is swept, as labels.
+const (
+	sweepOfHolds = "holds"
+	sweepOfLots  = "lots"
 )
 
 // river is the system of messages.
@@ -41,10 +50,10 @@ type instruments struct {
 	roundTrips, batch                                         metric.Int64Histogram
 
 	retries, lockTimeouts, denials, thresholds, lost, resolved, consumed, refused, holds, jobs counter
-	left, purged, leased, recalls, overflow                                                    counter
+	left, purged, leased, recalls, overflow, lots, lapsed, sessions                            counter
 
 	out metric.Int64UpDownCounter
-	lag metric.Float64Gauge
+	lag lag
 }
 
 func newInstruments(m metric.Meter) (*instruments, error) {
@@ -70,7 +79,7 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	all.database = histogram(dbconv.ClientOperationDuration{}.Name(), dbconv.ClientOperationDuration{}.Description(), semconv.DBSystemNamePostgreSQL)
 	all.wait = histogram(dbconv.ClientConnectionWaitTime{}.Name(), dbconv.ClientConnectionWaitTime{}.Description(), semconv.DBClientConnectionPoolName("metered"))
 	all.enqueue = histogram(messagingconv.ClientOperationDuration{}.Name(), messagingconv.ClientOperationDuration{}.Description(), river, semconv.MessagingOperationName("enqueue"), semconv.MessagingOperationTypeSend)
-	all.sweep = histogram("metered.sweep.duration", "How long sweeps of due holds took")
+	all.sweep = histogram("metered.sweep.duration", "How long sweeps of due holds and lots took")
 	all.purge = histogram("metered.purge.duration", "How long purges took")
 	all.roundTrips = number("metered.command.round_trips", "{round_trip}", "Round trips of a command, without those of its function", 2, 3, 4, 5, 6, 8, 12, 20, 50)
 	all.batch = number("metered.batch.size", "{charge}", "Charges that a transaction of a Batcher made", 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -85,16 +94,20 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	all.refused = count("metered.tokens.refused", "{token}", "Tokens that were refused, by reason")
 	all.holds = count("metered.hold.transitions", "{hold}", "Holds that were placed, captured, released and so on")
 	all.jobs = count("metered.jobs", "{job}", "Jobs that were enqueued, or that were there under their key")
-	all.left = count("metered.sweep.left", "{hold}", "Due holds that a sweep left for the next one")
+	all.left = count("metered.sweep.left", "{hold}", "Due holds and lots that a sweep left for the next one")
 	all.purged = count("metered.purge.rows", "{row}", "Rows that purges deleted")
 	all.leased = count("metered.lease.units", "{unit}", "Units that leases took, spent and gave back")
 	all.recalls = count("metered.lease.recalls", "{recall}", "Denials that asked all processes for their slices of a scope")
+	all.lots = count("metered.lots", "{lot}", "Lots of wallets that were granted, revoked, rolled over, or ended by a sweep")
+	all.lapsed = count("metered.lots.lapsed", "{unit}", "Units that lapsed of lots, as sweeps met them")
+	all.sessions = count("metered.sessions", "{session}", "What became of sessions: opened, renewed, settled and so on")
 	all.overflow = count("metered.labels.overflow", "{value}", "Values that were counted as other, since a label has too many")
 
 	var err error
 	all.out, err = m.Int64UpDownCounter("metered.lease.out", metric.WithUnit("{unit}"), metric.WithDescription("Units of the slices that this process has"))
 	failed = append(failed, err)
-	all.lag, err = m.Float64Gauge("metered.sweep.lag", metric.WithUnit("s"), metric.WithDescription("How late the oldest due hold was when the last sweep began"))
+	all.lag.sets = &sets{}
+	all.lag.Float64Gauge, err = m.Float64Gauge("metered.sweep.lag", metric.WithUnit("s"), metric.WithDescription("How late the oldest due hold or lot was when the last sweep began"))
 	return &all, errors.Join(append(failed, err)...)
 }
 
@@ -106,12 +119,17 @@ func (all *instruments) zero() {
 		values []string
 	}{
 		{all.lost, "", []string{""}}, {all.recalls, "", []string{""}}, {all.resolved, labelResolution, []string{"committed", "not_committed", "unknown"}},
-		{all.retries, labelCause, []string{"serialization", "deadlock", "lease_closed"}}, {all.left, labelReason, []string{"skipped", "failed"}},
+		{all.retries, labelCause, []string{"serialization", "deadlock", "lease_closed"}}, {all.lapsed, "", []string{""}}, {all.sessions, labelSession, []string{"opened", "renewed", "not_renewed", "settled", "cancelled", "lost", "abandoned"}},
 		{all.refused, labelReason, []string{"malformed", "unknown", "purpose", "subject", "revoked", "used", "expired"}},
 		{all.overflow, labelLabel, []string{"command", "limit", "job", "error"}},
 	} {
 		for _, value := range c.values {
 			c.add(context.Background(), 0, labels{{c.label, value}})
+		}
+	}
+	for _, reason := range []string{"skipped", "failed"} {
+		for _, of := range []string{sweepOfHolds, sweepOfLots} {
+			all.left.add(context.Background(), 0, labels{{labelSweep, of}, {labelReason, reason}})
 		}
 	}
 }
@@ -150,6 +168,15 @@ type duration struct {
 
 func (d duration) record(ctx context.Context, began time.Time, l labels) {
 	d.Record(ctx, time.Since(began).Seconds(), d.of(l))
+}
+
+type lag struct {
+	metric.Float64Gauge
+	*sets
+}
+
+func (l lag) record(ctx context.Context, late time.Duration, of string) {
+	l.Record(ctx, late.Seconds(), l.of(labels{{labelSweep, of}}))
 }
 
 type counter struct {

@@ -115,7 +115,11 @@ func (o *Observer) measure(ctx context.Context, op observe.Op, name string, bega
 	case observe.Enqueue:
 		o.m.enqueue.record(ctx, began, labels{failed})
 	case observe.Sweep:
-		o.m.sweep.record(ctx, began, labels{failed})
+		of := sweepOfHolds
+		if op.Name != "" {
+			of = op.Name
+		}
+		o.m.sweep.record(ctx, began, labels{{labelSweep, of}, failed})
 	case observe.Purge:
 		o.m.purge.record(ctx, began, labels{{labelTable, op.Name}, failed})
 	default: // flushes, calls, batches, leases
@@ -162,9 +166,19 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 	case observe.Job:
 		o.m.jobs.add(ctx, e.N, labels{{labelResult, e.Name}})
 	case observe.SweepLag:
-		o.m.lag.Record(ctx, e.Lag.Seconds())
+		o.m.lag.record(ctx, e.Lag, sweepOfHolds)
 	case observe.SweepLeft:
-		o.m.left.add(ctx, e.N, labels{{labelReason, e.Name}})
+		o.m.left.add(ctx, e.N, labels{{labelSweep, sweepOfHolds}, {labelReason, e.Name}})
+	case observe.LotsLag:
+		o.m.lag.record(ctx, e.Lag, sweepOfLots)
+	case observe.LotsLeft:
+		o.m.left.add(ctx, e.N, labels{{labelSweep, sweepOfLots}, {labelReason, e.Name}})
+	case observe.Lots:
+		o.m.lots.add(ctx, e.N, labels{{labelLots, e.Name}, pending})
+	case observe.LotsLapsed:
+		o.m.lapsed.add(ctx, e.N, labels{})
+	case observe.Session:
+		o.m.sessions.add(ctx, e.N, labels{{labelSession, e.Name}})
 	case observe.Purged:
 		o.m.purged.add(ctx, e.N, labels{{labelTable, e.Name}})
 	case observe.LeaseOpened:

@@ -21,6 +21,7 @@ order by 1`
 // tables are those that grow, as purges name them: their keys are their names in the schema.
 var tables = map[string]string{
 	"ledger": "entries", "operations": "operations", "holds": "holds", "tokens": "tokens", "job_keys": "job_keys", "leases": "leases",
+	"lots": "lots", "lot_moves": "lot_moves",
 }
 
 // tablesTimeout bounds the query of a collection.

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // work makes everything happen that is measured.
@@ -69,7 +70,49 @@ func (s *service) work() {
 		return err
 	}))
 	s.lease()
+	s.wallets(clock)
+	s.session()
 	s.maintain(clock)
+}
+
+// wallets grants, revokes and rolls over lots, and sweeps those that end.
+func (s *service) wallets(clock *pgtest.Clock) {
+	s.T.Helper()
+	t, ctx := s.T, s.T.Context()
+	book, err := wallet.New(s.client.Budget, wallet.Config{})
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, For: time.Second, Reference: "a"})
+		if err == nil {
+			_, err = book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: "a", Cap: 1, For: time.Second})
+		}
+		if err == nil {
+			_, err = book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: "a", Amount: 1})
+		}
+		return err
+	}))
+	clock.Advance(time.Minute)
+	refusing, err := wallet.New(s.client.Budget, wallet.Config{Subscribers: []wallet.Subscriber{func(context.Context, pgx.Tx, wallet.Breakage) error { return context.Canceled }}})
+	require.NoError(t, err)
+	_, err = refusing.Expire(ctx, s.pool, wallet.ExpireOptions{})
+	require.Error(t, err, "the subscriber fails")
+	_, err = book.Expire(ctx, s.pool, wallet.ExpireOptions{})
+	require.NoError(t, err)
+	s.w.requireValue(9, "metered_lots_lapsed_total")
+	s.w.requireValue(2, "metered_lots_total", "metered_lot=ended")
+	s.w.requireValue(2, "metered_sweep_left_total", "metered_sweep=lots", "metered_reason=failed")
+	s.w.requireValue(59, "metered_sweep_lag_seconds", "metered_sweep=lots")
+}
+
+// session opens a session, and leaves it.
+func (s *service) session() {
+	s.T.Helper()
+	session, err := metered.Open[any](s.T.Context(), s.client, metered.Reservation{ID: "stream", Lines: []holds.Line{{Scope: "streams", Amount: 1, Limits: []budget.Limit{budget.Lifetime(9)}}}})
+	require.NoError(s.T, err)
+	session.Close()
+	s.w.requireValue(1, "metered_sessions_total", "metered_session=opened")
+	s.w.requireValue(1, "metered_sessions_total", "metered_session=abandoned")
+	s.w.requireValue(0, "metered_sessions_total", "metered_session=lost")
 }
 
 // lease has a lease, meets a denial with it, and gives it back.

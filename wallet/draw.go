@@ -101,3 +101,8 @@ func (b *Book) prepareDraw(d Draw) (*ledger.Call[Drawn], error) {
 func (b *Book) begin(ctx context.Context, name string) (context.Context, observed.Span) {
 	return b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: name})
 }
+
+// tellLots tells the observer what a call did to a lot, in the caller's transaction.
+func (b *Book) tellLots(ctx context.Context, what string) {
+	b.observer.Event(ctx, observe.Event{Kind: observe.Lots, Name: what, Pending: true})
+}

@@ -77,7 +77,8 @@ func (b *Book) Expire(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 		return ExpireReport{}, invalid("ExpireOptions.Max", "%d is negative", opts.Max)
 	}
 	s := sweeper{book: b, end: "-infinity", batch: opts.Batch}
-	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "wallet.expire"})
+	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Sweep, Name: "lots"})
+	b.tellLag(ctx, pool)
 	err := s.run(ctx, pool, opts)
 	span.With(observe.End{Err: err, Rows: int64(s.report.Ended)})
 	return s.report, err
@@ -93,7 +94,7 @@ func (b *Book) ExpireWallet(ctx context.Context, tx pgx.Tx, wallet string) (Expi
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "wallet.expire"})
 	err := s.sweep(ctx, tx)
 	if err == nil {
-		s.add()
+		s.add(ctx, true)
 		err = errors.Join(s.refusals...)
 	}
 	span.End(err)
@@ -114,6 +115,7 @@ type sweeper struct {
 		end      *time.Time
 		no       int64
 		more     bool
+		lapsed   int64 // units, if there is an observer
 		refusals []error
 	}
 }
@@ -124,7 +126,7 @@ func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 		if err != nil {
 			return errors.Join(append(s.refusals, err)...)
 		}
-		s.add()
+		s.add(ctx, false)
 		if opts.Progress != nil {
 			opts.Progress(s.report)
 		}
@@ -135,22 +137,48 @@ func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 	}
 }
 
-// add adds the batch to the report.
-func (s *sweeper) add() {
+// add adds the batch to the report, and tells the observer. pending: it is in the caller's transaction.
+func (s *sweeper) add(ctx context.Context, pending bool) {
 	s.report.Batches++
 	s.report.Ended += s.done.Ended
 	s.report.Told += s.done.Told
 	s.report.Failed += s.done.Failed
 	s.report.Busy += s.done.Busy
 	s.refusals = append(s.refusals, s.done.refusals...)
+	for _, e := range []observe.Event{
+		{Kind: observe.Lots, Name: "ended", N: int64(s.done.Ended)}, {Kind: observe.LotsLapsed, N: s.done.lapsed},
+		{Kind: observe.LotsLeft, Name: "skipped", N: int64(s.done.Busy)}, {Kind: observe.LotsLeft, Name: "failed", N: int64(s.done.Failed)},
+	} {
+		if e.Pending = pending; e.N > 0 {
+			s.book.observer.Event(ctx, e)
+		}
+	}
+}
+
+const lagSQL = `
+select (extract(epoch from c.now - l.expires_at) * 1000000)::bigint
+from (select metered.clock() as now offset 0) c, lateral (
+    select y.expires_at from metered.lots y where (y.open or y.untold > 0) and y.expires_at <= c.now order by y.expires_at, y.no limit 1) l`
+
+// tellLag tells the observer how late the oldest lot is that is due. The look is for the observer alone: without one it is not
+// made, and if it fails the sweep goes on.
+func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
+	if b.observer == nil {
+		return
+	}
+	var us int64
+	if err := pool.QueryRow(ctx, b.schema.SQL(lagSQL)).Scan(&us); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return
+	}
+	b.observer.Event(ctx, observe.Event{Kind: observe.LotsLag, Lag: time.Duration(us) * time.Microsecond})
 }
 
 func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
 	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
-	s.done.ExpireReport, s.done.refusals = ExpireReport{}, nil
+	s.done.ExpireReport, s.done.refusals, s.done.lapsed = ExpireReport{}, nil, 0
 	var seen int
 	var untold [][]byte
-	err := tx.QueryRow(ctx, b.sql.sweep, s.end, s.no, s.batch, s.only, subscribed, b.waitMS()).
+	err := tx.QueryRow(ctx, b.sql.sweep, s.end, s.no, s.batch, s.only, subscribed || b.observer != nil, b.waitMS()).
 		Scan(&seen, &s.done.Ended, &s.done.Busy, &untold, &s.done.end, &s.done.no, &s.done.more)
 	if err != nil || len(untold) == 0 {
 		return failed("expire", err)
@@ -161,18 +189,24 @@ func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
 		if err := json.Unmarshal(raw, &lapsed); err != nil {
 			return failed("read a lot", err)
 		}
-		err := b.tell(ctx, tx, lapsed)
+		var err error
+		if subscribed {
+			err = b.tell(ctx, tx, lapsed)
+		}
 		var refusal *SubscriberError
 		switch {
 		case err == nil:
 			nos, units = append(nos, lapsed.Lot), append(units, lapsed.Amount)
+			s.done.lapsed += lapsed.Amount
 		case ctx.Err() == nil && errors.As(err, &refusal):
 			s.done.refusals = append(s.done.refusals, err)
 		default:
 			return err
 		}
 	}
-	s.done.Told, s.done.Failed = len(nos), len(s.done.refusals)
+	if s.done.Failed = len(s.done.refusals); subscribed {
+		s.done.Told = len(nos)
+	}
 	_, err = tx.Exec(ctx, b.sql.told, nos, units)
 	return failed("expire", err)
 }

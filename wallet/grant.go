@@ -88,6 +88,8 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 		return Granted{}, fmt.Errorf("%w: wallet %q, reference %q", ErrConflict, g.Wallet, g.Reference)
 	case status == "ended":
 		return Granted{}, fmt.Errorf("%w: it ends at %v, and it is %v", ErrExpired, g.Expires, granted.At)
+	case status == "granted":
+		b.tellLots(ctx, "granted")
 	}
 	return granted, nil
 }

@@ -61,6 +61,9 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	if err != nil {
 		return Revoked{}, failed("revoke", err)
 	}
+	if revoked.Amount > 0 {
+		b.tellLots(ctx, "revoked")
+	}
 	return revoked, named.known(status)
 }
 
@@ -110,6 +113,9 @@ func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Roll
 		Scan(&status, &rolled.Lot, &rolled.Amount, &rolled.Seq, &at, &expires)
 	if err != nil {
 		return Rolled{}, failed("roll over", err)
+	}
+	if status == "rolled" {
+		b.tellLots(ctx, "rolled over")
 	}
 	rolled.At, rolled.Expires, rolled.Replayed = utc(at), utc(expires), status == "same"
 	return rolled, named.known(status)

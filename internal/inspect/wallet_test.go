@@ -153,6 +153,9 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 		'p/plan/80 %', jsonb_build_object('until', metered.clock() + interval '1 day'),
 		'p/plan/over', jsonb_build_object('until', metered.clock() + interval '1 hour'),
 		'l/credit/low', '{"rearm": -500}'::jsonb, 'w/hourly/half', jsonb_build_object('until', metered.clock(), 'net', 50))`)
+	var told map[string]any
+	require.NoError(t, f.role.QueryRow(t.Context(), `select told from metered.scopes where scope = 'org/a'`).Scan(&told))
+	require.Len(t, told, 4)
 	clock.Advance(2 * time.Hour)
 	f.read(func(ctx context.Context, r *inspect.Reader) {
 		d, err := r.Scope(ctx, "org/a")

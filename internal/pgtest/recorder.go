@@ -95,7 +95,7 @@ func (r *Recorder) Lag() (lag time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.events {
-		if e.Kind == observe.SweepLag {
+		if e.Kind == observe.SweepLag || e.Kind == observe.LotsLag {
 			lag = e.Lag
 		}
 	}
