@@ -105,6 +105,13 @@ create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], 
 -- Units of one scope that a capture takes, or that a refund gives back.
 create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
+-- A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left
+-- of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts
+-- for late from then on (0: for ever), or ends at once (null).
+create type metered.new_lot as (
+    amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
+    roll_cap bigint, roll_for interval, late interval);
+
 -- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
 -- units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they
 -- are charged).
@@ -167,12 +174,13 @@ create table metered.ledger (
     at        timestamptz not null,   -- never decreases along seq within an epoch
     spent     bigint      not null,   -- sum of charges so far, never decreases
     refunded  bigint      not null,   -- sum of refunds so far, never decreases
-    credited  bigint      not null,   -- sum of credits so far, never decreases
+    credited  bigint      not null,   -- sum of credits so far, less what was taken back of them
     held      bigint      not null,   -- units in open holds now
     epoch     smallint    not null,   -- clock repairs so far
     kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
                                       -- z the scope was closed: nothing new is let in;
-                                      -- of holds: h held, u captured (used), l released, x expired
+                                      -- of holds: h held, u captured (used), l released, x expired;
+                                      -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over
     scope     text collate "C" not null, -- what is charged
     next_due  timestamptz,            -- no open hold falls due before this; -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
@@ -313,6 +321,7 @@ create table metered.hold_lines (
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null, -- what is held
     refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
+    opened_seq bigint,                  -- the entry that holds its units; null of a hold of version 1
     primary key (hold, scope)
 );
 
@@ -320,6 +329,75 @@ create table metered.hold_lines (
 -- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
 -- of a hold are asked for with open <> 0, which keeps the planner from this index.
 create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
+
+-- Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where
+-- it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry
+-- of its scope, which the guard lets one writer make.
+create table metered.lots (
+    no          bigint      generated always as identity primary key, -- the number of the lot
+    granted_at  timestamptz not null,   -- when it was granted
+    expires_at  timestamptz not null,   -- nothing is drawn of it from here on; infinity: it never ends
+    granted_seq bigint      not null,   -- the entry that credited it
+    last_seq    bigint      not null,   -- the last entry that moved units of it
+    amount      bigint      not null,   -- units that it was granted with
+    rest        bigint      not null,   -- of amount, what can be drawn
+    drawn       bigint      not null default 0, -- of amount, what was spent, less what was given back
+    held        bigint      not null default 0, -- of amount, what open holds and leases keep
+    lapsed      bigint      not null default 0, -- of amount, what was left at its end, or given back later
+    revoked     bigint      not null default 0, -- of amount, what was taken back
+    rolled      bigint      not null default 0, -- of amount, what went on in another lot
+    untold      bigint      not null default 0, -- of lapsed, what subscribers were not told of yet
+    roll_cap    bigint,                 -- at its end, so much goes on in another lot; null: nothing
+    roll_for    interval,               -- how much longer that one lasts; 0: for ever
+    late        interval,               -- how long it lasts what is given back after its end; 0: for ever; null: it lapses
+    from_lot    bigint,                 -- the lot that its units were in before
+    priority    int         not null,   -- what is drawn first: the lower one
+    origin      "char"      not null,   -- g granted, c credited without a grant, r rolled over, l given back late
+    open        boolean     not null,   -- something can be drawn of it, but for its end
+    scope       text collate "C" not null, -- the wallet
+    category    text collate "C" not null, -- of the caller: paid, promotional
+    reference   text collate "C",       -- of the caller, once in a wallet
+    fingerprint bytea                   -- of what was granted under the reference: a version byte and a SHA-256
+) with (fillfactor = 70);
+
+-- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
+-- an indexed column.
+create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
+
+-- What ends first, of all wallets, and what is to be told.
+create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
+
+create unique index lots_reference on metered.lots (scope, reference) where reference is not null;
+
+-- A lot is rolled over once.
+create unique index lots_rolled on metered.lots (from_lot) where origin = 'r';
+
+create index lots_scope on metered.lots (scope, no);
+
+-- What each entry of a wallet did to its lots.
+create table metered.lot_moves (
+    seq    bigint not null,             -- the entry
+    nth    int    not null,             -- 1, 2, 3 and so on in the entry
+    lot    bigint not null,             -- lots.no; 0: overdraft, which no lot covers
+    amount bigint not null,             -- how many units
+    back   bigint not null default 0,   -- of what was taken, what refunds gave back
+    kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay back what was overdrawn, g given back by a refund;
+                                        -- h held, q held in place of what was overdrawn, u captured, f freed; e lapsed, v revoked, o rolled over
+    scope  text collate "C" not null,   -- the wallet
+    primary key (scope, seq, nth)
+);
+
+-- What was overdrawn, and paid back: a refund of that gives it back.
+create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p';
+
+-- What open holds and leases keep of lots.
+create table metered.lot_holds (
+    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq, leases.opened_seq
+    lot    bigint not null,             -- lots.no; 0: overdraft
+    amount bigint not null,             -- units
+    scope  text collate "C" not null,   -- the wallet
+    primary key (scope, seq, lot)
+);
 
 -- Every transition, written with it.
 create table metered.hold_events (
@@ -810,10 +888,14 @@ begin
             return;
         end if;
     end if;
-    e.kind := 'd';
-    e.amount := units;
-    e.credited := e.credited + units;
-    perform metered.append(e);
+    if e.lots_end is null then
+        e.kind := 'd';
+        e.amount := units;
+        e.credited := e.credited + units;
+        perform metered.append(e);
+    else
+        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
+    end if;
     seq := e.seq;
     at := e.at;
 end
@@ -869,7 +951,13 @@ begin
     e.amount := units;
     e.ref := charge_seq;
     e.refunded := e.refunded + units;
+    if e.lots_end is not null then
+        e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
+    end if;
     perform metered.append(e);
+    if e.lots_end is not null then
+        perform metered.refund_lots(e);
+    end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
     select of_scope, lv, charge_seq >> (4 * lv), units
     from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
@@ -940,14 +1028,19 @@ begin
         where r.scope = of_scope and r.level = lv
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
+    if tip.lots_end is not null and keep > 1 then
+        perform metered.purge_lots(of_scope, upto, keep);
+    end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity') and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
+        select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
         deleted := deleted + rest;
         delete from metered.refund_sum r where r.scope = of_scope;
+        perform metered.purge_lots(of_scope, 0, tip.seq + 1);
         tip.seq := tip.seq + 1;
         perform metered.append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
@@ -988,6 +1081,900 @@ begin
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
+end
+$$;
+
+-- Wallets: scopes whose credit is in lots. What a wallet has is said by its last entry, as of any scope: credited - spent +
+-- refunded - held is what is left. If that is 0 or more, it is the rests of its lots; if it is less, no lot has a rest, and
+-- what is missing is overdraft, which the next credit pays back.
+--
+-- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. Whoever spends, holds or
+-- credits ends the lots that are due (end_lots), judges, writes the entry, and then says which lots it is of. The
+-- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
+
+-- What a wallet has, by its last entry. Inlined wherever it stands.
+create function metered.balance(t metered.ledger) returns bigint
+language sql immutable
+as $$
+    select t.credited - t.spent + t.refunded - t.held
+$$;
+
+-- What goes on of a lot in another one, if it is ended now. Inlined wherever it stands.
+create function metered.rolls(l metered.lots, clk timestamptz) returns bigint
+language sql stable
+as $$
+    select case when l.roll_cap is not null and (l.roll_for = interval '0' or l.expires_at + l.roll_for > clk) then least(l.rest, l.roll_cap) else 0 end
+$$;
+
+-- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for what was
+-- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move.
+create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, inout nth int, out taken bigint)
+language plpgsql volatile
+as $$
+declare
+    m record;
+begin
+    taken := 0;
+    while taken < units loop
+        with f as (
+            select y.no, least(y.rest, units - taken) as part from metered.lots y
+            where y.scope = of_scope and y.open order by y.priority, y.expires_at, y.no limit 1
+        ), u as (
+            update metered.lots y set rest = y.rest - f.part, open = y.rest > f.part, last_seq = at_seq,
+                drawn = y.drawn + case when of_hold is null then f.part else 0 end,
+                held = y.held + case when of_hold is null then 0 else f.part end
+            from f where y.no = f.no
+            returning y.no, f.part
+        )
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
+        select of_scope, at_seq, take_lots.nth, u.no, as_kind, u.part from u
+        returning lot, amount into m;
+        exit when m.lot is null;
+        if of_hold is not null then
+            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, m.lot, m.amount)
+            on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
+        end if;
+        taken := taken + m.amount;
+        nth := nth + 1;
+    end loop;
+end
+$$;
+
+-- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is what
+-- the wallet had before it; what that does not cover is overdraft.
+create function metered.use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
+language plpgsql volatile
+as $$
+declare
+    covered bigint := greatest(0, least(units, before));
+    held_by bigint := case when as_kind = 'h' then at_seq end;
+    got     record;
+begin
+    got := metered.take_lots(of_scope, at_seq, covered, as_kind, held_by, 1);
+    if got.taken < covered then
+        raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
+    end if;
+    if covered < units then
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
+        if held_by is not null then
+            insert into metered.lot_holds (scope, seq, lot, amount) values (of_scope, held_by, 0, units - covered);
+        end if;
+    end if;
+end
+$$;
+
+-- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
+-- overdrawn is paid back at once.
+create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    before bigint := metered.balance(tip);
+    rule   metered.lots;
+begin
+    entry := tip;
+    entry.seq := tip.seq + 1;
+    entry.kind := 'd';
+    entry.amount := lot.amount;
+    entry.credited := tip.credited + lot.amount;
+    entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
+    perform metered.append(entry);
+    insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_for, late, from_lot,
+        priority, origin, open, scope, category, reference, fingerprint)
+    values (entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap, lot.roll_for, lot.late, of_lot,
+        lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
+    on conflict do nothing
+    returning lots.no into add_lot.no;
+    if add_lot.no is null then
+        perform metered.collided();
+    end if;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
+    if before < 0 then
+        perform metered.pay_back(tip.scope, entry.seq, -before, 2);
+    end if;
+end
+$$;
+
+-- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first.
+create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int)
+language plpgsql volatile
+as $$
+declare
+    spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = of_scope and k.lot = 0);
+    got   record;
+    k     record;
+begin
+    got := metered.take_lots(of_scope, at_seq, spent, 'p', null, nth);
+    nth := got.nth;
+    if got.taken < spent or spent = overdrawn then
+        return;
+    end if;
+    for k in select y.seq, y.amount from metered.lot_holds y where y.scope = of_scope and y.lot = 0 order by y.seq loop
+        got := metered.take_lots(of_scope, at_seq, k.amount, 'q', k.seq, nth);
+        nth := got.nth;
+        update metered.lot_holds y set amount = y.amount - got.taken where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
+        exit when got.taken < k.amount;
+        delete from metered.lot_holds y where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
+    end loop;
+end
+$$;
+
+-- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
+-- behind tip, and returns it.
+create function metered.take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    entry metered.ledger := tip;
+begin
+    entry.seq := tip.seq + 1;
+    entry.kind := as_kind;
+    entry.amount := units;
+    entry.credited := tip.credited - units;
+    perform metered.append(entry);
+    update metered.lots y set rest = y.rest - units, open = y.rest > units, last_seq = entry.seq,
+        lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
+        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
+    where y.no = of_lot;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, as_kind, units);
+    return entry;
+end
+$$;
+
+-- Lets units of a lot go on in another one: because it ends, or is asked to (r), or since they were given back after its end (l).
+create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char", out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    made record;
+begin
+    entry := metered.take_back(tip, l.no, units, 'o');
+    if as_origin = 'r' then
+        update metered.lots y set roll_cap = null where y.no = l.no;
+    end if;
+    made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, as_origin, l.no);
+    entry := made.entry;
+    no := made.no;
+end
+$$;
+
+-- An entry behind tip that no caller asked for, without what says whose that was.
+create function metered.own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
+language plpgsql stable
+as $$
+begin
+    tip.at := greatest(clk, tip.at);
+    tip.ref := null;
+    tip.hold := null;
+    tip.namespace := null;
+    tip.operation := null;
+    tip.note := (metered.by_system()).note;
+    return tip;
+end
+$$;
+
+-- Ends the lots of a wallet that are due, and returns its last entry after that, with its new lots_end. tip is its last entry,
+-- whose lock is held.
+create function metered.end_lots(tip metered.ledger, clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger := metered.own_entry(tip, clk);
+    l metered.lots;
+    n bigint;
+begin
+    e.lots_end := metered.next_end(tip.scope, e.at);
+    for l in select * from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= e.at order by y.expires_at, y.no loop
+        n := metered.rolls(l, e.at);
+        if n > 0 then
+            e := (metered.roll_lot(e, l, n, case when l.roll_for = interval '0' then 'infinity' else l.expires_at + l.roll_for end, 'r')).entry;
+        end if;
+        if l.rest > n then
+            e := metered.take_back(e, l.no, l.rest - n, 'e');
+        end if;
+    end loop;
+    return e;
+end
+$$;
+
+-- When the next lot of a wallet ends, of those that have a rest or are held: infinity, if none does.
+create function metered.next_end(of_scope text, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return least(
+        coalesce((select min(y.expires_at) from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk), 'infinity'),
+        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
+            where k.scope = of_scope and y.expires_at > clk), 'infinity'));
+end
+$$;
+
+-- The same for an entry that is to be written: e is as next_entry has it.
+create function metered.after_due_lots(e metered.ledger) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger := e;
+begin
+    if e.lots_end <= e.at then
+        tip.seq := e.seq - 1;
+        tip := metered.end_lots(tip, e.at);
+        e.seq := tip.seq + 1;
+        e.credited := tip.credited;
+        e.lots_end := tip.lots_end;
+    end if;
+    return e;
+end
+$$;
+
+-- Of a wallet's credit, what lapses if the lots that are due are ended now, and the holds that are: what these keep of lots that have
+-- ended is nobody's.
+create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+declare
+    units bigint := 0;
+begin
+    if tip.lots_end <= greatest(clk, tip.at) then
+        units := (select coalesce(sum(y.rest - metered.rolls(y, greatest(clk, tip.at))), 0) from metered.lots y
+            where y.scope = tip.scope and y.open and y.expires_at <= greatest(clk, tip.at));
+    end if;
+    if tip.lots_end is not null and tip.next_due <= clk then
+        units := units + (select coalesce(sum(y.amount), 0)
+            from metered.hold_lines l,
+                 lateral (select sum(k.amount) as amount from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) z
+                     where k.scope = l.scope and k.seq = l.opened_seq and z.expires_at <= greatest(clk, tip.at)) y
+            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk);
+    end if;
+    return units;
+end
+$$;
+
+-- The last entries of scopes as if the lots that are due, and the holds, had been ended.
+create function metered.without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
+language plpgsql stable
+as $$
+declare
+    tip metered.ledger;
+    i   int := 0;
+begin
+    foreach tip in array tips loop
+        i := i + 1;
+        if tip.lots_end is not null then
+            tip.credited := tip.credited - metered.lapsing(tip, clk);
+            tips[i] := tip;
+        end if;
+    end loop;
+    return tips;
+end
+$$;
+
+-- What ends of holds, leases and charges does to the lots of a wallet, and how credit becomes a lot.
+
+-- Says of which lots the captured units of a hold or a lease are, which the entry opened_seq held: of those that are drawn first.
+-- What it keeps of a lot that has ended is still its own.
+create function metered.capture_lots(of_scope text, opened_seq bigint, at_seq bigint, units bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    k    record;
+    part bigint;
+    nth  int := 1;
+begin
+    for k in
+        select y.lot, y.amount from metered.lot_holds y left join lateral (
+            select x.priority, x.expires_at from metered.lots x where x.no = y.lot) l on true
+        where y.scope = of_scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
+    loop
+        part := least(units, k.amount);
+        exit when part = 0;
+        if part = k.amount then
+            delete from metered.lot_holds y where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+        else
+            update metered.lot_holds y set amount = y.amount - part where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+        end if;
+        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = at_seq where y.no = k.lot;
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, nth, k.lot, 'u', part);
+        units := units - part;
+        nth := nth + 1;
+    end loop;
+end
+$$;
+
+-- Gives to the lots of a wallet what holds and leases kept of them, which the entries opened_seqs held and the entry freed has
+-- just freed. What is of a lot that has ended lapses, in entries behind that one. What is overdrawn is paid back of the rest.
+create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns void
+language plpgsql volatile
+as $$
+declare
+    over bigint := greatest(0, freed.amount - metered.balance(freed));  -- before the entry
+    k    record;
+    l    metered.lots;
+    tip  metered.ledger := freed;
+    nth  int := 1;
+begin
+    for k in
+        with gone as (
+            delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
+        select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
+    loop
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (freed.scope, freed.seq, nth, k.lot, 'f', k.amount);
+        nth := nth + 1;
+        if k.lot = 0 then
+            over := over - k.amount;
+            continue;
+        end if;
+        update metered.lots y set held = y.held - k.amount, rest = y.rest + k.amount, open = true, last_seq = freed.seq
+        where y.no = k.lot returning * into l;
+        if l.expires_at <= freed.at then
+            tip := metered.take_back(metered.own_entry(tip, freed.at), k.lot, k.amount, 'e');
+        end if;
+    end loop;
+    if over > 0 then
+        perform metered.pay_back(freed.scope, freed.seq, over, nth);
+    end if;
+end
+$$;
+
+-- The same for what one call freed of several scopes; it passes over those that are no wallets.
+create function metered.free_lines(nos bigint[], freed metered.ledger[]) returns void
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger;
+begin
+    foreach e in array freed loop
+        perform metered.free_lots(e, array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = e.scope));
+    end loop;
+end
+$$;
+
+-- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
+-- says. tip is the last entry by then; over is what is overdrawn, which a new lot pays back.
+create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int, inout over bigint)
+language plpgsql volatile
+as $$
+declare
+    l metered.lots;
+begin
+    update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
+    where y.no = of_lot returning * into l;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, nth, of_lot, 'g', units);
+    nth := nth + 1;
+    if l.expires_at > refund.at then
+        return;
+    end if;
+    tip := metered.own_entry(tip, refund.at);
+    if l.late is null then
+        tip := metered.take_back(tip, of_lot, units, 'e');
+    else
+        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
+        over := greatest(0, over - units);
+    end if;
+end
+$$;
+
+-- Gives to the lots of a wallet what the entry refund has just given back of a charge: to those that it was taken of, the last
+-- one first. What was overdrawn is so no more; if it was paid back since, that lot gets it. What was charged before the scope had
+-- lots is treated the same, and else becomes a lot.
+create function metered.refund_lots(refund metered.ledger) returns void
+language plpgsql volatile
+as $$
+declare
+    units bigint := refund.amount;
+    over  bigint := greatest(0, refund.amount - metered.balance(refund));   -- before the entry
+    bare  bigint := 0;      -- of units, what no lot covered
+    part  bigint;
+    m     record;
+    g     record;
+begin
+    select refund as tip, 1 as nth, over into g;
+    for m in
+        select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
+        where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
+    loop
+        part := least(units, m.units);
+        exit when part = 0;
+        units := units - part;
+        update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = refund.ref and y.nth = m.nth;
+        if m.lot = 0 then
+            bare := bare + part;
+        else
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+        end if;
+    end loop;
+    bare := bare + units;
+    if bare > 0 then
+        part := greatest(0, least(bare, over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0)));
+        bare := bare - part;
+        if part > 0 then
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', part);
+            g.nth := g.nth + 1;
+            g.over := g.over - part;
+        end if;
+        for m in
+            select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
+            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
+        loop
+            part := least(bare, m.units);
+            exit when part = 0;
+            bare := bare - part;
+            update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = m.seq and y.nth = m.nth;
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+        end loop;
+        perform metered.old_lot(refund, bare, 0);
+    end if;
+    if g.over > 0 then
+        perform metered.pay_back(refund.scope, refund.seq, g.over, g.nth);
+    end if;
+end
+$$;
+
+-- Before which none of the lots ends that a refund of a charge gives back to, of those that have not ended by now.
+create function metered.refund_end(of_scope text, charge_seq bigint, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select min(l.expires_at)
+        from metered.lot_moves m, lateral (select x.expires_at from metered.lots x where x.no = m.lot) l
+        where m.scope = of_scope and l.expires_at > clk
+          and (m.seq = charge_seq and m.kind in ('t', 'u') or m.seq > charge_seq and m.kind = 'p'));
+end
+$$;
+
+-- What a scope has that no grant brought becomes a lot that never ends, behind the entry e. Of it, so many units are held.
+create function metered.old_lot(e metered.ledger, units bigint, held bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    made bigint;
+begin
+    if units > 0 then
+        insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
+        values (e.at, 'infinity', e.seq, e.seq, units, units - old_lot.held, old_lot.held, 0, 'c', units > old_lot.held, e.scope, '')
+        returning no into made;
+    end if;
+    return made;
+end
+$$;
+
+-- Makes a scope a wallet, whose last entry is tip: what it has, and what is held of that, is a lot.
+create function metered.open_wallet(tip metered.ledger) returns void
+language plpgsql volatile
+as $$
+declare
+    covered bigint := greatest(0, metered.balance(tip) + tip.held);
+    held    bigint := least(tip.held, covered);
+    made    bigint := metered.old_lot(tip, covered, held);
+    k       record;
+    part    bigint;
+begin
+    if tip.held = 0 then
+        return;
+    end if;
+    update metered.hold_lines l set opened_seq = -l.hold where l.scope = tip.scope and l.open > 0 and l.opened_seq is null;
+    for k in
+        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0
+        union all
+        select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
+        order by 1
+    loop
+        part := least(held, k.open);
+        insert into metered.lot_holds (scope, seq, lot, amount)
+        select tip.scope, k.opened_seq, x.lot, x.amount from (values (made, part), (0, k.open - part)) x(lot, amount) where x.amount > 0;
+        held := held - part;
+    end loop;
+end
+$$;
+
+-- Credits a wallet by a lot. e is as next_entry has it; the scope is a wallet from here on.
+create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    made record;
+begin
+    if e.lots_end is null then
+        e.seq := e.seq - 1;
+        perform metered.open_wallet(e);
+        e.seq := e.seq + 1;
+        e.lots_end := 'infinity';
+    end if;
+    e := metered.after_due_lots(e);
+    e.seq := e.seq - 1;
+    made := metered.add_lot(e, lot, as_origin, null);
+    entry := made.entry;
+    no := made.no;
+end
+$$;
+
+-- How lots end: by time, by revocation, by rollover; what is told of it, and what is deleted.
+
+-- A lot of a wallet, by its number or its reference.
+create function metered.find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    l metered.lots;
+begin
+    if of_lot is not null then
+        select * into l from metered.lots y where y.no = of_lot and y.scope = of_scope;
+    else
+        select * into l from metered.lots y where y.scope = of_scope and y.reference = of_reference;
+    end if;
+    return l;
+end
+$$;
+
+-- Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
+-- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.
+create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e metered.ledger;
+    l metered.lots;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and coalesce(units between 1 and 9007199254740992, true), 'revoke');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    l := metered.find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered.missing_lot(e);
+        return;
+    end if;
+    e := metered.after_due_lots(e);
+    l := metered.find_lot(of_scope, l.no, null);
+    revoked := least(coalesce(units, l.rest), l.rest);
+    missing := coalesce(units - revoked, l.drawn + l.held);
+    if revoked > 0 then
+        e.seq := e.seq - 1;
+        e := metered.take_back(e, l.no, revoked, 'v');
+        seq := e.seq;
+        at := e.at;
+    end if;
+    no := l.no;
+    status := 'revoked';
+end
+$$;
+
+-- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. e is as
+-- next_entry has it.
+create function metered.missing_lot(e metered.ledger) returns text
+language plpgsql volatile
+as $$
+begin
+    if metered.one_snapshot() then
+        e.seq := e.seq - 1;
+        perform metered.refuse_stale(array[e]);
+    end if;
+    return 'unknown';
+end
+$$;
+
+-- Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same
+-- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot.
+create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval, wait_ms int,
+    origin metered.origin,
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e    metered.ledger;
+    l    metered.lots;
+    made record;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and lasts between interval '0' and interval '36525 days', 'roll_over');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    l := metered.find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered.missing_lot(e);
+        return;
+    end if;
+    e := metered.after_due_lots(e);
+    l := metered.find_lot(of_scope, l.no, null);
+    select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
+    into status, no, units, seq, at, expires_at
+    from metered.lots y where y.from_lot = l.no and y.origin = 'r';
+    if found then
+        return;
+    end if;
+    units := least(cap, l.rest);
+    if units = 0 then
+        status := 'empty';
+        return;
+    end if;
+    perform metered.refuse_closed(e);
+    e.seq := e.seq - 1;
+    expires_at := case when lasts > interval '0' then e.at + lasts end;
+    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), 'r');
+    status := 'rolled';
+    no := made.no;
+    seq := (made.entry).seq;
+    at := (made.entry).at;
+end
+$$;
+
+-- A lot of which something lapsed, as subscribers are told.
+create function metered.untold_json(l metered.lots) returns json
+language sql stable
+as $$
+    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', l.reference, 'category', l.category, 'granted', l.amount,
+        'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
+$$;
+
+-- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With
+-- only_scope, of that wallet, for whose lock it waits. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
+-- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
+-- and last_no are where to go on, if there may be more.
+create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, wait_ms int,
+    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk    timestamptz := metered.clock();
+    due    bigint[];
+    locked text[];
+    s      record;
+    tip    metered.ledger;
+begin
+    perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    ended := 0;
+    if only_scope is not null then
+        perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
+        clk := metered.clock();
+        locked := array[only_scope];
+        select array_agg(y.no order by y.expires_at, y.no) into due from metered.lots y
+        where y.scope = only_scope and y.open and y.expires_at <= clk or y.scope = only_scope and y.untold > 0;
+        seen := coalesce(cardinality(due), 0);
+        more := false;
+    else
+        select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
+        from (select y.no, y.expires_at from metered.lots y
+              where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
+              order by y.expires_at, y.no limit max_lots) d;
+        last_no := due[seen];
+        for s in
+            select x.scope, metered.scope_key(x.scope) as key
+            from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
+        loop
+            if pg_try_advisory_xact_lock(s.key) then
+                locked := locked || s.scope;
+            end if;
+        end loop;
+    end if;
+    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
+    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.scope = any (locked) order by 1 loop
+        tip := metered.end_lots(metered.entry_for_write(s.scope), clk);
+    end loop;
+    busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
+    if keep_untold then
+        untold := array(select metered.untold_json(y) from metered.lots y
+            where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
+    else
+        update metered.lots y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+    end if;
+end
+$$;
+
+-- Marks what lapsed of lots as told: so many units of each.
+create function metered.told_lots(nos bigint[], units bigint[]) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform metered.require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
+    update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
+end
+$$;
+
+-- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
+-- nothing can be: what they say is in no balance. One that another lot rolled over into stays as long as that one.
+create function metered.purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
+    delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
+        and (l.origin <> 'r' or 0 = (select count(*) from metered.lots y where y.no = l.from_lot));
+end
+$$;
+
+-- What applications call for wallets. See lots.sql.
+
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the
+-- reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing
+-- written, if the scope must exist and does not.
+create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out denied jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e    metered.ledger;
+    was  metered.lots;
+    made record;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true), 'key');
+    perform metered.require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
+        and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
+        and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
+        and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
+        and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
+        and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
+        and coalesce(lot.roll_for between interval '0' and interval '36525 days', true)
+        and coalesce(lot.late between interval '0' and interval '36525 days', true), 'lot');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    if lot.reference is not null then
+        select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
+        if found then
+            status := case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end;
+            no := was.no;
+            seq := was.granted_seq;
+            at := was.granted_at;
+            expires_at := nullif(was.expires_at, 'infinity');
+            return;
+        end if;
+    end if;
+    perform metered.refuse_closed(e);
+    if must_exist then
+        denied := metered.admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        if denied is not null then
+            return;
+        end if;
+    end if;
+    lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
+    if lot.expires_at <= e.at then
+        status := 'ended';
+        at := e.at;
+        return;
+    end if;
+    made := metered.credit_lot(e, lot, 'g');
+    status := 'granted';
+    no := made.no;
+    seq := (made.entry).seq;
+    at := (made.entry).at;
+    expires_at := nullif(lot.expires_at, 'infinity');
+end
+$$;
+
+-- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
+-- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it.
+create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int,
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip    metered.ledger;
+    terms  metered.hold_terms;  -- null, or the clock by which the amount was decided
+    looked record;
+    posted metered.charged;
+    l      metered.charge_limit;
+    i      int := 0;
+begin
+    if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
+        perform metered.require(false, 'draw');
+    end if;
+    if charge.key is null then
+        charge.key := metered.scope_key(charge.scope);
+    end if;
+    if up_to then
+        perform metered.lock_keys(array[charge.key], wait_ms);
+        tip := metered.last_entry(charge.scope);
+        amount := charge.amount;
+        charge.amount := 1;
+        terms.at := metered.clock();
+        looked := metered.check_now(array[charge], array[tip], terms.at, ahead);
+        foreach l in array charge.limits loop
+            i := i + 1;
+            amount := least(amount, l.max - looked.used[i] - looked.held[1]);
+        end loop;
+        charge.amount := greatest(1, amount);   -- 1 is refused where there is none
+    end if;
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', terms, false);
+    amount := charge.amount;
+    denied := posted.denied;
+    if denied is not null then
+        return;
+    end if;
+    seq := posted.seqs[1];
+    at := posted.ats[1];
+    -- Aggregates inside lateral leave the planner no join to choose.
+    select e.credited - e.spent + e.refunded - e.held, m.lots, m.overdrawn into left_over, lots, overdrawn
+    from metered.ledger e, lateral (
+        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) filter (where x.lot > 0) as lots,
+            coalesce(sum(x.amount) filter (where x.lot = 0), 0) as overdrawn
+        from metered.lot_moves x left join lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y on true
+        where x.scope = e.scope and x.seq = e.seq) m
+    where e.scope = charge.scope and e.seq = draw.seq;
+end
+$$;
+
+-- What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the
+-- order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+create function metered.wallet_balance(of_scope text,
+    out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip metered.ledger := metered.last_entry(of_scope);
+    clk timestamptz := metered.clock();
+    due bigint;     -- held, and due
+begin
+    now := greatest(clk, tip.at);
+    seq := tip.seq;
+    due := case when tip.next_due <= clk then metered.overdue(of_scope, tip.next_due, clk) else 0 end;
+    held := tip.held - due;
+    units := metered.balance(tip) + due - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
+    if tip.lots_end is null then
+        return;
+    end if;
+    lots := (
+        with kept as (  -- what holds keep, by lot, and how much of that is due
+            select k.lot, sum(k.amount) as amount, sum(k.amount) filter (where due > 0 and k.seq = any (array(
+                    select l.opened_seq from metered.hold_lines l
+                    where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk))) as due
+            from metered.lot_holds k where k.scope = of_scope and k.lot > 0 group by k.lot
+        ), named as (
+            select y.no from metered.lots y where y.scope = of_scope and y.open union select k.lot from kept k
+        )
+        select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
+            'granted_at', x.granted_at, 'expires_at', nullif(x.ends, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
+            order by x.priority, x.ends, x.no) filter (where x.rest > 0 or x.held > 0)
+        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) - coalesce(k.due, 0) as held,
+                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.due, 0) else metered.rolls(y, wallet_balance.now) end as rest,
+                case when y.expires_at > wallet_balance.now or metered.rolls(y, wallet_balance.now) = 0 then y.expires_at
+                    when y.roll_for = interval '0' then 'infinity' else y.expires_at + y.roll_for end as ends
+              from named n join metered.lots y on y.no = n.no left join kept k on k.lot = n.no) x
+    );
 end
 $$;
 
@@ -1397,10 +2384,11 @@ begin
         kept := kept || tip.held;
         held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
+    stand := tips;
+    tips := metered.without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
     verdict := metered.check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     denied := verdict.denied;
-    stand := tips;
     if denied is not null or kept = held then
         return;
     end if;
@@ -1494,9 +2482,9 @@ begin
         if not found then
             tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
         end if;
-        if tip.at > at or tip.next_due <= at then
+        if tip.at > at or tip.next_due <= at or tip.lots_end <= at then
             plain := false;
-            due := due or tip.next_due <= at;
+            due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
         end if;
         foreach l in array c.limits loop
             exit when plain is not true;
@@ -1562,6 +2550,8 @@ begin
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
                 perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq + 1, c.amount, metered.balance(tip), 't');
             end if;
             return;
         end if;
@@ -1615,6 +2605,9 @@ begin
     foreach c in array charges loop
         i := i + 1;
         tip := tips[i];
+        if tip.lots_end <= greatest(at, tip.at) then
+            tip := metered.end_lots(tip, at);
+        end if;
         if tip.held > 0 then
             tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
         end if;
@@ -1632,6 +2625,8 @@ begin
             on conflict do nothing;
             if not found then
                 perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq, c.held, metered.balance(tip) + c.held, 'h');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -1646,6 +2641,8 @@ begin
             on conflict do nothing;
             if not found then
                 perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq, units, metered.balance(tip), 't');
             end if;
         end if;
         seqs[i] := tip.seq;
@@ -1689,6 +2686,7 @@ begin
     foreach tip in array tips loop
         held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
+    tips := metered.without_lapsing(tips, clk);
     verdict := metered.check_limits(charges, tips, held, clk, ahead, null, null, null);
     used := verdict.used;
     denied := verdict.denied;
@@ -1748,6 +2746,7 @@ declare
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered.last_entry(scopes[i]);
+        tip.credited := tip.credited - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
         p := case when windows[i] is null then metered.period_at(periods[i], greatest(clk, tip.at)) end;
         starts_at := p[1];
         ends_at := p[2];
@@ -2214,6 +3213,12 @@ begin
         tip.next_due := metered.due_after(l.scope, before, tip.held, tip.next_due, clk);
         perform metered.append(tip);
         before := tip.seq;
+        continue when tip.lots_end is null;
+        case tip.kind
+            when 'u' then perform metered.capture_lots(l.scope, l.opened_seq, tip.seq, amount);
+            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, metered.balance(tip) + amount, 't');
+            else perform metered.free_lots(tip, array[l.opened_seq]);
+        end case;
     end loop;
     update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
 end
@@ -2736,6 +3741,7 @@ declare
     scopes text[];
     sums   bigint[];
     made   int;
+    wallets metered.ledger[];
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
@@ -2746,17 +3752,21 @@ begin
     end if;
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
-    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+    with made as (
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums) f(scope, units),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
-    on conflict do nothing;
-    get diagnostics made = row_count;
+    on conflict do nothing
+    returning y as entry, y.lots_end)
+    select count(*), array_agg(m.entry) filter (where m.lots_end is not null) into made, wallets from made m;
     if made < cardinality(scopes) then
         perform metered.collided();
+    elsif wallets is not null then
+        perform metered.free_lines(nos, wallets);
     end if;
 end
 $$;
@@ -3332,12 +4342,12 @@ begin
         end if;
     end loop;
     if cardinality(charges) = 1 then
-        insert into metered.hold_lines (hold, key, amount, open, due, scope)
-        values (new_no, charge.key, charge.held, charge.held, place.placed_at + due_in, charge.scope);
+        insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+        values (new_no, charge.key, charge.held, charge.held, place.placed_at + due_in, charge.scope, seqs[1] - (charge.amount > charge.held)::int);
     else
-        insert into metered.hold_lines (hold, key, amount, open, due, scope)
-        select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope
-        from unnest(charges) l where l.held > 0;
+        insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+        select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope, l.seq - (l.amount > l.held)::int
+        from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
@@ -3657,7 +4667,7 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
@@ -3679,6 +4689,8 @@ begin
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
+                    elsif l.lots_end is not null then
+                        perform metered.capture_lots(l.scope, l.opened_seq, l.seq + 1, covered);
                     end if;
                     detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
@@ -3693,6 +4705,8 @@ begin
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
+                    elsif l.lots_end is not null then
+                        perform metered.free_lots(metered.entry_for_write(l.scope), array[l.opened_seq]);
                     end if;
                 end if;
             end if;
@@ -4688,7 +5702,7 @@ begin
             select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at, coalesce(y.spent, 0) as spent,
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
                 coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
-                y.seq is null or y.at <= clk and (y.next_due <= clk) is not true as fresh) t
+                y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
         -- What counts against each limit: as in write_charges, where it is sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
@@ -4888,14 +5902,15 @@ select l.scope,                                 -- what is charged
     l.seq,                                      -- 1, 2, 3 and so on in the scope
     l.at,                                       -- by the database's clock
     case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
-        when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire' end as kind, -- what the entry does
+        when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire'
+        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- what the entry does
     l.amount,                                   -- of the entry, never negative
-    case when l.kind in ('c', 'u') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
+    case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
     l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
     l.held,                                     -- in open holds now
     l.spent,                                    -- charges so far
     l.refunded,                                 -- refunds so far
-    l.credited,                                 -- credits so far
+    l.credited,                                 -- credits so far, less what was taken back of them
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.namespace,                                -- of the operation
@@ -4917,7 +5932,7 @@ select f.scope,                                 -- its name
     l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
     l.spent,                                    -- charges
     l.refunded,                                 -- refunds
-    l.credited,                                 -- credits
+    l.credited,                                 -- credits, less what was taken back of them
     f.at as first_at,                           -- when the first entry was made
     l.at as last_at,                            -- when the last entry was made
     l.epoch as clock_repairs,                   -- so many
@@ -5056,6 +6071,7 @@ comment on type metered.origin is 'Who makes an entry or a transition: the comma
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
+comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts for late from then on (0: for ever), or ends at once (null).';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
@@ -5074,10 +6090,10 @@ comment on column metered.ledger.amount is '0 for a clock repair and a close';
 comment on column metered.ledger.at is 'never decreases along seq within an epoch';
 comment on column metered.ledger.spent is 'sum of charges so far, never decreases';
 comment on column metered.ledger.refunded is 'sum of refunds so far, never decreases';
-comment on column metered.ledger.credited is 'sum of credits so far, never decreases';
+comment on column metered.ledger.credited is 'sum of credits so far, less what was taken back of them';
 comment on column metered.ledger.held is 'units in open holds now';
 comment on column metered.ledger.epoch is 'clock repairs so far';
-comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair, z the scope was closed: nothing new is let in; of holds: h held, u captured (used), l released, x expired';
+comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair, z the scope was closed: nothing new is let in; of holds: h held, u captured (used), l released, x expired; of lots, credit taken back: e lapsed (ended), v revoked, o rolled over';
 comment on column metered.ledger.scope is 'what is charged';
 comment on column metered.ledger.next_due is 'no open hold falls due before this; -infinity: the scope is closed';
 comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
@@ -5150,6 +6166,45 @@ comment on column metered.hold_lines.open is 'counted in the scope''s held';
 comment on column metered.hold_lines.due is 'holds.due';
 comment on column metered.hold_lines.scope is 'what is held';
 comment on column metered.hold_lines.refunded is 'of captured, what was given back by refund_holds';
+comment on column metered.hold_lines.opened_seq is 'the entry that holds its units; null of a hold of version 1';
+comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
+comment on column metered.lots.no is 'the number of the lot';
+comment on column metered.lots.granted_at is 'when it was granted';
+comment on column metered.lots.expires_at is 'nothing is drawn of it from here on; infinity: it never ends';
+comment on column metered.lots.granted_seq is 'the entry that credited it';
+comment on column metered.lots.last_seq is 'the last entry that moved units of it';
+comment on column metered.lots.amount is 'units that it was granted with';
+comment on column metered.lots.rest is 'of amount, what can be drawn';
+comment on column metered.lots.drawn is 'of amount, what was spent, less what was given back';
+comment on column metered.lots.held is 'of amount, what open holds and leases keep';
+comment on column metered.lots.lapsed is 'of amount, what was left at its end, or given back later';
+comment on column metered.lots.revoked is 'of amount, what was taken back';
+comment on column metered.lots.rolled is 'of amount, what went on in another lot';
+comment on column metered.lots.untold is 'of lapsed, what subscribers were not told of yet';
+comment on column metered.lots.roll_cap is 'at its end, so much goes on in another lot; null: nothing';
+comment on column metered.lots.roll_for is 'how much longer that one lasts; 0: for ever';
+comment on column metered.lots.late is 'how long it lasts what is given back after its end; 0: for ever; null: it lapses';
+comment on column metered.lots.from_lot is 'the lot that its units were in before';
+comment on column metered.lots.priority is 'what is drawn first: the lower one';
+comment on column metered.lots.origin is 'g granted, c credited without a grant, r rolled over, l given back late';
+comment on column metered.lots.open is 'something can be drawn of it, but for its end';
+comment on column metered.lots.scope is 'the wallet';
+comment on column metered.lots.category is 'of the caller: paid, promotional';
+comment on column metered.lots.reference is 'of the caller, once in a wallet';
+comment on column metered.lots.fingerprint is 'of what was granted under the reference: a version byte and a SHA-256';
+comment on table metered.lot_moves is 'What each entry of a wallet did to its lots.';
+comment on column metered.lot_moves.seq is 'the entry';
+comment on column metered.lot_moves.nth is '1, 2, 3 and so on in the entry';
+comment on column metered.lot_moves.lot is 'lots.no; 0: overdraft, which no lot covers';
+comment on column metered.lot_moves.amount is 'how many units';
+comment on column metered.lot_moves.back is 'of what was taken, what refunds gave back';
+comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay back what was overdrawn, g given back by a refund; h held, q held in place of what was overdrawn, u captured, f freed; e lapsed, v revoked, o rolled over';
+comment on column metered.lot_moves.scope is 'the wallet';
+comment on table metered.lot_holds is 'What open holds and leases keep of lots.';
+comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq, leases.opened_seq';
+comment on column metered.lot_holds.lot is 'lots.no; 0: overdraft';
+comment on column metered.lot_holds.amount is 'units';
+comment on column metered.lot_holds.scope is 'the wallet';
 comment on table metered.hold_events is 'Every transition, written with it.';
 comment on column metered.hold_events.hold is 'holds.no';
 comment on column metered.hold_events.at is 'when it was recorded';
@@ -5207,6 +6262,13 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.amount, int, metered.origin, boolean) is 'Refunds part of a charge. status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
+comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.';
+comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot.';
+comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With only_scope, of that wallet, for whose lock it waits. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
+comment on function metered.told_lots(bigint[], bigint[]) is 'Marks what lapsed of lots as told: so many units of each.';
+comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
+comment on function metered.draw(metered.new_charge, boolean, interval, int) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it.';
+comment on function metered.wallet_balance(text) is 'What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.';
@@ -5264,7 +6326,7 @@ comment on column metered.statement.used is 'charges less refunds and credits, s
 comment on column metered.statement.held is 'in open holds now';
 comment on column metered.statement.spent is 'charges so far';
 comment on column metered.statement.refunded is 'refunds so far';
-comment on column metered.statement.credited is 'credits so far';
+comment on column metered.statement.credited is 'credits so far, less what was taken back of them';
 comment on column metered.statement.refunds_seq is 'of a refund: the number of its charge';
 comment on column metered.statement.hold is 'the hold''s id, where the entry is about one alone';
 comment on column metered.statement.namespace is 'of the operation';
@@ -5281,7 +6343,7 @@ comment on column metered.scopes.used is 'charges less refunds and credits';
 comment on column metered.scopes.held is 'in open holds, those that are due and not swept among them, and on leases';
 comment on column metered.scopes.spent is 'charges';
 comment on column metered.scopes.refunded is 'refunds';
-comment on column metered.scopes.credited is 'credits';
+comment on column metered.scopes.credited is 'credits, less what was taken back of them';
 comment on column metered.scopes.first_at is 'when the first entry was made';
 comment on column metered.scopes.last_at is 'when the last entry was made';
 comment on column metered.scopes.clock_repairs is 'so many';
@@ -5376,23 +6438,27 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,admit,announce,announced,append,base,begin_command,block_commit,bound_lock_wait,by_system,
-            capture_holds,carve,charge,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
-            clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
-            created_json,credit,due_after,due_holds,entry_for_write,expire_and_check,expire_due,expire_hold,
-            expire_rows,extend_holds,find_job_key,finish_command,first_due,first_for_write,fits,fits_origin,
-            free_lines,fresh,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,key_fits,
-            last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,
-            lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,
-            mint_tokens,missing_hold,missing_token,named_holds,next_entry,no_amount,one_snapshot,open_lease,
-            others_fall_due,overdue,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,
-            purge_leases,purge_operations,purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,
-            recorded_meanwhile,refund,refund_hold,refund_holds,refunds_after,refuse_closed,refuse_hold,
-            refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
-            require,resource_for_write,retire_scopes,revoke_token,revoke_tokens,scope_key,search_entries,
-            settle_away,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,tip,tip_for_write,
-            try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,usage,usage_at,usage_known_from,
-            with_absent,with_keys,write_charges,write_exact,write_plain,written_here}')
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,balance,base,begin_command,block_commit,
+            bound_lock_wait,by_system,capture_holds,capture_lots,carve,charge,charge_each,charge_leased,
+            check_charge,check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,
+            collided,complete_command,consume_token,create_scopes,created_json,credit,credit_lot,draw,due_after,
+            due_holds,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
+            find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
+            free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
+            key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,
+            lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
+            look_place,memory_kept,mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,
+            next_entry,no_amount,old_lot,one_snapshot,open_lease,open_wallet,others_fall_due,overdue,own_entry,
+            pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,
+            purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,
+            recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lots,refunds_after,refuse_closed,
+            refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,
+            replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,
+            roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,
+            spent_since,sweep_holds,sweep_lots,take_back,take_lots,tip,tip_for_write,told_lots,try_each,
+            try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold_json,usage,usage_at,usage_known_from,
+            use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,
+            written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

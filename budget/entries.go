@@ -23,12 +23,17 @@ const (
 	KindRelease     Kind = "release" // a hold was given up
 	KindExpire      Kind = "expire"  // a hold's time was over
 	KindClose       Kind = "close"   // the scope was carved from another, and nothing new is let in (package leases)
+	// Of a wallet's credit (package wallet), by which Credited goes down.
+	KindLapse    Kind = "lapse"     // what was left of a lot at its end: breakage
+	KindRevoke   Kind = "revoke"    // credit was taken back
+	KindRollOver Kind = "roll over" // what was left of a lot goes on in another one, as the credit behind this entry
 )
 
 // kinds are the kinds as the ledger stores them.
 var kinds = map[string]Kind{
 	"c": KindCharge, "d": KindCredit, "r": KindRefund, "k": KindClockRepair,
 	"h": KindHold, "u": KindCapture, "l": KindRelease, "x": KindExpire, "z": KindClose,
+	"e": KindLapse, "v": KindRevoke, "o": KindRollOver,
 }
 
 // Entry is one entry of a scope's chain, with the scope's sums after it.

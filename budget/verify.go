@@ -113,8 +113,8 @@ where l.scope = $1 and l.mode in ('c', 'g') and l.settled_at is not null and t.n
 order by l.no`
 
 // Verify recomputes each entry from the entry before it, anchors from the entries behind them, the sums of refunds from
-// the refunds, what is held from the open lines of holds and from open leases, and what leases captured from their spends;
-// it reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last
+// the refunds, what is held from the open lines of holds and from open leases, what leases captured from their spends, and a
+// wallet's lots from what its entries did to them; it reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last
 // entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
 // without a lock, on a replica too. If ctx ends, it returns what it found with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
@@ -218,7 +218,8 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 	if err := v.refundSums(ctx, tx, scope, first); err != nil {
 		return err
 	}
-	if err := cmp.Or(v.held(ctx, tx, prev), v.leases(ctx, tx, scope, v.ledger.sql.leases), v.leases(ctx, tx, scope, v.ledger.sql.carved)); err != nil {
+	if err := cmp.Or(v.held(ctx, tx, prev), v.leases(ctx, tx, scope, v.ledger.sql.leases), v.leases(ctx, tx, scope, v.ledger.sql.carved),
+		v.lots(ctx, tx, scope, first)); err != nil {
 		return err
 	}
 	v.report.Scopes++
@@ -238,6 +239,8 @@ func (v *verification) entry(prev, e Entry) {
 		want.Spent += e.Amount
 	case KindCredit:
 		want.Credited += e.Amount
+	case KindLapse, KindRevoke, KindRollOver:
+		want.Credited -= e.Amount
 	case KindRefund:
 		want.Refunded += e.Amount
 		if e.Ref < 1 || e.Ref >= e.Seq {

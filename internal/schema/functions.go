@@ -68,6 +68,14 @@ var Functions = []Function{
 	{"create_scopes", Application, write},
 	{"retire_scopes", Application, write},
 
+	{"grant_lot", Application, write},
+	{"draw", Application, write},
+	{"revoke_lot", Application, write},
+	{"roll_over", Application, write},
+	{"sweep_lots", Application, write},
+	{"told_lots", Application, write},
+	{"wallet_balance", Application | Reporting, write},
+
 	{"place", Application, write},
 	{"look_place", Application, write},
 	{"capture_holds", Application, write},

@@ -89,7 +89,7 @@ begin
             select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at, coalesce(y.spent, 0) as spent,
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
                 coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
-                y.seq is null or y.at <= clk and (y.next_due <= clk) is not true as fresh) t
+                y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
         -- What counts against each limit: as in write_charges, where it is sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,

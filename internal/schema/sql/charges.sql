@@ -65,9 +65,9 @@ begin
         if not found then
             tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
         end if;
-        if tip.at > at or tip.next_due <= at then
+        if tip.at > at or tip.next_due <= at or tip.lots_end <= at then
             plain := false;
-            due := due or tip.next_due <= at;
+            due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
         end if;
         foreach l in array c.limits loop
             exit when plain is not true;
@@ -133,6 +133,8 @@ begin
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
                 perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq + 1, c.amount, metered.balance(tip), 't');
             end if;
             return;
         end if;
@@ -186,6 +188,9 @@ begin
     foreach c in array charges loop
         i := i + 1;
         tip := tips[i];
+        if tip.lots_end <= greatest(at, tip.at) then
+            tip := metered.end_lots(tip, at);
+        end if;
         if tip.held > 0 then
             tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
         end if;
@@ -203,6 +208,8 @@ begin
             on conflict do nothing;
             if not found then
                 perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq, c.held, metered.balance(tip) + c.held, 'h');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -217,6 +224,8 @@ begin
             on conflict do nothing;
             if not found then
                 perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq, units, metered.balance(tip), 't');
             end if;
         end if;
         seqs[i] := tip.seq;
@@ -256,6 +265,7 @@ begin
     foreach tip in array tips loop
         held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
+    tips := metered.without_lapsing(tips, clk);
     verdict := metered.check_limits(charges, tips, held, clk, ahead, null, null, null);
     used := verdict.used;
     denied := verdict.denied;
@@ -307,6 +317,7 @@ declare
 begin
     for i in 1..cardinality(scopes) loop
         tip := metered.last_entry(scopes[i]);
+        tip.credited := tip.credited - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
         p := case when windows[i] is null then metered.period_at(periods[i], greatest(clk, tip.at)) end;
         starts_at := p[1];
         ends_at := p[2];

@@ -63,6 +63,7 @@ declare
     scopes text[];
     sums   bigint[];
     made   int;
+    wallets metered.ledger[];
 begin
     select array_agg(f.scope), array_agg(f.units) into scopes, sums
     from (select l.scope, sum(l.open)::bigint as units from metered.hold_lines l
@@ -73,17 +74,21 @@ begin
     end if;
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
-    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+    with made as (
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
     select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums) f(scope, units),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
-    on conflict do nothing;
-    get diagnostics made = row_count;
+    on conflict do nothing
+    returning y as entry, y.lots_end)
+    select count(*), array_agg(m.entry) filter (where m.lots_end is not null) into made, wallets from made m;
     if made < cardinality(scopes) then
         perform metered.collided();
+    elsif wallets is not null then
+        perform metered.free_lines(nos, wallets);
     end if;
 end
 $$;

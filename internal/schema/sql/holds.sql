@@ -289,12 +289,12 @@ begin
         end if;
     end loop;
     if cardinality(charges) = 1 then
-        insert into metered.hold_lines (hold, key, amount, open, due, scope)
-        values (new_no, charge.key, charge.held, charge.held, place.placed_at + due_in, charge.scope);
+        insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+        values (new_no, charge.key, charge.held, charge.held, place.placed_at + due_in, charge.scope, seqs[1] - (charge.amount > charge.held)::int);
     else
-        insert into metered.hold_lines (hold, key, amount, open, due, scope)
-        select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope
-        from unnest(charges) l where l.held > 0;
+        insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+        select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope, l.seq - (l.amount > l.held)::int
+        from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(

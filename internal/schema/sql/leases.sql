@@ -269,6 +269,12 @@ begin
         tip.next_due := metered.due_after(l.scope, before, tip.held, tip.next_due, clk);
         perform metered.append(tip);
         before := tip.seq;
+        continue when tip.lots_end is null;
+        case tip.kind
+            when 'u' then perform metered.capture_lots(l.scope, l.opened_seq, tip.seq, amount);
+            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, metered.balance(tip) + amount, 't');
+            else perform metered.free_lots(tip, array[l.opened_seq]);
+        end case;
     end loop;
     update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
 end

@@ -225,10 +225,14 @@ begin
             return;
         end if;
     end if;
-    e.kind := 'd';
-    e.amount := units;
-    e.credited := e.credited + units;
-    perform metered.append(e);
+    if e.lots_end is null then
+        e.kind := 'd';
+        e.amount := units;
+        e.credited := e.credited + units;
+        perform metered.append(e);
+    else
+        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
+    end if;
     seq := e.seq;
     at := e.at;
 end
@@ -280,7 +284,13 @@ begin
     e.amount := units;
     e.ref := charge_seq;
     e.refunded := e.refunded + units;
+    if e.lots_end is not null then
+        e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
+    end if;
     perform metered.append(e);
+    if e.lots_end is not null then
+        perform metered.refund_lots(e);
+    end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
     select of_scope, lv, charge_seq >> (4 * lv), units
     from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
@@ -347,14 +357,19 @@ begin
         where r.scope = of_scope and r.level = lv
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
+    if tip.lots_end is not null and keep > 1 then
+        perform metered.purge_lots(of_scope, upto, keep);
+    end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity') and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
+        select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
         deleted := deleted + rest;
         delete from metered.refund_sum r where r.scope = of_scope;
+        perform metered.purge_lots(of_scope, 0, tip.seq + 1);
         tip.seq := tip.seq + 1;
         perform metered.append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;

@@ -315,10 +315,11 @@ begin
         kept := kept || tip.held;
         held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
+    stand := tips;
+    tips := metered.without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
     verdict := metered.check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     denied := verdict.denied;
-    stand := tips;
     if denied is not null or kept = held then
         return;
     end if;

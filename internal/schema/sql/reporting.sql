@@ -15,14 +15,15 @@ select l.scope,                                 -- what is charged
     l.seq,                                      -- 1, 2, 3 and so on in the scope
     l.at,                                       -- by the database's clock
     case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
-        when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire' end as kind, -- what the entry does
+        when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire'
+        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- what the entry does
     l.amount,                                   -- of the entry, never negative
-    case when l.kind in ('c', 'u') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
+    case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
     l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
     l.held,                                     -- in open holds now
     l.spent,                                    -- charges so far
     l.refunded,                                 -- refunds so far
-    l.credited,                                 -- credits so far
+    l.credited,                                 -- credits so far, less what was taken back of them
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.namespace,                                -- of the operation
@@ -44,7 +45,7 @@ select f.scope,                                 -- its name
     l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
     l.spent,                                    -- charges
     l.refunded,                                 -- refunds
-    l.credited,                                 -- credits
+    l.credited,                                 -- credits, less what was taken back of them
     f.at as first_at,                           -- when the first entry was made
     l.at as last_at,                            -- when the last entry was made
     l.epoch as clock_repairs,                   -- so many

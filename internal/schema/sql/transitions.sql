@@ -200,7 +200,7 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
@@ -222,6 +222,8 @@ begin
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
+                    elsif l.lots_end is not null then
+                        perform metered.capture_lots(l.scope, l.opened_seq, l.seq + 1, covered);
                     end if;
                     detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
@@ -236,6 +238,8 @@ begin
                     on conflict do nothing;
                     if not found then
                         perform metered.collided();
+                    elsif l.lots_end is not null then
+                        perform metered.free_lots(metered.entry_for_write(l.scope), array[l.opened_seq]);
                     end if;
                 end if;
             end if;

@@ -56,6 +56,13 @@ create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], 
 -- Units of one scope that a capture takes, or that a refund gives back.
 create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
+-- A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left
+-- of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts
+-- for late from then on (0: for ever), or ends at once (null).
+create type metered.new_lot as (
+    amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
+    roll_cap bigint, roll_for interval, late interval);
+
 -- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
 -- units beyond what is held: refuse; fit (they are charged if the limits let them); allow (they
 -- are charged).

@@ -1,0 +1,87 @@
+package budget
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// lotsSQL finds what is wrong with the lots of a wallet, from entry $2 on: each lot adds up, and to what the entries did to it; the
+// lots add up to the last entry; what holds keep of lots is what they hold; each entry says of which lots it is, and drew none that had
+// ended; and what was given back of a charge's lots is what was refunded.
+const lotsSQL = `
+with tip as (
+    select * from metered.ledger y where y.scope = $1 order by y.seq desc limit 1
+), lots as (
+    select * from metered.lots y where y.scope = $1
+), moves as (
+    select * from metered.lot_moves y where y.scope = $1 and y.seq >= $2
+), kept as (
+    select * from metered.lot_holds y where y.scope = $1
+), opened as (
+    select l.opened_seq as seq, l.open as units from metered.hold_lines l where l.scope = $1 and l.open <> 0
+    union all
+    select y.opened_seq, y.granted from metered.leases y where y.scope = $1 and y.settled_at is null and y.mode <> 'g'
+)
+select l.granted_seq, 'lot ' || l.no, format('%s rest, %s drawn, %s held, %s lapsed, %s revoked, %s rolled over', l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled),
+    format('%s in all, none negative', l.amount)
+from lots l
+where l.rest + l.drawn + l.held + l.lapsed + l.revoked + l.rolled <> l.amount
+   or least(l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.untold, l.lapsed - l.untold) < 0 or l.open <> (l.rest > 0)
+union all
+select t.seq, 'rests of lots', coalesce(s.rest, 0)::text, greatest(0, t.credited - t.spent + t.refunded - t.held)::text
+from tip t, (select sum(l.rest) as rest from lots l) s
+where t.lots_end is not null and coalesce(s.rest, 0) <> greatest(0, t.credited - t.spent + t.refunded - t.held)
+   or t.lots_end is null and s.rest is not null
+union all
+select t.seq, 'lots_end', t.lots_end::text, 'at most ' || l.expires_at
+from tip t, lots l where l.expires_at > t.at and (l.open or l.held > 0) and t.lots_end > l.expires_at
+union all
+select l.granted_seq, 'held of lot ' || l.no, l.held::text, coalesce(k.units, 0)::text
+from lots l left join (select k.lot, sum(k.amount) as units from kept k group by k.lot) k on k.lot = l.no
+where l.held <> coalesce(k.units, 0)
+union all
+select coalesce(o.seq, k.seq), 'held of lots', coalesce(k.units, 0)::text, coalesce(o.units, 0)::text
+from tip t, opened o full join (select k.seq, sum(k.amount) as units from kept k group by k.seq) k on k.seq = o.seq
+where t.lots_end is not null and o.units is distinct from k.units
+union all
+select e.seq, 'moves of lots', coalesce(m.units, 0)::text, e.amount::text
+from metered.ledger e
+    left join lateral (select sum(m.amount) as units from metered.lot_moves m
+        where m.scope = e.scope and m.seq = e.seq and m.kind = case e.kind when 'c' then 't' when 'r' then 'g' when 'l' then 'f' when 'x' then 'f' else e.kind end) m on true
+    left join lateral (select sum(l.amount) as units from lots l where e.kind = 'r' and l.origin = 'c' and l.granted_seq = e.seq) c on true
+where e.scope = $1 and e.seq >= $2 and e.lots_end is not null and e.kind not in ('k', 'z') and coalesce(m.units, 0) + coalesce(c.units, 0) <> e.amount
+union all
+select l.granted_seq, 'moves of lot ' || l.no, format('%s drawn, %s held, %s lapsed, %s revoked, %s rolled over', m.drawn, m.held, m.lapsed, m.revoked, m.rolled),
+    format('%s drawn, %s held, %s lapsed, %s revoked, %s rolled over', l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
+from lots l, lateral (
+    select coalesce(sum(case when m.kind in ('t', 'p', 'u') then m.amount when m.kind = 'g' then -m.amount end), 0) as drawn,
+        coalesce(sum(case when m.kind in ('h', 'q') then m.amount when m.kind in ('u', 'f') then -m.amount end), 0) as held,
+        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(m.amount) filter (where m.kind = 'v'), 0) as revoked,
+        coalesce(sum(m.amount) filter (where m.kind = 'o'), 0) as rolled
+    from moves m where m.lot = l.no) m
+where l.granted_seq >= $2 and l.origin <> 'c' and (m.drawn, m.held, m.lapsed, m.revoked, m.rolled) is distinct from (l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
+union all
+select m.seq, 'drawn of lot ' || m.lot, e.at::text, 'before its end, ' || l.expires_at
+from moves m join lots l on l.no = m.lot join metered.ledger e on e.scope = m.scope and e.seq = m.seq
+where m.kind in ('t', 'p', 'h', 'q') and e.at >= l.expires_at
+union all
+select m.seq, 'given back to lots', m.back::text, coalesce(r.amount, 0)::text
+from (select m.seq, sum(m.back) as back, bool_or(m.back not between 0 and m.amount) as wrong from moves m where m.kind in ('t', 'u') group by m.seq) m
+    left join metered.refund_sum r on r.scope = $1 and r.level = 0 and r.block = m.seq
+where m.back <> coalesce(r.amount, 0) or m.wrong`
+
+// lots checks the lots of a wallet.
+func (v *verification) lots(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
+	rows, err := tx.Query(ctx, v.ledger.sql.lots, pgx.QueryExecModeExec, scope, first)
+	if err != nil {
+		return failed("verify lots", err)
+	}
+	var seq int64
+	var field, got, want string
+	_, err = pgx.ForEachRow(rows, []any{&seq, &field, &got, &want}, func() error {
+		v.differs(Entry{Scope: scope, Seq: seq}, field, got, want)
+		return nil
+	})
+	return failed("verify lots", err)
+}

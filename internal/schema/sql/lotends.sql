@@ -1,0 +1,192 @@
+-- How lots end: by time, by revocation, by rollover; what is told of it, and what is deleted.
+
+-- A lot of a wallet, by its number or its reference.
+create function metered.find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    l metered.lots;
+begin
+    if of_lot is not null then
+        select * into l from metered.lots y where y.no = of_lot and y.scope = of_scope;
+    else
+        select * into l from metered.lots y where y.scope = of_scope and y.reference = of_reference;
+    end if;
+    return l;
+end
+$$;
+
+-- Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
+-- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.
+create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger;
+    l metered.lots;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and coalesce(units between 1 and 9007199254740992, true), 'revoke');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    l := metered.find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered.missing_lot(e);
+        return;
+    end if;
+    e := metered.after_due_lots(e);
+    l := metered.find_lot(of_scope, l.no, null);
+    revoked := least(coalesce(units, l.rest), l.rest);
+    missing := coalesce(units - revoked, l.drawn + l.held);
+    if revoked > 0 then
+        e.seq := e.seq - 1;
+        e := metered.take_back(e, l.no, revoked, 'v');
+        seq := e.seq;
+        at := e.at;
+    end if;
+    no := l.no;
+    status := 'revoked';
+end
+$$;
+
+-- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. e is as
+-- next_entry has it.
+create function metered.missing_lot(e metered.ledger) returns text
+language plpgsql volatile
+as $$
+begin
+    if metered.one_snapshot() then
+        e.seq := e.seq - 1;
+        perform metered.refuse_stale(array[e]);
+    end if;
+    return 'unknown';
+end
+$$;
+
+-- Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same
+-- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot.
+create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval, wait_ms int,
+    origin metered.origin,
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    e    metered.ledger;
+    l    metered.lots;
+    made record;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and lasts between interval '0' and interval '36525 days', 'roll_over');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    l := metered.find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered.missing_lot(e);
+        return;
+    end if;
+    e := metered.after_due_lots(e);
+    l := metered.find_lot(of_scope, l.no, null);
+    select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
+    into status, no, units, seq, at, expires_at
+    from metered.lots y where y.from_lot = l.no and y.origin = 'r';
+    if found then
+        return;
+    end if;
+    units := least(cap, l.rest);
+    if units = 0 then
+        status := 'empty';
+        return;
+    end if;
+    perform metered.refuse_closed(e);
+    e.seq := e.seq - 1;
+    expires_at := case when lasts > interval '0' then e.at + lasts end;
+    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), 'r');
+    status := 'rolled';
+    no := made.no;
+    seq := (made.entry).seq;
+    at := (made.entry).at;
+end
+$$;
+
+-- A lot of which something lapsed, as subscribers are told.
+create function metered.untold_json(l metered.lots) returns json
+language sql stable
+as $$
+    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', l.reference, 'category', l.category, 'granted', l.amount,
+        'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
+$$;
+
+-- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With
+-- only_scope, of that wallet, for whose lock it waits. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
+-- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
+-- and last_no are where to go on, if there may be more.
+create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, wait_ms int,
+    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean)
+language plpgsql volatile
+as $$
+declare
+    clk    timestamptz := metered.clock();
+    due    bigint[];
+    locked text[];
+    s      record;
+    tip    metered.ledger;
+begin
+    perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    ended := 0;
+    if only_scope is not null then
+        perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
+        clk := metered.clock();
+        locked := array[only_scope];
+        select array_agg(y.no order by y.expires_at, y.no) into due from metered.lots y
+        where y.scope = only_scope and y.open and y.expires_at <= clk or y.scope = only_scope and y.untold > 0;
+        seen := coalesce(cardinality(due), 0);
+        more := false;
+    else
+        select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
+        from (select y.no, y.expires_at from metered.lots y
+              where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
+              order by y.expires_at, y.no limit max_lots) d;
+        last_no := due[seen];
+        for s in
+            select x.scope, metered.scope_key(x.scope) as key
+            from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
+        loop
+            if pg_try_advisory_xact_lock(s.key) then
+                locked := locked || s.scope;
+            end if;
+        end loop;
+    end if;
+    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
+    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.scope = any (locked) order by 1 loop
+        tip := metered.end_lots(metered.entry_for_write(s.scope), clk);
+    end loop;
+    busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
+    if keep_untold then
+        untold := array(select metered.untold_json(y) from metered.lots y
+            where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
+    else
+        update metered.lots y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+    end if;
+end
+$$;
+
+-- Marks what lapsed of lots as told: so many units of each.
+create function metered.told_lots(nos bigint[], units bigint[]) returns void
+language plpgsql volatile
+as $$
+begin
+    perform metered.require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
+    update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
+end
+$$;
+
+-- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
+-- nothing can be: what they say is in no balance. One that another lot rolled over into stays as long as that one.
+create function metered.purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
+    delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
+        and (l.origin <> 'r' or 0 = (select count(*) from metered.lots y where y.no = l.from_lot));
+end
+$$;

@@ -1,0 +1,238 @@
+-- What ends of holds, leases and charges does to the lots of a wallet, and how credit becomes a lot.
+
+-- Says of which lots the captured units of a hold or a lease are, which the entry opened_seq held: of those that are drawn first.
+-- What it keeps of a lot that has ended is still its own.
+create function metered.capture_lots(of_scope text, opened_seq bigint, at_seq bigint, units bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    k    record;
+    part bigint;
+    nth  int := 1;
+begin
+    for k in
+        select y.lot, y.amount from metered.lot_holds y left join lateral (
+            select x.priority, x.expires_at from metered.lots x where x.no = y.lot) l on true
+        where y.scope = of_scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
+    loop
+        part := least(units, k.amount);
+        exit when part = 0;
+        if part = k.amount then
+            delete from metered.lot_holds y where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+        else
+            update metered.lot_holds y set amount = y.amount - part where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+        end if;
+        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = at_seq where y.no = k.lot;
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, nth, k.lot, 'u', part);
+        units := units - part;
+        nth := nth + 1;
+    end loop;
+end
+$$;
+
+-- Gives to the lots of a wallet what holds and leases kept of them, which the entries opened_seqs held and the entry freed has
+-- just freed. What is of a lot that has ended lapses, in entries behind that one. What is overdrawn is paid back of the rest.
+create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns void
+language plpgsql volatile
+as $$
+declare
+    over bigint := greatest(0, freed.amount - metered.balance(freed));  -- before the entry
+    k    record;
+    l    metered.lots;
+    tip  metered.ledger := freed;
+    nth  int := 1;
+begin
+    for k in
+        with gone as (
+            delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
+        select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
+    loop
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (freed.scope, freed.seq, nth, k.lot, 'f', k.amount);
+        nth := nth + 1;
+        if k.lot = 0 then
+            over := over - k.amount;
+            continue;
+        end if;
+        update metered.lots y set held = y.held - k.amount, rest = y.rest + k.amount, open = true, last_seq = freed.seq
+        where y.no = k.lot returning * into l;
+        if l.expires_at <= freed.at then
+            tip := metered.take_back(metered.own_entry(tip, freed.at), k.lot, k.amount, 'e');
+        end if;
+    end loop;
+    if over > 0 then
+        perform metered.pay_back(freed.scope, freed.seq, over, nth);
+    end if;
+end
+$$;
+
+-- The same for what one call freed of several scopes; it passes over those that are no wallets.
+create function metered.free_lines(nos bigint[], freed metered.ledger[]) returns void
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger;
+begin
+    foreach e in array freed loop
+        perform metered.free_lots(e, array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = e.scope));
+    end loop;
+end
+$$;
+
+-- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
+-- says. tip is the last entry by then; over is what is overdrawn, which a new lot pays back.
+create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int, inout over bigint)
+language plpgsql volatile
+as $$
+declare
+    l metered.lots;
+begin
+    update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
+    where y.no = of_lot returning * into l;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, nth, of_lot, 'g', units);
+    nth := nth + 1;
+    if l.expires_at > refund.at then
+        return;
+    end if;
+    tip := metered.own_entry(tip, refund.at);
+    if l.late is null then
+        tip := metered.take_back(tip, of_lot, units, 'e');
+    else
+        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
+        over := greatest(0, over - units);
+    end if;
+end
+$$;
+
+-- Gives to the lots of a wallet what the entry refund has just given back of a charge: to those that it was taken of, the last
+-- one first. What was overdrawn is so no more; if it was paid back since, that lot gets it. What was charged before the scope had
+-- lots is treated the same, and else becomes a lot.
+create function metered.refund_lots(refund metered.ledger) returns void
+language plpgsql volatile
+as $$
+declare
+    units bigint := refund.amount;
+    over  bigint := greatest(0, refund.amount - metered.balance(refund));   -- before the entry
+    bare  bigint := 0;      -- of units, what no lot covered
+    part  bigint;
+    m     record;
+    g     record;
+begin
+    select refund as tip, 1 as nth, over into g;
+    for m in
+        select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
+        where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
+    loop
+        part := least(units, m.units);
+        exit when part = 0;
+        units := units - part;
+        update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = refund.ref and y.nth = m.nth;
+        if m.lot = 0 then
+            bare := bare + part;
+        else
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+        end if;
+    end loop;
+    bare := bare + units;
+    if bare > 0 then
+        part := greatest(0, least(bare, over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0)));
+        bare := bare - part;
+        if part > 0 then
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', part);
+            g.nth := g.nth + 1;
+            g.over := g.over - part;
+        end if;
+        for m in
+            select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
+            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
+        loop
+            part := least(bare, m.units);
+            exit when part = 0;
+            bare := bare - part;
+            update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = m.seq and y.nth = m.nth;
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+        end loop;
+        perform metered.old_lot(refund, bare, 0);
+    end if;
+    if g.over > 0 then
+        perform metered.pay_back(refund.scope, refund.seq, g.over, g.nth);
+    end if;
+end
+$$;
+
+-- Before which none of the lots ends that a refund of a charge gives back to, of those that have not ended by now.
+create function metered.refund_end(of_scope text, charge_seq bigint, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select min(l.expires_at)
+        from metered.lot_moves m, lateral (select x.expires_at from metered.lots x where x.no = m.lot) l
+        where m.scope = of_scope and l.expires_at > clk
+          and (m.seq = charge_seq and m.kind in ('t', 'u') or m.seq > charge_seq and m.kind = 'p'));
+end
+$$;
+
+-- What a scope has that no grant brought becomes a lot that never ends, behind the entry e. Of it, so many units are held.
+create function metered.old_lot(e metered.ledger, units bigint, held bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    made bigint;
+begin
+    if units > 0 then
+        insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
+        values (e.at, 'infinity', e.seq, e.seq, units, units - old_lot.held, old_lot.held, 0, 'c', units > old_lot.held, e.scope, '')
+        returning no into made;
+    end if;
+    return made;
+end
+$$;
+
+-- Makes a scope a wallet, whose last entry is tip: what it has, and what is held of that, is a lot.
+create function metered.open_wallet(tip metered.ledger) returns void
+language plpgsql volatile
+as $$
+declare
+    covered bigint := greatest(0, metered.balance(tip) + tip.held);
+    held    bigint := least(tip.held, covered);
+    made    bigint := metered.old_lot(tip, covered, held);
+    k       record;
+    part    bigint;
+begin
+    if tip.held = 0 then
+        return;
+    end if;
+    update metered.hold_lines l set opened_seq = -l.hold where l.scope = tip.scope and l.open > 0 and l.opened_seq is null;
+    for k in
+        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0
+        union all
+        select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
+        order by 1
+    loop
+        part := least(held, k.open);
+        insert into metered.lot_holds (scope, seq, lot, amount)
+        select tip.scope, k.opened_seq, x.lot, x.amount from (values (made, part), (0, k.open - part)) x(lot, amount) where x.amount > 0;
+        held := held - part;
+    end loop;
+end
+$$;
+
+-- Credits a wallet by a lot. e is as next_entry has it; the scope is a wallet from here on.
+create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    made record;
+begin
+    if e.lots_end is null then
+        e.seq := e.seq - 1;
+        perform metered.open_wallet(e);
+        e.seq := e.seq + 1;
+        e.lots_end := 'infinity';
+    end if;
+    e := metered.after_due_lots(e);
+    e.seq := e.seq - 1;
+    made := metered.add_lot(e, lot, as_origin, null);
+    entry := made.entry;
+    no := made.no;
+end
+$$;

@@ -1,0 +1,148 @@
+-- What applications call for wallets. See lots.sql.
+
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the
+-- reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing
+-- written, if the scope must exist and does not.
+create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out denied jsonb)
+language plpgsql volatile
+as $$
+declare
+    e    metered.ledger;
+    was  metered.lots;
+    made record;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true), 'key');
+    perform metered.require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
+        and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
+        and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
+        and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
+        and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
+        and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
+        and coalesce(lot.roll_for between interval '0' and interval '36525 days', true)
+        and coalesce(lot.late between interval '0' and interval '36525 days', true), 'lot');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    if lot.reference is not null then
+        select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
+        if found then
+            status := case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end;
+            no := was.no;
+            seq := was.granted_seq;
+            at := was.granted_at;
+            expires_at := nullif(was.expires_at, 'infinity');
+            return;
+        end if;
+    end if;
+    perform metered.refuse_closed(e);
+    if must_exist then
+        denied := metered.admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        if denied is not null then
+            return;
+        end if;
+    end if;
+    lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
+    if lot.expires_at <= e.at then
+        status := 'ended';
+        at := e.at;
+        return;
+    end if;
+    made := metered.credit_lot(e, lot, 'g');
+    status := 'granted';
+    no := made.no;
+    seq := (made.entry).seq;
+    at := (made.entry).at;
+    expires_at := nullif(lot.expires_at, 'infinity');
+end
+$$;
+
+-- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
+-- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it.
+create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int,
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb)
+language plpgsql volatile
+as $$
+declare
+    tip    metered.ledger;
+    terms  metered.hold_terms;  -- null, or the clock by which the amount was decided
+    looked record;
+    posted metered.charged;
+    l      metered.charge_limit;
+    i      int := 0;
+begin
+    if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
+        perform metered.require(false, 'draw');
+    end if;
+    if charge.key is null then
+        charge.key := metered.scope_key(charge.scope);
+    end if;
+    if up_to then
+        perform metered.lock_keys(array[charge.key], wait_ms);
+        tip := metered.last_entry(charge.scope);
+        amount := charge.amount;
+        charge.amount := 1;
+        terms.at := metered.clock();
+        looked := metered.check_now(array[charge], array[tip], terms.at, ahead);
+        foreach l in array charge.limits loop
+            i := i + 1;
+            amount := least(amount, l.max - looked.used[i] - looked.held[1]);
+        end loop;
+        charge.amount := greatest(1, amount);   -- 1 is refused where there is none
+    end if;
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', terms, false);
+    amount := charge.amount;
+    denied := posted.denied;
+    if denied is not null then
+        return;
+    end if;
+    seq := posted.seqs[1];
+    at := posted.ats[1];
+    -- Aggregates inside lateral leave the planner no join to choose.
+    select e.credited - e.spent + e.refunded - e.held, m.lots, m.overdrawn into left_over, lots, overdrawn
+    from metered.ledger e, lateral (
+        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) filter (where x.lot > 0) as lots,
+            coalesce(sum(x.amount) filter (where x.lot = 0), 0) as overdrawn
+        from metered.lot_moves x left join lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y on true
+        where x.scope = e.scope and x.seq = e.seq) m
+    where e.scope = charge.scope and e.seq = draw.seq;
+end
+$$;
+
+-- What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the
+-- order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+create function metered.wallet_balance(of_scope text,
+    out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
+language plpgsql stable
+as $$
+declare
+    tip metered.ledger := metered.last_entry(of_scope);
+    clk timestamptz := metered.clock();
+    due bigint;     -- held, and due
+begin
+    now := greatest(clk, tip.at);
+    seq := tip.seq;
+    due := case when tip.next_due <= clk then metered.overdue(of_scope, tip.next_due, clk) else 0 end;
+    held := tip.held - due;
+    units := metered.balance(tip) + due - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
+    if tip.lots_end is null then
+        return;
+    end if;
+    lots := (
+        with kept as (  -- what holds keep, by lot, and how much of that is due
+            select k.lot, sum(k.amount) as amount, sum(k.amount) filter (where due > 0 and k.seq = any (array(
+                    select l.opened_seq from metered.hold_lines l
+                    where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk))) as due
+            from metered.lot_holds k where k.scope = of_scope and k.lot > 0 group by k.lot
+        ), named as (
+            select y.no from metered.lots y where y.scope = of_scope and y.open union select k.lot from kept k
+        )
+        select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
+            'granted_at', x.granted_at, 'expires_at', nullif(x.ends, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
+            order by x.priority, x.ends, x.no) filter (where x.rest > 0 or x.held > 0)
+        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) - coalesce(k.due, 0) as held,
+                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.due, 0) else metered.rolls(y, wallet_balance.now) end as rest,
+                case when y.expires_at > wallet_balance.now or metered.rolls(y, wallet_balance.now) = 0 then y.expires_at
+                    when y.roll_for = interval '0' then 'infinity' else y.expires_at + y.roll_for end as ends
+              from named n join metered.lots y on y.no = n.no left join kept k on k.lot = n.no) x
+    );
+end
+$$;

@@ -1,0 +1,88 @@
+package wallet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// Balance is what a wallet has.
+type Balance struct {
+	Wallet    string    `json:"wallet"`
+	Now       time.Time `json:"now"`       // when, by the database's clock
+	Seq       int64     `json:"seq"`       // the last entry of the ledger that it is read from; 0 for none
+	Units     int64     `json:"units"`     // what can be drawn, but for Config.Overdraft; less than 0 if it is overdrawn
+	Held      int64     `json:"held"`      // what open holds and leases keep
+	Overdrawn int64     `json:"overdrawn"` // -Units, if that is more than 0
+	Lots      []Lot     `json:"lots"`      // that have something, in the order in which they are drawn
+}
+
+// Lot is what is in a lot.
+type Lot struct {
+	Lot       int64     `json:"lot"` // its number
+	Reference string    `json:"reference,omitempty"`
+	Category  string    `json:"category,omitempty"`
+	Priority  int       `json:"priority"`
+	GrantedAt time.Time `json:"granted_at"`
+	Expires   time.Time `json:"expires_at,omitzero"` // zero if it never ends
+	Amount    int64     `json:"amount"`              // that it was granted with
+	Units     int64     `json:"rest"`                // that can be drawn
+	Held      int64     `json:"held"`                // that open holds and leases keep
+}
+
+const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`
+
+// Balance is what a wallet has now. What is due has ended, whether that is written down or not. On a replica it is as of what the
+// replica has, by its clock.
+func (b *Book) Balance(ctx context.Context, db Querier, wallet string) (Balance, error) {
+	if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
+		return Balance{}, err
+	}
+	r := Balance{Wallet: wallet}
+	var lots []byte
+	if err := db.QueryRow(ctx, b.sql.balance, wallet).Scan(&r.Now, &r.Seq, &r.Units, &r.Held, &lots); err != nil {
+		return Balance{}, failed("balance", err)
+	}
+	r.Now, r.Overdrawn = r.Now.UTC(), max(0, -r.Units)
+	if len(lots) > 0 {
+		if err := json.Unmarshal(lots, &r.Lots); err != nil {
+			return Balance{}, failed("read lots", err)
+		}
+	}
+	// What holds that are due give back pays back what is overdrawn, lot by lot.
+	over := -max(0, r.Units)
+	for _, l := range r.Lots {
+		over += l.Units
+	}
+	for i := range r.Lots {
+		l := &r.Lots[i]
+		part := min(over, l.Units)
+		l.Units, over = l.Units-part, over-part
+		l.GrantedAt = l.GrantedAt.UTC()
+		if !l.Expires.IsZero() {
+			l.Expires = l.Expires.UTC()
+		}
+	}
+	return r, nil
+}
+
+// Of is what the lots of a category have.
+func (b Balance) Of(category string) (units int64) {
+	for _, l := range b.Lots {
+		if l.Category == category {
+			units += l.Units
+		}
+	}
+	return units
+}
+
+// Expiring is what lapses before a time, unless it is drawn until then.
+func (b Balance) Expiring(before time.Time) (units int64) {
+	for _, l := range b.Lots {
+		if !l.Expires.IsZero() && l.Expires.Before(before) {
+			units += l.Units
+		}
+	}
+	return units
+}

@@ -1,0 +1,117 @@
+package wallet
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// Config configures a Book. The zero value is ready for use.
+type Config struct {
+	Overdraft int64 // how far draws may go below what there is, 0 to budget.MaxLimit; defaults to 0: not at all
+	// Priorities are those of lots by category, for grants that name none: lower is drawn first. Defaults to 0 for every category.
+	Priorities  map[string]int
+	LateRefunds time.Duration // sets Grant.LateRefunds, where that is 0; defaults to DefaultLateRefunds
+	// Subscribers are told of what lapses, in order (Expire). A Book that sweeps needs them. Defaults to none.
+	Subscribers []Subscriber
+}
+
+// What becomes of a refund to a lot that has ended.
+const (
+	DefaultLateRefunds               = 30 * 24 * time.Hour
+	Lapse              time.Duration = -1 // it lapses at once
+	Forever            time.Duration = -2 // a new lot that never ends
+)
+
+// Bounds.
+const (
+	MaxReferenceBytes = 255                    // of a reference and of a category, in UTF-8
+	MaxDuration       = 36525 * 24 * time.Hour // of Grant.For, RollFor and LateRefunds, about a century
+)
+
+// Book grants lots to wallets, and draws them. It is safe for concurrent use.
+type Book struct {
+	ledger   *budget.Ledger
+	cfg      Config
+	schema   schema.Name
+	wait     time.Duration
+	sql      statements
+	observer *observed.To
+}
+
+// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
+type Querier = budget.Querier
+
+// What package budget lends.
+var (
+	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
+	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
+	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
+	ledgerObserver = lend.LedgerObserver.(func(*budget.Ledger) *observed.To)
+	ledgerFailed   = lend.LedgerFailed.(func(string, error) error)
+	noteJSON       = lend.NoteJSON.(func(budget.Note) string)
+)
+
+// New returns a Book on the ledger, with its schema and its timeout for locks, or an *ArgumentError. It does not touch the database.
+func New(l *budget.Ledger, cfg Config) (*Book, error) {
+	if err := notNil("ledger", l); err != nil {
+		return nil, err
+	}
+	name, wait, _ := ledgerSettings(l)
+	if wait == 0 {
+		return nil, invalid("ledger", "was not made by New")
+	}
+	if cfg.Overdraft < 0 || cfg.Overdraft > budget.MaxLimit {
+		return nil, invalid("Config.Overdraft", "%d is not from 0 to %d", cfg.Overdraft, int64(budget.MaxLimit))
+	}
+	if cfg.LateRefunds == 0 {
+		cfg.LateRefunds = DefaultLateRefunds
+	}
+	if err := checkLate("Config.LateRefunds", cfg.LateRefunds); err != nil {
+		return nil, err
+	}
+	priorities := make(map[string]int, len(cfg.Priorities))
+	for category, p := range cfg.Priorities {
+		if err := checkPriority("Config.Priorities", p); err != nil {
+			return nil, err
+		}
+		priorities[category] = p
+	}
+	cfg.Priorities, cfg.Subscribers = priorities, slices.Clone(cfg.Subscribers)
+	return &Book{ledger: l, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: ledgerObserver(l)}, nil
+}
+
+// Limit is that of a draw: what was credited, and Config.Overdraft beyond that.
+func (b *Book) Limit() budget.Limit { return budget.CreditLine(b.cfg.Overdraft).Named("wallet") }
+
+// Charge is a draw of a wallet as a charge: for metered.Command.Charges, Tx.Charge, or with other scopes in one call of budget.Ledger.Charge.
+func (b *Book) Charge(wallet string, amount int64) budget.Charge {
+	return budget.Charge{Scope: wallet, Amount: amount, Limits: []budget.Limit{b.Limit()}}
+}
+
+// Line is a reservation of a wallet as a line of a hold, for holds.Request.Lines.
+func (b *Book) Line(wallet string, amount int64) holds.Line {
+	return holds.Line{Scope: wallet, Amount: amount, Limits: []budget.Limit{b.Limit()}}
+}
+
+func (b *Book) made() error { return fault.Made(errArgument, "book", b != nil && b.ledger != nil) }
+
+func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
+
+// statements are the package's SQL, rendered for one schema.
+type statements struct {
+	grant, draw, balance, revoke, rollover, sweep, told, moves string
+}
+
+func render(n schema.Name) statements {
+	return statements{grant: n.SQL(grantSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
+		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL), told: n.SQL(toldSQL), moves: n.SQL(movesSQL)}
+}

@@ -1,0 +1,87 @@
+package wallet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/observe"
+)
+
+// Draw is an amount to take from a wallet.
+type Draw struct {
+	Wallet string
+	Amount int64 // in units of yours, from 1 to budget.MaxAmount
+	// UpTo takes as much of Amount as there is, Config.Overdraft included. Where that is nothing, the draw is denied as any other.
+	// Defaults to false: all or none.
+	UpTo bool
+	Note budget.Note // is stored with the entry; defaults to none
+}
+
+// Drawn is what was drawn.
+type Drawn struct {
+	Wallet    string    `json:"wallet"`
+	Seq       int64     `json:"seq"` // with Wallet it names the draw, for Refund
+	At        time.Time `json:"at"`  // by the database's clock
+	Amount    int64     `json:"amount"`
+	Lots      []Part    `json:"lots,omitempty"` // of which lots, in the order in which they were drawn
+	Overdrawn int64     `json:"overdrawn"`      // of Amount, what no lot covers
+	Left      int64     `json:"left"`           // what the wallet has now; less than 0 if it is overdrawn
+}
+
+// Part is what was drawn of one lot.
+type Part struct {
+	Lot       int64  `json:"lot"`
+	Reference string `json:"reference,omitempty"` // of its Grant
+	Category  string `json:"category,omitempty"`
+	Amount    int64  `json:"amount"`
+}
+
+const drawSQL = `
+select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), denied
+from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int)`
+
+// Draw takes units from a wallet: from as few lots as it needs, in their order. Where there is too little it is denied with
+// *budget.ExceededError, which says what is available, and nothing is written.
+func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err error) {
+	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("Draw.Wallet", d.Wallet), checkAmount("Draw.Amount", d.Amount)); err != nil {
+		return Drawn{}, err
+	}
+	charge := b.Charge(d.Wallet, d.Amount)
+	charge.Note = d.Note
+	call, err := prepareCharges(b.ledger, charge)
+	if err != nil {
+		return Drawn{}, err
+	}
+	ctx, span := b.begin(ctx, "wallet.draw")
+	defer func() {
+		tellDenied(ctx, b.observer, err)
+		span.End(err)
+	}()
+	drawn.Wallet = d.Wallet
+	var lots, denied []byte
+	row := tx.QueryRow(ctx, b.sql.draw, ledger.Charges(call.Charges), d.UpTo, call.Tolerance, b.waitMS())
+	if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn, &drawn.Left, &denied); err != nil {
+		return Drawn{}, call.Failed(err)
+	}
+	if len(denied) > 0 {
+		return Drawn{}, call.Denied(denied)
+	}
+	if len(lots) > 0 {
+		if err := json.Unmarshal(lots, &drawn.Lots); err != nil {
+			return Drawn{}, failed("read lots", err)
+		}
+	}
+	drawn.At = drawn.At.UTC()
+	return drawn, nil
+}
+
+func (b *Book) begin(ctx context.Context, name string) (context.Context, observed.Span) {
+	return b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: name})
+}

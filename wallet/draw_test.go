@@ -1,0 +1,125 @@
+package wallet_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/wallet"
+)
+
+func parts(d wallet.Drawn) map[string]int64 {
+	all := map[string]int64{}
+	for _, p := range d.Lots {
+		all[p.Reference] = p.Amount
+	}
+	return all
+}
+
+func TestDraw_TakesByPriorityThenEarliestEndThenOldest(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Priorities: map[string]int{"paid": 10, "promotional": 5}})
+	first := -1
+	f.grant(wallet.Grant{Amount: 10, Category: "paid", Reference: "paid for ever"})
+	f.grant(wallet.Grant{Amount: 10, Category: "paid", Reference: "paid late", For: 9 * day})
+	f.grant(wallet.Grant{Amount: 10, Category: "paid", Reference: "paid early", For: 8 * day})
+	f.grant(wallet.Grant{Amount: 10, Category: "promotional", Reference: "older", For: 20 * day})
+	f.grant(wallet.Grant{Amount: 10, Category: "promotional", Reference: "newer", For: 20 * day})
+	f.grant(wallet.Grant{Amount: 10, Category: "paid", Priority: &first, Reference: "first"})
+	var order []string
+	for _, l := range f.balance().Lots {
+		order = append(order, l.Reference)
+	}
+	require.Equal(t, []string{"first", "older", "newer", "paid early", "paid late", "paid for ever"}, order)
+	require.Equal(t, map[string]int64{"first": 5}, parts(f.draw(5)))
+	d := f.draw(17)
+	require.Equal(t, map[string]int64{"first": 5, "older": 10, "newer": 2}, parts(d))
+	require.EqualValues(t, 38, d.Left)
+	d = f.draw(38)
+	require.Equal(t, map[string]int64{"newer": 8, "paid early": 10, "paid late": 10, "paid for ever": 10}, parts(d))
+	require.Zero(t, d.Overdrawn)
+	f.has(0)
+}
+
+func TestDraw_IsAllOrNoneOrAsMuchAsThereIs(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.has(0) // which no grant made a wallet
+	f.grant(wallet.Grant{Amount: 7})
+	f.has(7)
+	d, err := f.tryDraw(wallet.Draw{Amount: 9, UpTo: true})
+	require.NoError(t, err)
+	require.EqualValues(t, 7, d.Amount)
+	_, err = f.tryDraw(wallet.Draw{Amount: 9, UpTo: true})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	f.grant(wallet.Grant{Amount: 20})
+	d, err = f.tryDraw(wallet.Draw{Amount: 9, UpTo: true})
+	require.NoError(t, err)
+	require.EqualValues(t, 9, d.Amount)
+	f.has(11)
+}
+
+func TestLot_EndsWhenItIsDueSweptOrNot(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	g := f.grant(wallet.Grant{Amount: 10, For: time.Hour, Reference: "hour"})
+	require.Equal(t, noon.Add(time.Hour), g.Expires)
+	f.grant(wallet.Grant{Amount: 5, Reference: "rest"})
+	f.clock.Set(noon.Add(time.Hour - time.Microsecond))
+	require.Equal(t, map[string]int64{"hour": 4}, parts(f.draw(4)))
+	f.has(11)
+	f.clock.Set(noon.Add(time.Hour))
+	f.has(5)
+	// A look without a lock judges the same, and writes nothing.
+	_, err := f.ledger.Check(t.Context(), f.pool, f.book.Charge("ann", 6))
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	u, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "ann", Window: budget.Forever})
+	require.NoError(t, err)
+	require.EqualValues(t, -5, u[0].Used)
+	kinds, _ := f.kinds(1)
+	require.Equal(t, []budget.Kind{budget.KindCredit, budget.KindCredit, budget.KindCharge}, kinds)
+	d := f.draw(2)
+	require.Equal(t, map[string]int64{"rest": 2}, parts(d))
+	kinds, amounts := f.kinds(4)
+	require.Equal(t, []budget.Kind{budget.KindLapse, budget.KindCharge}, kinds)
+	require.Equal(t, []int64{6, 2}, amounts)
+	require.EqualValues(t, 5, d.Seq)
+	// A clock that is set back does not bring it to life.
+	f.clock.Set(noon.Add(30 * time.Minute))
+	f.has(3)
+}
+
+func TestOverdraft_IsPaidBackByTheNextGrant(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 10})
+	f.grant(wallet.Grant{Amount: 5, Reference: "first"})
+	d := f.draw(12)
+	require.Equal(t, map[string]int64{"first": 5}, parts(d))
+	require.EqualValues(t, 7, d.Overdrawn)
+	require.EqualValues(t, -7, d.Left)
+	require.EqualValues(t, 7, f.balance().Overdrawn)
+	_, err := f.tryDraw(wallet.Draw{Amount: 4})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	f.grant(wallet.Grant{Amount: 3, Reference: "second"})
+	require.EqualValues(t, -4, f.balance().Units)
+	f.grant(wallet.Grant{Amount: 20, Reference: "third"})
+	require.Equal(t, map[string]int64{"third": 16}, f.left())
+	// What is refunded of what was overdrawn goes to the lots that paid it back, the last one first.
+	f.refund(d.Seq, 5)
+	require.Equal(t, map[string]int64{"third": 20, "second": 1}, f.left())
+	f.refund(d.Seq, 7)
+	require.Equal(t, map[string]int64{"third": 20, "second": 3, "first": 5}, f.left())
+}
+
+func TestWallet_BeginsWithWhatTheScopeHas(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	_, err := f.ledger.ChargeNow(t.Context(), f.pool, budget.Charge{Scope: "ann", Amount: 4})
+	require.NoError(t, err)
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour}) // pays back
+	require.Equal(t, map[string]int64{"a": 6}, f.left())
+	f.refund(1, 3)
+	require.Equal(t, map[string]int64{"a": 9}, f.left())
+}

@@ -1,0 +1,240 @@
+package wallet_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/wallet"
+)
+
+func (f *fixture) revoke(r wallet.Revoke) (wallet.Revoked, error) {
+	r.Wallet = "ann"
+	return do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) { return f.book.Revoke(ctx, tx, r) })
+}
+
+func (f *fixture) rollover(r wallet.Rollover) wallet.Rolled {
+	f.Helper()
+	r.Wallet = "ann"
+	rolled, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) { return f.book.Rollover(ctx, tx, r) })
+	require.NoError(f, err)
+	return rolled
+}
+
+func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
+	t.Parallel()
+	for name, policy := range map[string]time.Duration{"lapses": wallet.Lapse, "new lot": time.Hour, "for ever": wallet.Forever, "default": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{})
+			f.grant(wallet.Grant{Amount: 5, Reference: "a", For: time.Hour, LateRefunds: policy})
+			f.grant(wallet.Grant{Amount: 5, Reference: "b"})
+			d := f.draw(8)
+			f.clock.Set(noon.Add(time.Hour))
+			f.refund(d.Seq, 4) // the last one first: 3 of b, 1 of a
+			switch name {
+			case "lapses":
+				require.Equal(t, map[string]int64{"b": 5}, f.left())
+				kinds, _ := f.kinds(d.Seq + 1)
+				require.Equal(t, []budget.Kind{budget.KindRefund, budget.KindLapse}, kinds)
+				f.refund(d.Seq, 4)
+				f.has(5)
+				return
+			case "new lot":
+				require.Equal(t, noon.Add(2*time.Hour), f.balance().Lots[0].Expires)
+			case "for ever":
+				require.Zero(t, f.balance().Lots[1].Expires)
+			case "default":
+				require.Equal(t, noon.Add(time.Hour+wallet.DefaultLateRefunds), f.balance().Lots[0].Expires)
+			}
+			require.Equal(t, map[string]int64{"b": 5, "": 1}, f.left())
+			f.refund(d.Seq, 4)
+			f.has(10)
+			f.draw(10)
+		})
+	}
+}
+
+func TestRefund_AndADisputeOfTheSameDrawTakeOnce(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10})
+	d := f.draw(6)
+	give := func(amount int64) error {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+			return f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: amount})
+		})
+		return err
+	}
+	require.NoError(t, give(4))
+	var exceeds *budget.RefundExceedsError
+	require.ErrorAs(t, give(6), &exceeds)
+	require.EqualValues(t, 2, exceeds.Remaining)
+	f.has(8)
+	require.NoError(t, give(2))
+	f.has(10)
+}
+
+func TestRevoke_TakesWhatIsThereAndSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	g := f.grant(wallet.Grant{Amount: 20, Reference: "bounced"})
+	f.grant(wallet.Grant{Amount: 5, Reference: "other"})
+	f.draw(6)
+	f.place("r", 4, day)
+	r, err := f.revoke(wallet.Revoke{Lot: g.Lot, Amount: 3})
+	require.NoError(t, err)
+	require.Equal(t, wallet.Revoked{Lot: g.Lot, Amount: 3, Seq: 5}, r)
+	r, err = f.revoke(wallet.Revoke{Reference: "bounced"})
+	require.NoError(t, err)
+	require.EqualValues(t, []int64{7, 10}, []int64{r.Amount, r.Missing})
+	f.release("r")
+	r, err = f.revoke(wallet.Revoke{Reference: "bounced"})
+	require.NoError(t, err)
+	require.EqualValues(t, []int64{4, 6}, []int64{r.Amount, r.Missing})
+	r, err = f.revoke(wallet.Revoke{Reference: "bounced", Amount: 9})
+	require.NoError(t, err)
+	require.EqualValues(t, []int64{0, 9, 0}, []int64{r.Amount, r.Missing, r.Seq})
+	f.has(5)
+	_, err = f.revoke(wallet.Revoke{Reference: "none"})
+	require.ErrorIs(t, err, wallet.ErrUnknownLot)
+}
+
+func TestRollover_IsDoneOnceWhoeverEndsTheLot(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"draw", "sweep", "grant", "wallet"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{})
+			f.grant(wallet.Grant{Amount: 10, Reference: "month", For: 30 * day, RollCap: 4, RollFor: 10 * day})
+			f.draw(1)
+			f.clock.Set(noon.Add(32 * day))
+			f.has(4)
+			require.Equal(t, noon.Add(40*day), f.balance().Lots[0].Expires)
+			switch by {
+			case "draw":
+				f.draw(1)
+			case "sweep":
+				for range 2 {
+					_, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+					require.NoError(t, err)
+				}
+				f.draw(1)
+			case "grant":
+				f.grant(wallet.Grant{Amount: 1, For: day})
+				f.draw(2)
+			case "wallet":
+				_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.ExpireReport, error) {
+					return f.book.ExpireWallet(ctx, tx, "ann")
+				})
+				require.NoError(t, err)
+				f.draw(1)
+			}
+			f.has(3)
+			require.True(t, f.rollover(wallet.Rollover{Reference: "month", Cap: 9, For: wallet.Forever}).Replayed)
+			f.clock.Set(noon.Add(40 * day))
+			f.has(0)
+		})
+	}
+}
+
+func TestRollover_BeforeTheEndByCall(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: day, RollCap: 10, RollFor: day})
+	r := f.rollover(wallet.Rollover{Reference: "a", Cap: 4, For: 3 * day})
+	require.EqualValues(t, 4, r.Amount)
+	require.Equal(t, noon.Add(3*day), r.Expires)
+	again := f.rollover(wallet.Rollover{Reference: "a", Cap: 9, For: day})
+	require.True(t, again.Replayed)
+	require.Equal(t, r.Lot, again.Lot)
+	f.has(10)
+	f.clock.Set(noon.Add(day))
+	f.has(4) // what was beyond the cap has lapsed, and rolls over no more
+}
+
+func TestExpire_TellsOfEachBreakageOnce(t *testing.T) {
+	t.Parallel()
+	var told []wallet.Breakage
+	fail := map[string]bool{"b": true}
+	f := setUp(t, wallet.Config{Subscribers: []wallet.Subscriber{func(ctx context.Context, tx pgx.Tx, b wallet.Breakage) error {
+		_, err := tx.Exec(ctx, "insert into told values ($1)", b.Reference)
+		if fail[b.Reference] {
+			return errors.New("not now")
+		}
+		told = append(told, b)
+		return err
+	}}})
+	_, err := f.pool.Exec(t.Context(), "create table told (reference text)")
+	require.NoError(t, err)
+	for _, name := range []string{"a", "b", "c", "d", "drawn"} {
+		f.grant(wallet.Grant{Wallet: "w" + name, Amount: 10, Reference: name, For: time.Hour})
+	}
+	_, err = f.tryDraw(wallet.Draw{Wallet: "wdrawn", Amount: 10})
+	require.NoError(t, err)
+	f.clock.Set(noon.Add(time.Hour))
+	// That one ends by a grant, and is told by the sweep.
+	f.grant(wallet.Grant{Wallet: "wd", Amount: 1})
+	// A wallet in use is left for the next pass.
+	busy, err := f.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = busy.Rollback(context.Background()) }()
+	_, err = f.book.Grant(t.Context(), busy, wallet.Grant{Wallet: "wc", Amount: 1})
+	require.NoError(t, err)
+	r, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{Batch: 1})
+	var refused *wallet.SubscriberError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "b", refused.Breakage.Reference)
+	require.Equal(t, wallet.ExpireReport{Ended: 2, Told: 2, Failed: 1, Busy: 1, Batches: 5}, r)
+	require.NoError(t, busy.Rollback(context.Background()))
+	fail = nil
+	r, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	require.NoError(t, err)
+	require.Equal(t, wallet.ExpireReport{Ended: 1, Told: 2, Batches: 1}, r)
+	var names []string
+	for _, b := range told {
+		names = append(names, b.Reference)
+		require.EqualValues(t, 10, b.Amount)
+		require.Equal(t, noon.Add(time.Hour), b.Expires)
+	}
+	require.ElementsMatch(t, []string{"a", "b", "c", "d"}, names)
+	var rows int
+	require.NoError(t, f.pool.QueryRow(t.Context(), "select count(*) from told").Scan(&rows))
+	require.Equal(t, 4, rows)
+	r, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	require.NoError(t, err)
+	require.Equal(t, wallet.ExpireReport{Batches: 1}, r)
+}
+
+func TestPurge_ChangesNoBalance(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 1000, Reference: "ever"})
+	for i := range 40 {
+		f.grant(wallet.Grant{Amount: 10, For: time.Hour})
+		f.draw(int64(1 + i%12))
+		f.clock.Advance(2 * time.Hour)
+	}
+	f.place("r", 5, 300*day)
+	f.clock.Advance(100 * day)
+	_, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{}) // what was not told is kept
+	require.NoError(t, err)
+	before := f.balance()
+	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: 50 * day})
+	require.NoError(t, err)
+	after := f.balance()
+	after.Now = before.Now
+	require.Equal(t, before, after)
+	var lots, moves int
+	require.NoError(t, f.pool.QueryRow(t.Context(), "select (select count(*) from metered.lots), (select count(*) from metered.lot_moves)").Scan(&lots, &moves))
+	require.Less(t, lots, 10)
+	require.Less(t, moves, 60)
+	f.release("r")
+	f.draw(before.Units + 5)
+	f.has(0)
+}

@@ -1,0 +1,243 @@
+package wallet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/observe"
+)
+
+// Bounds of ExpireOptions.Batch.
+const (
+	DefaultBatch = 500
+	MaxBatch     = 10_000
+)
+
+// Breakage is what lapsed of a lot.
+type Breakage struct {
+	Wallet    string    `json:"wallet"`
+	Lot       int64     `json:"lot"`
+	Reference string    `json:"reference,omitempty"`
+	Category  string    `json:"category,omitempty"`
+	Granted   int64     `json:"granted"` // units that the lot was granted with
+	GrantedAt time.Time `json:"granted_at"`
+	Expires   time.Time `json:"expires_at"` // when the lot ended
+	Amount    int64     `json:"amount"`     // units that lapsed, and were not told before
+	Seq       int64     `json:"seq"`        // the last entry of the lot
+}
+
+// Subscriber is told of each breakage, in the transaction of the sweep and a savepoint. What it writes through tx commits with it. An error or a panic
+// takes back what it wrote alone: the lot has ended, and is told again by the next sweep. It does not end tx.
+type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
+
+// ExpireOptions says how Expire works. The zero value ends all lots that are due.
+type ExpireOptions struct {
+	Batch    int                // how many lots one transaction ends, 1 to MaxBatch; defaults to DefaultBatch
+	Max      int                // ends the pass after so many batches; defaults to 0, all
+	Progress func(ExpireReport) // is called after each batch, once it is committed; defaults to none
+}
+
+// ExpireReport says what a pass did.
+type ExpireReport struct {
+	Ended   int `json:"ended"`   // lots that lapsed or rolled over in this pass
+	Told    int `json:"told"`    // breakages of which Subscribers were told, whoever ended the lot
+	Failed  int `json:"failed"`  // of which one failed: they are told again
+	Busy    int `json:"busy"`    // lots of wallets in use, left for the next pass
+	Batches int `json:"batches"` // transactions
+}
+
+const sweepSQL = `
+select seen, ended, busy, untold, last_end, coalesce(last_no, 0), more
+from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool, $6::int)`
+
+const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
+
+// Expire is one pass of the sweeper: it ends the lots that are due, writes what lapses, and tells Config.Subscribers of it; also of what lapsed
+// since the last pass, when somebody drew. It is not needed for a lot to end. Run it every few minutes; any number may run
+// at once, and nobody waits for one longer than for a batch. It owns its transactions. On error, or when ctx ends, the batches
+// before stay done and are reported. Errors of subscribers stop nothing; they are joined and returned at the end. A Book without
+// Subscribers marks breakage as told.
+func (b *Book) Expire(ctx context.Context, pool *pgxpool.Pool, opts ExpireOptions) (ExpireReport, error) {
+	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
+		return ExpireReport{}, err
+	}
+	opts.Batch = cmp.Or(opts.Batch, DefaultBatch)
+	switch {
+	case opts.Batch < 1 || opts.Batch > MaxBatch:
+		return ExpireReport{}, invalid("ExpireOptions.Batch", "%d is not from 1 to %d", opts.Batch, MaxBatch)
+	case opts.Max < 0:
+		return ExpireReport{}, invalid("ExpireOptions.Max", "%d is negative", opts.Max)
+	}
+	s := sweeper{book: b, end: "-infinity", batch: opts.Batch}
+	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Sweep, Name: "lots"})
+	err := s.run(ctx, pool, opts)
+	span.With(observe.End{Err: err, Rows: int64(s.report.Ended)})
+	return s.report, err
+}
+
+// ExpireWallet ends the lots of one wallet that are due: for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers
+// are joined and returned, with the report: commit all the same to keep what was done.
+func (b *Book) ExpireWallet(ctx context.Context, tx pgx.Tx, wallet string) (ExpireReport, error) {
+	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
+		return ExpireReport{}, err
+	}
+	s := sweeper{book: b, end: "-infinity", batch: MaxBatch, only: &wallet}
+	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "wallet.expire"})
+	err := s.sweep(ctx, tx)
+	if err == nil {
+		s.add()
+		err = errors.Join(s.refusals...)
+	}
+	span.End(err)
+	return s.report, err
+}
+
+type sweeper struct {
+	book     *Book
+	batch    int
+	only     *string // the wallet, or nil for all
+	report   ExpireReport
+	refusals []error
+	end      any // of the last lot seen
+	no       int64
+
+	done struct { // by the batch that is not committed yet
+		ExpireReport
+		end      *time.Time
+		no       int64
+		more     bool
+		refusals []error
+	}
+}
+
+func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts ExpireOptions) error {
+	for {
+		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return s.sweep(ctx, tx) })
+		if err != nil {
+			return errors.Join(append(s.refusals, err)...)
+		}
+		s.add()
+		if opts.Progress != nil {
+			opts.Progress(s.report)
+		}
+		if !s.done.more || s.report.Batches == opts.Max {
+			return errors.Join(s.refusals...)
+		}
+		s.end, s.no = *s.done.end, s.done.no
+	}
+}
+
+// add adds the batch to the report.
+func (s *sweeper) add() {
+	s.report.Batches++
+	s.report.Ended += s.done.Ended
+	s.report.Told += s.done.Told
+	s.report.Failed += s.done.Failed
+	s.report.Busy += s.done.Busy
+	s.refusals = append(s.refusals, s.done.refusals...)
+}
+
+func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
+	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
+	s.done.ExpireReport, s.done.refusals = ExpireReport{}, nil
+	var seen int
+	var untold [][]byte
+	err := tx.QueryRow(ctx, b.sql.sweep, s.end, s.no, s.batch, s.only, subscribed, b.waitMS()).
+		Scan(&seen, &s.done.Ended, &s.done.Busy, &untold, &s.done.end, &s.done.no, &s.done.more)
+	if err != nil || len(untold) == 0 {
+		return failed("expire", err)
+	}
+	nos, units := []int64{}, []int64{} // not nil, which is sent as null
+	for _, raw := range untold {
+		var lapsed Breakage
+		if err := json.Unmarshal(raw, &lapsed); err != nil {
+			return failed("read a lot", err)
+		}
+		err := b.tell(ctx, tx, lapsed)
+		var refusal *SubscriberError
+		switch {
+		case err == nil:
+			nos, units = append(nos, lapsed.Lot), append(units, lapsed.Amount)
+		case ctx.Err() == nil && errors.As(err, &refusal):
+			s.done.refusals = append(s.done.refusals, err)
+		default:
+			return err
+		}
+	}
+	s.done.Told, s.done.Failed = len(nos), len(s.done.refusals)
+	_, err = tx.Exec(ctx, b.sql.told, nos, units)
+	return failed("expire", err)
+}
+
+// undoTimeout bounds how long it takes back what a subscriber did whose context has ended.
+const undoTimeout = 5 * time.Second
+
+var errSwallowed = errors.New("wallet: a statement of the subscriber failed, and it returned no error")
+
+// tell tells the subscribers of a breakage, in a savepoint. Where that cannot be taken back, since one ended it or left the connection in use,
+// the connection is closed.
+func (b *Book) tell(ctx context.Context, tx pgx.Tx, lapsed Breakage) error {
+	lapsed.GrantedAt, lapsed.Expires = lapsed.GrantedAt.UTC(), lapsed.Expires.UTC()
+	sub, err := tx.Begin(ctx)
+	if err != nil {
+		return failed("savepoint", err)
+	}
+	for _, subscriber := range b.cfg.Subscribers {
+		err := protect(func() error { return subscriber(ctx, sub, lapsed) })
+		if conn := sub.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'E' {
+			err = errSwallowed
+		}
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+			defer cancel()
+			if rollback := sub.Rollback(undo); rollback != nil {
+				if conn := tx.Conn(); conn != nil {
+					_ = conn.Close(undo)
+				}
+				return errors.Join(rollback, err)
+			}
+			return &SubscriberError{Breakage: lapsed, Cause: err}
+		}
+	}
+	if err := sub.Commit(ctx); err != nil {
+		return failed("savepoint", err)
+	}
+	return nil
+}
+
+// protect turns a panic into an error.
+func protect(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return f()
+}
+
+// SubscriberError says which breakage a Subscriber did not take.
+type SubscriberError struct {
+	Breakage Breakage
+	Cause    error
+}
+
+func (e *SubscriberError) Error() string {
+	return fmt.Sprintf("wallet: a subscriber failed: wallet %q, lot %d: %v", e.Breakage.Wallet, e.Breakage.Lot, e.Cause)
+}
+
+// Unwrap returns the cause.
+func (e *SubscriberError) Unwrap() error { return e.Cause }
+
+// Code is that of the cause.
+func (e *SubscriberError) Code() string { return fault.Code(e.Cause) }

@@ -1,0 +1,161 @@
+package wallet
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+)
+
+// Grant is a lot to be granted to a wallet.
+type Grant struct {
+	Wallet string // which wallet: any scope of the ledger, 1 to budget.MaxScopeBytes bytes of UTF-8
+	Amount int64  // in units of yours, from 1 to budget.MaxAmount
+	// Expires is when the lot ends: nothing is drawn of it from then on. For is the same from the grant on, by the database's clock.
+	// Either, or none: the lot never ends.
+	Expires  time.Time
+	For      time.Duration
+	Category string // such as "paid" or "promotional", up to MaxReferenceBytes; defaults to ""
+	// Priority is what is drawn first: the lower one, an int32. Defaults to that of the Category (Config.Priorities).
+	Priority *int
+	// Reference makes the grant idempotent: the same grant to the wallet under the same reference is made once, until a purge has
+	// taken its lot. Another one is ErrConflict. Defaults to none: each call grants.
+	Reference string
+	// RollCap is how much of what is left goes on in another lot at the lot's end, which lasts RollFor longer, or for ever
+	// (Forever). It is done once: that lot does not roll over. Whoever ends the lot does it, so no sweep can be too early. Defaults to 0: nothing.
+	RollCap int64
+	RollFor time.Duration
+	// LateRefunds is what becomes of a refund to the lot after its end: Lapse, Forever, or how long it lasts, in a new lot. Defaults to that of
+	// the Config.
+	LateRefunds time.Duration
+	Note        budget.Note // is stored with the entry; defaults to none
+}
+
+// Granted is a lot that was granted.
+type Granted struct {
+	Lot      int64     `json:"lot"`              // its number
+	Seq      int64     `json:"seq"`              // the entry of the ledger
+	At       time.Time `json:"at"`               // by the database's clock
+	Expires  time.Time `json:"expires,omitzero"` // zero if it never ends
+	Replayed bool      `json:"replayed,omitempty"`
+}
+
+const grantSQL = `
+select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, denied
+from metered.grant_lot($1::text, $2::bigint, $3::metered.new_lot, $4::bool, $5::int, $6::metered.origin)`
+
+// Grant adds a lot to a wallet. What the wallet had overdrawn is paid back at once. Errors: ErrConflict, ErrExpired,
+// and of a scope that must exist, or is closed, *budget.ScopeError.
+func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, err error) {
+	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
+		return Granted{}, err
+	}
+	lot, err := b.lot(g)
+	if err != nil {
+		return Granted{}, err
+	}
+	call, err := prepareCharges(b.ledger, budget.Charge{Scope: g.Wallet, Amount: g.Amount, Note: g.Note})
+	if err != nil {
+		return Granted{}, err
+	}
+	ctx, span := b.begin(ctx, "wallet.grant")
+	defer func() { span.End(err) }()
+	c := call.Charges[0]
+	var status string
+	var expires *time.Time
+	var denied []byte
+	err = tx.QueryRow(ctx, b.sql.grant, g.Wallet, c.Key, lot.String(), c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
+		Scan(&status, &granted.Lot, &granted.Seq, &granted.At, &expires, &denied)
+	if err != nil {
+		return Granted{}, failed("grant", err)
+	}
+	if expires != nil {
+		granted.Expires = expires.UTC()
+	}
+	granted.At, granted.Replayed = granted.At.UTC(), status == "same"
+	switch {
+	case len(denied) > 0:
+		return Granted{}, call.Denied(denied)
+	case status == "conflict":
+		return Granted{}, fmt.Errorf("%w: wallet %q, reference %q", ErrConflict, g.Wallet, g.Reference)
+	case status == "ended":
+		return Granted{}, fmt.Errorf("%w: it ends at %v, and it is %v", ErrExpired, g.Expires, granted.At)
+	}
+	return granted, nil
+}
+
+// lot validates a grant, and turns it into what is sent.
+func (b *Book) lot(g Grant) (ledger.Lot, error) {
+	if err := cmp.Or(checkWallet("Grant.Wallet", g.Wallet), checkAmount("Grant.Amount", g.Amount),
+		fault.Text(errArgument, "Grant.Category", g.Category, MaxReferenceBytes),
+		fault.Text(errArgument, "Grant.Reference", g.Reference, MaxReferenceBytes)); err != nil {
+		return ledger.Lot{}, err
+	}
+	lot := ledger.Lot{Amount: g.Amount, Expires: g.Expires, Lasts: g.For, Category: g.Category, Reference: g.Reference,
+		Priority: b.cfg.Priorities[g.Category], RollCap: g.RollCap}
+	if g.Priority != nil {
+		lot.Priority = *g.Priority
+	}
+	if err := checkPriority("Grant.Priority", lot.Priority); err != nil {
+		return ledger.Lot{}, err
+	}
+	switch {
+	case g.For != 0 && !g.Expires.IsZero():
+		return ledger.Lot{}, invalid("Grant.For", "and Expires exclude each other")
+	case g.For != 0:
+		if err := checkDuration("Grant.For", g.For); err != nil {
+			return ledger.Lot{}, err
+		}
+	case !g.Expires.IsZero() && (g.Expires.Year() < 1 || g.Expires.UTC().Year() >= 9000):
+		return ledger.Lot{}, invalid("Grant.Expires", "is not before the year 9000")
+	}
+	switch {
+	case g.RollCap == 0 && g.RollFor != 0:
+		return ledger.Lot{}, invalid("Grant.RollFor", "is for a RollCap")
+	case g.RollCap != 0:
+		if err := checkAmount("Grant.RollCap", g.RollCap); err != nil {
+			return ledger.Lot{}, err
+		}
+		if g.For == 0 && g.Expires.IsZero() {
+			return ledger.Lot{}, invalid("Grant.RollCap", "is for a lot that ends")
+		}
+		if g.RollFor != Forever {
+			if err := checkDuration("Grant.RollFor", g.RollFor); err != nil {
+				return ledger.Lot{}, err
+			}
+			lot.RollFor = g.RollFor
+		}
+	}
+	late := cmp.Or(g.LateRefunds, b.cfg.LateRefunds)
+	if err := checkLate("Grant.LateRefunds", late); err != nil {
+		return ledger.Lot{}, err
+	}
+	if late != Lapse {
+		late = max(0, late) // 0 is for ever
+		lot.Late = &late
+	}
+	if g.Reference != "" {
+		lot.Fingerprint = g.fingerprint()
+	}
+	return lot, nil
+}
+
+// fingerprint is the version 1 of what a repetition must have in common: what was asked for, whatever the defaults are by now. The
+// note is not part of it.
+func (g Grant) fingerprint() []byte {
+	expires := ""
+	if !g.Expires.IsZero() {
+		expires = g.Expires.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
+	}
+	text, _ := json.Marshal([]any{g.Wallet, g.Amount, expires, g.For, g.Category, g.Priority, g.Reference, g.RollCap, g.RollFor, g.LateRefunds})
+	sum := sha256.Sum256(text)
+	return append([]byte{1}, sum[:]...)
+}

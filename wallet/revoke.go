@@ -1,0 +1,160 @@
+package wallet
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+)
+
+// Revoke takes credit back: a payment that bounced.
+type Revoke struct {
+	Wallet    string
+	Lot       int64  // which lot: its number,
+	Reference string // or the reference of its grant
+	Amount    int64  // how many units, up to budget.MaxAmount; defaults to 0: all of the lot
+	Note      budget.Note
+}
+
+// Revoked is what was taken back.
+type Revoked struct {
+	Lot     int64 `json:"lot"`
+	Amount  int64 `json:"amount"`  // what was there to be taken back
+	Missing int64 `json:"missing"` // of what was asked for, what was not. Of a lot as a whole, what is drawn or held of it
+	Seq     int64 `json:"seq"`     // the entry of the ledger; 0 if nothing was there
+}
+
+const revokeSQL = `
+select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0)
+from metered.revoke_lot($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, $6::int, $7::metered.origin)`
+
+// Revoke takes back units of a lot, as far as they are neither drawn nor held, and says what is missing. A lot that has ended has nothing
+// left. It can be repeated: all of a lot is taken back once. Errors: ErrUnknownLot.
+func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked, err error) {
+	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
+		return Revoked{}, err
+	}
+	if r.Amount != 0 {
+		if err := checkAmount("Revoke.Amount", r.Amount); err != nil {
+			return Revoked{}, err
+		}
+	}
+	named, err := b.named("Revoke", r.Wallet, r.Lot, r.Reference, r.Note)
+	if err != nil {
+		return Revoked{}, err
+	}
+	ctx, span := b.begin(ctx, "wallet.revoke")
+	defer func() { span.End(err) }()
+	var units *int64
+	if r.Amount > 0 {
+		units = &r.Amount
+	}
+	var status string
+	err = tx.QueryRow(ctx, b.sql.revoke, r.Wallet, named.key, named.lot, named.reference, units, b.waitMS(), named.origin).
+		Scan(&status, &revoked.Lot, &revoked.Amount, &revoked.Missing, &revoked.Seq)
+	if err != nil {
+		return Revoked{}, failed("revoke", err)
+	}
+	return revoked, named.known(status)
+}
+
+// Rollover lets what is left of a lot go on in another one, before the lot ends. For what is left at its end, say Grant.RollCap.
+type Rollover struct {
+	Wallet    string
+	Lot       int64         // which lot: its number,
+	Reference string        // or the reference of its grant
+	Cap       int64         // how many units at most, up to budget.MaxAmount; what is beyond that stays in the lot until its end
+	For       time.Duration // how long the new lot lasts from now on, or Forever
+	Note      budget.Note
+}
+
+// Rolled is the lot into which another one was rolled over.
+type Rolled struct {
+	Lot      int64     `json:"lot"` // its number; 0 if nothing was left
+	Amount   int64     `json:"amount"`
+	Seq      int64     `json:"seq"`
+	At       time.Time `json:"at,omitzero"`
+	Expires  time.Time `json:"expires,omitzero"`   // zero if it never ends
+	Replayed bool      `json:"replayed,omitempty"` // the lot was rolled over before: that is the answer
+}
+
+const rolloverSQL = `
+select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at
+from metered.roll_over($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, $6::interval, $7::int, $8::metered.origin)`
+
+// Rollover is done once for a lot: a second call answers what the first one did, or what was done at the lot's end. Errors: ErrUnknownLot.
+func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Rolled, err error) {
+	if err := cmp.Or(b.made(), notNil("tx", tx), checkAmount("Rollover.Cap", r.Cap)); err != nil {
+		return Rolled{}, err
+	}
+	if r.For != Forever {
+		if err := checkDuration("Rollover.For", r.For); err != nil {
+			return Rolled{}, err
+		}
+	}
+	named, err := b.named("Rollover", r.Wallet, r.Lot, r.Reference, r.Note)
+	if err != nil {
+		return Rolled{}, err
+	}
+	ctx, span := b.begin(ctx, "wallet.rollover")
+	defer func() { span.End(err) }()
+	var status string
+	var at, expires *time.Time
+	err = tx.QueryRow(ctx, b.sql.rollover, r.Wallet, named.key, named.lot, named.reference, r.Cap, max(0, r.For), b.waitMS(), named.origin).
+		Scan(&status, &rolled.Lot, &rolled.Amount, &rolled.Seq, &at, &expires)
+	if err != nil {
+		return Rolled{}, failed("roll over", err)
+	}
+	rolled.At, rolled.Expires, rolled.Replayed = utc(at), utc(expires), status == "same"
+	return rolled, named.known(status)
+}
+
+// namedLot is how a lot is named, and who names it.
+type namedLot struct {
+	wallet         string
+	key            int64
+	lot, reference any // one of them is nil
+	origin         string
+}
+
+func (b *Book) named(call, wallet string, lot int64, reference string, note budget.Note) (n namedLot, err error) {
+	if err := cmp.Or(checkWallet(call+".Wallet", wallet), fault.Text(errArgument, call+".Reference", reference, MaxReferenceBytes)); err != nil {
+		return n, err
+	}
+	n = namedLot{wallet: wallet, key: b.ledger.LockKey(wallet)}
+	switch {
+	case lot < 0 || (lot > 0) == (reference != ""):
+		return n, invalid(call+".Lot", "or Reference: either is required")
+	case lot > 0:
+		n.lot = lot
+	default:
+		n.reference = reference
+	}
+	// A charge of the same note, for its checks.
+	charges, err := prepareCharges(b.ledger, budget.Charge{Scope: wallet, Amount: 1, Note: note})
+	if err != nil {
+		return n, err
+	}
+	n.origin = ledger.Origin{Note: charges.Charges[0].Note}.String()
+	return n, nil
+}
+
+func (n namedLot) known(status string) error {
+	if status == "unknown" {
+		return fmt.Errorf("%w: wallet %q, lot %v%v", ErrUnknownLot, n.wallet, n.lot, n.reference)
+	}
+	return nil
+}
+
+func utc(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.UTC()
+}

@@ -1,0 +1,119 @@
+package wallet
+
+import (
+	"cmp"
+	"context"
+	"iter"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+)
+
+// Line is an entry of a wallet, with what it did to the lots.
+type Line struct {
+	budget.Entry
+	Balance int64  `json:"balance"` // what the wallet had behind the entry: Credited - Spent + Refunded - Held
+	Lots    []Move `json:"lots,omitempty"`
+}
+
+// Does is what a Move does.
+type Does string
+
+// What entries do to lots.
+const (
+	Credited  Does = "credited"  // the lot is new
+	Taken     Does = "taken"     // by a charge
+	PaidBack  Does = "paid back" // taken, for what was overdrawn before
+	GivenBack Does = "given back"
+	Held      Does = "held"
+	HeldAfter Does = "held after" // for what was held before, and overdrawn
+	Captured  Does = "captured"   // of what was held
+	Freed     Does = "freed"
+	Lapsed    Does = "lapsed"
+	Withdrawn Does = "revoked"
+	RolledOn  Does = "rolled over"
+)
+
+var does = map[string]Does{
+	"d": Credited, "t": Taken, "p": PaidBack, "g": GivenBack, "h": Held, "q": HeldAfter, "u": Captured, "f": Freed, "e": Lapsed, "v": Withdrawn, "o": RolledOn,
+}
+
+// Move is what an entry did to a lot.
+type Move struct {
+	Lot       int64  `json:"lot"` // its number; 0 of what no lot covers
+	Reference string `json:"reference,omitempty"`
+	Category  string `json:"category,omitempty"`
+	Does      Does   `json:"does"`
+	Amount    int64  `json:"amount"`
+}
+
+const movesSQL = `
+select m.seq, m.lot, coalesce(l.reference, ''), coalesce(l.category, ''), m.kind::text, m.amount
+from metered.lot_moves m left join metered.lots l on l.no = m.lot
+where m.scope = $1 and m.seq between $2 and $3
+order by m.seq, m.nth`
+
+// statementPage is how many entries are read between two looks at their moves.
+const statementPage = 200
+
+// Statement is what happened to a wallet: the entries that opts says (see budget.Ledger.Entries), with the running balance and the lots. It reads
+// pages; what is written meanwhile may be among the later ones. On error it yields that last.
+func (b *Book) Statement(ctx context.Context, db Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
+	return func(yield func(Line, error) bool) {
+		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
+			yield(Line{}, err)
+			return
+		}
+		page := make([]Line, 0, statementPage)
+		flush := func() bool {
+			if err := b.moves(ctx, db, wallet, page); err != nil {
+				return yield(Line{}, err) && false
+			}
+			for _, line := range page {
+				if !yield(line, nil) {
+					return false
+				}
+			}
+			page = page[:0]
+			return true
+		}
+		for e, err := range b.ledger.Entries(ctx, db, wallet, opts) {
+			if err != nil {
+				yield(Line{}, err)
+				return
+			}
+			page = append(page, Line{Entry: e, Balance: e.Credited - e.Spent + e.Refunded - e.Held})
+			if len(page) == statementPage && !flush() {
+				return
+			}
+		}
+		if len(page) > 0 {
+			flush()
+		}
+	}
+}
+
+// moves adds to a page of entries what they did to lots.
+func (b *Book) moves(ctx context.Context, db Querier, wallet string, page []Line) error {
+	first, last := page[0].Seq, page[len(page)-1].Seq
+	rows, err := db.Query(ctx, b.sql.moves, wallet, min(first, last), max(first, last))
+	if err != nil {
+		return failed("statement", err)
+	}
+	lines := make(map[int64]*Line, len(page))
+	for i := range page {
+		lines[page[i].Seq] = &page[i]
+	}
+	var seq int64
+	var m Move
+	var kind string
+	_, err = pgx.ForEachRow(rows, []any{&seq, &m.Lot, &m.Reference, &m.Category, &kind, &m.Amount}, func() error {
+		if line := lines[seq]; line != nil {
+			m.Does = does[kind]
+			line.Lots = append(line.Lots, m)
+		}
+		return nil
+	})
+	return failed("statement", err)
+}
