@@ -55,6 +55,10 @@ type Config struct {
 	// Leases spends the charges of its Rules' scopes from leases, without their locks (package leases). Limits are kept all
 	// the same. What is spent so has no Standings in the receipt. Sticky charges are not. Defaults to none.
 	Leases *leases.Pool
+	// OnThreshold is told of the thresholds that charges and holds cross (budget.Limit.Tell), before the transaction commits that
+	// crosses them: tx is that of the command. It enqueues a job, or writes rows. A command that crosses one runs again, once, to
+	// tell of it. Defaults to none: limits with thresholds are refused.
+	OnThreshold budget.OnThreshold
 	// Observer is told of all that the Client and its pieces do: for metrics and traces (packages observe, otelmetered).
 	// That of Leases is its own, in its Config.Ledger. Defaults to none.
 	Observer observe.Observer
@@ -150,7 +154,7 @@ func (c *Client) setUpPieces() (err error) {
 	c.Budget, err = budget.New(budget.Config{
 		Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, ClockTolerance: c.cfg.ClockTolerance,
 		MustExist: c.cfg.MustExist, RequireActor: c.cfg.RequireActor, NoStandings: c.cfg.NoStandings,
-		MaxFuture: c.cfg.MaxFuture, MaxLateness: c.cfg.MaxLateness, Observer: c.cfg.Observer,
+		MaxFuture: c.cfg.MaxFuture, MaxLateness: c.cfg.MaxLateness, Observer: c.cfg.Observer, OnThreshold: c.cfg.OnThreshold,
 	})
 	if err != nil {
 		return fmt.Errorf("metered: %w", err)

@@ -250,7 +250,8 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 // own reports whether err is a refusal by the command's own parts, and neither by its function nor by a subscriber.
 func (op *operation) own(err error) bool {
 	var subscriber *holds.SubscriberError
-	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &subscriber)
+	var crossing *budget.CrossingError
+	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &subscriber) && !errors.As(err, &crossing)
 }
 
 // record records a refusal, unless there is a record by now.

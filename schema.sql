@@ -72,8 +72,9 @@ create domain metered.fingerprint as bytea not null check (octet_length(value) =
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period.
-create type metered.charge_limit as (max bigint, win interval, period metered.period);
+-- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
+-- thresholds.sql): a charge that crosses one is only made if its caller is telling.
+create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds json, telling boolean);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
@@ -132,10 +133,10 @@ create type metered.presented_token as (digest bytea, purpose text, subject text
 create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
 
 -- What charge answers: an entry a charge, in the order of the charges; what counts against each
--- limit, and what is held of each scope; the start and the end of each limit's period, if there are any;
--- or else why it is denied.
+-- limit, and what is held of each scope; the start and the end of each limit's period, if there are any; which
+-- thresholds it crosses; or else why it is denied.
 create type metered.charged as (
-    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[]);
+    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
 
 -- A usage event, whose charge stands at the same place of another array. id is null for a charge without
 -- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
@@ -143,9 +144,9 @@ create type metered.new_event as (
     namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
 -- What charge_each answers to one charge: its number in the call, its entry, what counts against each limit
--- before it, what is held, and the limits' periods; or else why there is none.
+-- before it, what is held, the limits' periods, and the thresholds that it crosses; or else why there is none.
 create type metered.each_answer as (
-    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[]);
+    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[], crossed jsonb);
 
 -- For functions of ours. What a limit that is being looked at was counted from: the number of
 -- the limit, and the entry at the beginning of its window.
@@ -892,8 +893,14 @@ begin
         e.kind := 'd';
         e.amount := units;
         e.credited := e.credited + units;
+        e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
         perform metered.append(e);
     else
+        if e.crossed is not null then
+            e.credited := e.credited + units;
+            e.crossed := metered.rearmed(e);
+            e.credited := e.credited - units;
+        end if;
         e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
     end if;
     seq := e.seq;
@@ -954,6 +961,7 @@ begin
     if e.lots_end is not null then
         e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
     end if;
+    e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
     perform metered.append(e);
     if e.lots_end is not null then
         perform metered.refund_lots(e);
@@ -1078,6 +1086,7 @@ begin
     e.at := clk;
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
+    e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
@@ -2415,6 +2424,172 @@ end
 $$;
 
 
+-- Thresholds: levels of use that are told of once, by the charge that reaches them.
+--
+-- A limit comes with its thresholds, as JSON: [{"key", "level", "rearm"}], both in units used, holds among them.
+-- tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
+-- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
+-- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
+
+-- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, tell_at
+-- is so low that nothing goes by it without a count. told is not null; net is what was spent and is held, less refunds.
+create function metered.untold(limits metered.charge_limit[], told jsonb, net bigint, credited bigint, at timestamptz)
+returns metered.charge_limit[]
+language plpgsql stable
+as $$
+declare
+    l metered.charge_limit;
+    n int := 0;
+    h record;
+begin
+    foreach l in array limits loop
+        n := n + 1;
+        continue when l.thresholds is null;
+        l.tell_at := null;
+        for h in select * from json_to_recordset(l.thresholds) x(key text, level bigint, rearm bigint) loop
+            l.tell_at := case
+                when told -> h.key is null or l.win is null and at >= (told -> h.key ->> 'until')::timestamptz then least(l.tell_at, h.level)
+                when l.win is null
+                    or l.win = interval '0' and net - credited > h.rearm
+                    or l.win > interval '0' and at < (told -> h.key ->> 'until')::timestamptz and net >= (told -> h.key ->> 'net')::bigint
+                    then l.tell_at
+                when l.win = interval '0' then least(l.tell_at, net - credited)
+                else 0 end;
+        end loop;
+        limits[n] := l;
+    end loop;
+    return limits;
+end
+$$;
+
+-- Which thresholds charges cross that are let in, and what is told of them then (crossed, in the last entries).
+-- crossings is null for none. silent: the caller did not say that it will tell them.
+--
+-- Armed again is what use has gone back from, to rearm or less, before the charge adds its own; a period, when it has ended. used
+-- lacks what is decided without a count: there, nothing is reached, and nothing is armed.
+create function metered.cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
+    inout tips metered.ledger[], out crossings jsonb, out silent boolean)
+language plpgsql stable
+as $$
+declare
+    c    metered.new_charge;
+    l    metered.charge_limit;
+    tip  metered.ledger;
+    told jsonb;
+    h    record;
+    i    int := 0;
+    n    int := 0;
+    had  bigint;        -- used and held before the charge
+    now  timestamptz;
+    p    timestamptz[];
+begin
+    silent := false;
+    foreach c in array charges loop
+        i := i + 1;
+        tip := tips[i];
+        now := greatest(at, tip.at);
+        told := coalesce(tip.crossed, '{}');
+        foreach l in array c.limits loop
+            n := n + 1;
+            continue when l.thresholds is null or used[n] is null;
+            if octet_length(l.thresholds::text) > 8192 then
+                perform metered.require(false, 'thresholds');
+            end if;
+            had := used[n] + held[i];
+            p := null;
+            for h in select * from json_to_recordset(l.thresholds) x(key text, level bigint, rearm bigint) loop
+                if told -> h.key is not null
+                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else had > h.rearm end) then
+                    continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
+                        and tip.spent + tip.held - tip.refunded >= (told -> h.key ->> 'net')::bigint;
+                elsif had + c.amount >= h.level then
+                    p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
+                    crossings := coalesce(crossings, '[]') || jsonb_build_object('scope', c.scope, 'key', h.key,
+                        'seq', tip.seq + case when c.held between 1 and c.amount - 1 then 2 else 1 end, 'at', now,
+                        'used', had - held[i] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
+                    silent := silent or l.telling is not true;
+                else
+                    told := told - h.key;
+                    continue;
+                end if;
+                told := told || jsonb_build_object(h.key, case
+                    when l.win is null then jsonb_build_object('until', p[2])
+                    when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
+                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - held[i] - c.amount, now),
+                        'net', tip.spent + tip.held - tip.refunded + c.amount) end);
+            end loop;
+        end loop;
+        if told <> coalesce(tip.crossed, '{}') then
+            tip.crossed := metered.kept_told(told, charges[i].limits, now);
+            tips[i] := tip;
+        end if;
+    end loop;
+end
+$$;
+
+-- Until when a window holds more than room of what was spent so far, though nothing is added.
+create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    w record;
+begin
+    if room < 0 or tip.at <= now - win then
+        return now + win;
+    end if;
+    w := metered.spent_since(tip, now - win);
+    if w.used <= room then
+        return now + win;
+    end if;
+    return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
+end
+$$;
+
+-- What is remembered of what was told: not of periods that have ended, and of no more than 64 thresholds beside those of limits.
+create function metered.kept_told(told jsonb, limits metered.charge_limit[], at timestamptz) returns jsonb
+language plpgsql stable
+as $$
+declare
+    own text[] := array(select x.key from unnest(limits) l, lateral json_to_recordset(l.thresholds) x(key text));
+begin
+    return (
+        select jsonb_object_agg(y.key, y.value)
+        from (select x.key, x.value from jsonb_each(told) x
+              where x.key = any (own) or x.value ? 'net' or x.value ? 'rearm' or (x.value ->> 'until')::timestamptz > at
+              order by x.key = any (own) desc, x.key limit greatest(64, cardinality(own))) y);
+end
+$$;
+
+-- What is left of what was told when an entry lowers what a lifetime has used: credit, or a refund. e is that entry, not written yet.
+create function metered.rearmed(e metered.ledger) returns jsonb
+language plpgsql stable
+as $$
+declare
+    had bigint := e.spent - e.refunded - e.credited + e.held
+        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
+begin
+    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x where (had <= (x.value ->> 'rearm')::bigint) is not true);
+end
+$$;
+
+-- What was told, after a clock repair: windows are counted anew, since the proof was by the clock before.
+create function metered.told_by_another_clock(told jsonb) returns jsonb
+language plpgsql stable
+as $$
+begin
+    return (select jsonb_object_agg(x.key, case when x.value ? 'net' then x.value || '{"until": "-infinity"}' else x.value end) from jsonb_each(told) x);
+end
+$$;
+
+-- Ends a transaction that would cross a threshold without telling.
+create function metered.untold_crossing() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'a threshold is crossed, and nobody would be told' using errcode = 'MT011';
+end
+$$;
+
 -- Writes the entries of charges, all or none. Either denied is null, and each charge has an
 -- entry, or nothing was written. mode says what becomes of a denial: answer; or raise, as
 -- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
@@ -2433,7 +2608,7 @@ $$;
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
-    out periods timestamptz[])
+    out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -2482,15 +2657,18 @@ begin
         if not found then
             tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
         end if;
-        if tip.at > at or tip.next_due <= at or tip.lots_end <= at then
-            plain := false;
+        if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
+            plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
+            if tip.crossed is not null then
+                c.limits := metered.untold(c.limits, tip.crossed, tip.spent + tip.held - tip.refunded, tip.credited, at);
+            end if;
         end if;
         foreach l in array c.limits loop
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
             continue when standing is not true and l.win > interval '0' and tip.spent
-                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= l.max - tip.held - c.amount;
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;
@@ -2498,11 +2676,11 @@ begin
                 u := 0;
             else
                 if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
-                    continue when standing is not true and tip.spent <= l.max - tip.held - c.amount;
+                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     p := metered.period_at(l.period, at);
                     since := p[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
-                        and tip.spent - tip.anchor_spent <= l.max - tip.held - c.amount;
+                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     periods := periods || p;
                 end if;
                 -- spent_since where the base is in the newest epoch, or all that was ever
@@ -2534,7 +2712,7 @@ begin
                 end if;
             end if;
             used[n] := u;
-            plain := u <= l.max - tip.held - c.amount;
+            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
             -- One charge, which is let in: the loops below, without what they are for.
@@ -2598,6 +2776,17 @@ begin
         elsif look then
             return;
         end if;
+        w := metered.cross_thresholds(charges, a.used, held, at, tips);
+        if w.silent then
+            if mode = 'raise' then
+                perform metered.untold_crossing();
+            end if;
+            used := null;
+            denied := '[{"crossing": true}]';
+            return;
+        end if;
+        tips := w.tips;
+        crossed := w.crossings;
     elsif standing is not true then
         used := null;
     end if;
@@ -2671,6 +2860,33 @@ set plan_cache_mode = force_generic_plan
 as $$
 begin
     return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
+end
+$$;
+
+-- Makes charges of costs that were incurred, whatever their limits. They only tell; where nobody can say what
+-- a limit stands at, nothing is told of it.
+create function metered.charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
+    hold metered.hold_terms) returns metered.charged
+language plpgsql volatile
+as $$
+declare
+    tells boolean := false;
+begin
+    for i in 1..cardinality(charges) loop
+        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+            from unnest(charges[i].limits) l where l.thresholds is not null);
+        tells := tells or cardinality(charges[i].limits) > 0;
+    end loop;
+    if tells then
+        begin
+            return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
+            for i in 1..cardinality(charges) loop
+                charges[i].limits := '{}';
+            end loop;
+        end;
+    end if;
+    return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
 end
 $$;
 
@@ -2948,7 +3164,8 @@ $$;
 -- limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'
 -- periods ends: what is settled later than that counts in the next.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[])
+    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[],
+    out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -2999,10 +3216,14 @@ begin
     -- The hold never falls due: a lease is settled, and not freed.
     posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
     if posted.denied is not null then
+        if posted.denied -> 0 ? 'crossing' then
+            perform metered.untold_crossing();
+        end if;
         no := null;
         return;
     end if;
     granted := wanted;
+    crossed := posted.crossed;
     periods := metered.periods_of(array[charge], array[tip], posted.at);
     ends := least(posted.at + terms.ttl, (select min(p.at) from unnest(periods) with ordinality p(at, n) where p.n % 2 = 0));
     lasts_us := extract(epoch from ends - posted.at) * 1000000;
@@ -3112,7 +3333,7 @@ begin
         return answer;
     end if;
     if cardinality(charges) = 1 and chain = '{}' then
-        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[]);
+        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[], null::jsonb);
     end if;
     n := 0;
     for i in 1..cardinality(charges) loop
@@ -3129,6 +3350,7 @@ begin
     end loop;
     answer.used := posted.used;     -- of the chain's limits: a spend comes without
     answer.periods := posted.periods;
+    answer.crossed := posted.crossed;
     return answer;
 end
 $$;
@@ -3330,7 +3552,7 @@ $$;
 -- entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the
 -- child has entries); denied. A child of a child ends no later than that one.
 create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out status text, out lease metered.leases, out denied jsonb)
+    out status text, out lease metered.leases, out denied jsonb, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -3381,6 +3603,7 @@ begin
     if not away then
         perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
     end if;
+    crossed := posted.crossed;
     status := 'carved';
 end
 $$;
@@ -4250,7 +4473,7 @@ $$;
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, channel text, raising boolean, reveal boolean default false,
     out status text, out placed_at timestamptz, out deadline timestamptz,
-    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -4323,6 +4546,7 @@ begin
     seqs := c.seqs;
     ats := c.ats;
     denied := c.denied;
+    crossed := c.crossed;
     placed_at := c.at;
     if denied is not null then
         status := 'denied';
@@ -4586,7 +4810,7 @@ $$;
 -- scopes of one hold. refused is null, or why nothing was written.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
-    out refused json, out holds json[])
+    out refused json, out holds json[], out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -4650,14 +4874,21 @@ begin
                 return;
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note, null, null, null)::metered.new_charge;
+                    u.limits, origin.note, null, null, null)::metered.new_charge;
             end if;
         end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
     if excess is not null then
-        c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
-        if c.denied is not null then
+        if terms.policy = 'allow' then
+            c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
+        else
+            c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
+        end if;
+        crossed := c.crossed;
+        if c.denied -> 0 ? 'crossing' and raising then
+            perform metered.untold_crossing();
+        elsif c.denied is not null then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
@@ -5492,7 +5723,7 @@ $$;
 -- no refusals cannot take for an answer.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[])
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -5522,7 +5753,7 @@ begin
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
-            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[])::metered.charged;
+            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
         elsif command.leased then
             c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
         else
@@ -5533,6 +5764,7 @@ begin
         used := c.used;
         held := c.held;
         periods := c.periods;
+        crossed := c.crossed;
         scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
         amounts := array[charges[1].amount];
         if cardinality(charges) > 1 then
@@ -5643,7 +5875,7 @@ language plpgsql volatile
 as $$
 begin
     select array_agg(r.status order by r.nth),
-        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null)::metered.each_answer) filter (where r.status = 'replay')
+        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null, null)::metered.each_answer) filter (where r.status = 'replay')
     into statuses, answers
     from (select e.ordinality as nth, o.seqs[1] as seq, o.ats[1] as at,
             case when e.id_key = any (busy) then 'busy' when o.id is null then null
@@ -5707,8 +5939,8 @@ begin
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
-                coalesce(bool_and(coalesce(x.used + a.before <= x.max - t.held - a.amount, false)), true) as fits
-            from (select l.ordinality, l.max, l.period,
+                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held - a.amount, false)), true) as fits
+            from (select l.ordinality, l.max, l.tell_at, l.period,
                     case when l.since = clk then t.spent - t.refunded - t.credited
                         when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
@@ -5717,9 +5949,10 @@ begin
                         when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from (select y.ordinality, y.max, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
-                              from unnest(a.limits) with ordinality z
+                  from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                              from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
+                                  t.spent + a.before + t.held - t.refunded, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
                       select w.seq, w.spent, w.refunded
@@ -5748,7 +5981,7 @@ begin
         on conflict do nothing
         returning 1
     )
-    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods)::metered.each_answer) filter (where j.plain),
+    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods, null)::metered.each_answer) filter (where j.plain),
         array_agg(j.nth order by j.nth) filter (where not j.plain),
         count(*) filter (where j.plain), (select count(*) from entries),
         count(*) filter (where j.plain and j.id is not null), (select count(*) from records)
@@ -5780,6 +6013,9 @@ declare
     a record;
 begin
     a := metered.write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
+    if a.denied -> 0 ? 'crossing' then
+        perform metered.untold_crossing();
+    end if;
     if a.denied is null and e.id is not null then
         insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
         values (e.namespace, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
@@ -5788,7 +6024,7 @@ begin
             perform metered.recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods)::metered.each_answer;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods, a.crossed)::metered.each_answer;
 end
 $$;
 
@@ -5799,7 +6035,8 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003, MT010 or 22003, with its detail as denied.
+-- a lock was not free), or a SQLSTATE: MT002, MT003, MT010 or 22003, with its detail as denied. A threshold that is crossed
+-- and would not be told ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
 returns setof metered.each_answer
@@ -5875,12 +6112,12 @@ begin
                 answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
             exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
-                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null)::metered.each_answer;
+                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
             end;
         end loop;
     end;
     return query select * from unnest(answers) x where x.nth is not null;
-    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status, null::timestamptz[]
+    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status, null::timestamptz[], null::jsonb
         from unnest(statuses) with ordinality s(status, ordinality) where s.status <> 'replay';
 end
 $$;
@@ -6064,7 +6301,7 @@ comment on domain metered.amount is 'An amount from 1 to 2^53.';
 comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
 comment on type metered.period is 'A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
-comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period.';
+comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
 comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
@@ -6076,9 +6313,9 @@ comment on type metered.capture_terms is 'How a capture is made. closing frees t
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
-comment on type metered.charged is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; the start and the end of each limit''s period, if there are any; or else why it is denied.';
+comment on type metered.charged is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; the start and the end of each limit''s period, if there are any; which thresholds it crosses; or else why it is denied.';
 comment on type metered.new_event is 'A usage event, whose charge stands at the same place of another array. id is null for a charge without one. id_key is that of the id''s lock. issued_at is the time that the id carries, or occurred_at.';
-comment on type metered.each_answer is 'What charge_each answers to one charge: its number in the call, its entry, what counts against each limit before it, what is held, and the limits'' periods; or else why there is none.';
+comment on type metered.each_answer is 'What charge_each answers to one charge: its number in the call, its entry, what counts against each limit before it, what is held, the limits'' periods, and the thresholds that it crosses; or else why there is none.';
 comment on type metered.counted is 'For functions of ours. What a limit that is being looked at was counted from: the number of the limit, and the entry at the beginning of its window.';
 comment on type metered.hold_terms is 'For functions of ours. What an entry that holds units says of the hold: its id, and when it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is what counts as now, if the caller has read the clock under the locks.';
 comment on table metered.schema_version is 'The versions of this schema that were installed; the last one is the greatest.';
@@ -6439,24 +6676,25 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,balance,base,begin_command,block_commit,
-            bound_lock_wait,by_system,capture_holds,capture_lots,carve,charge,charge_each,charge_leased,
-            check_charge,check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,
-            collided,complete_command,consume_token,create_scopes,created_json,credit,credit_lot,draw,due_after,
-            due_holds,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
-            find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
-            free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
-            key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,
-            lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
-            look_place,memory_kept,mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,
-            next_entry,no_amount,old_lot,one_snapshot,open_lease,open_wallet,others_fall_due,overdue,own_entry,
-            pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,
-            purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,receive_child,recorded_events,
-            recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lots,refunds_after,refuse_closed,
-            refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,
-            replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,
-            roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,
-            spent_since,sweep_holds,sweep_lots,take_back,take_lots,tip,tip_for_write,told_lots,try_each,
-            try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold_json,usage,usage_at,usage_known_from,
+            bound_lock_wait,by_system,capture_holds,capture_lots,carve,charge,charge_anyway,charge_each,
+            charge_leased,check_charge,check_limits,check_now,claim_job_key,clock,close_child,close_lease,
+            close_scope,collided,complete_command,consume_token,create_scopes,created_json,credit,credit_lot,
+            cross_thresholds,draw,due_after,due_holds,end_lots,entry_for_write,expire_and_check,expire_due,
+            expire_hold,expire_rows,extend_holds,find_job_key,find_lot,finish_command,first_due,first_for_write,
+            fits,fits_origin,free_lines,free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,
+            inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,
+            leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,
+            lock_keys,lock_place,lock_scopes,look_place,memory_kept,mint_tokens,missing_hold,missing_lot,
+            missing_token,named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,open_wallet,
+            others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,post,purge_holds,
+            purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,
+            rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,
+            refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,
+            release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
+            revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,
+            settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,take_lots,
+            tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,
+            unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,
             use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,
             written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)

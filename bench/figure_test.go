@@ -24,6 +24,7 @@ func TestFigures_HoldEveryGoal(t *testing.T) {
 		"allow_ns_limiter": "<= 150", "allow_ns_by_name": "<= 300", "allow_ns_8_goroutines": "<= 400", "allow_db_calls_per_million": "<= 200",
 		"allow_vs_redis_rate": ">= 50", "allow_vs_throttled": ">= 1", "lease_stranded": "<= 2", "lease_over_admission": "= 0",
 		"batch_64_vs_single": ">= 10", "batch_512_vs_single": ">= 14", "ingest_vs_single": ">= 15",
+		"charge_thresholds_vs_without": "<= 1.02", "charge_bound_thresholds_vs_without": "<= 1.02", "command_thresholds_vs_without": "<= 1.02",
 		"command_observer_on_vs_off": "<= 1.02",
 		"page_open_vs_alone":         ">= 0.97",
 		"page_slowest_ms":            "<= 100",

@@ -4,6 +4,6 @@ import "slices"
 
 // figures are measured in this order.
 var figures = slices.Concat(
-	chargeFigures, batchFigures, windowFigures, commandFigures, leaseFigures, allowFigures, pieceFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures, // with goals
+	chargeFigures, thresholdFigures, batchFigures, windowFigures, commandFigures, leaseFigures, allowFigures, pieceFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures, // with goals
 	costFigures, trendFigures, peerFigures(),
 )

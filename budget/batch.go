@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/savepoint"
 )
 
 // Result is the answer to one charge of a batch.
@@ -20,7 +22,8 @@ type Result struct {
 	Posted Posted // the entry, if Err is nil
 	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow, ErrWindowPurged or ErrTimeZone; of an
 	// event also ErrConflict, ErrRetired, ErrFuture or ErrLate.
-	Err error
+	Err     error
+	Crossed []Crossing // the thresholds that the charge crossed; Config.OnThreshold was told of them
 }
 
 // ChargeEach makes up to MaxBatch charges, each on its own, in one round trip: one that is refused does not keep
@@ -32,7 +35,7 @@ type Result struct {
 // max_locks_per_transaction if several such calls run at once.
 //
 // An error of ChargeEach itself, unlike one in a Result, aborts the transaction, but for an *ArgumentError: then there
-// was no SQL. Limit.MaxFrom is refused. Most callers without a transaction of their own want a Batcher.
+// was no SQL. With thresholds (Limit.Tell) it works in a savepoint, and an error leaves the transaction usable. Limit.MaxFrom is refused. Most callers without a transaction of their own want a Batcher.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err
@@ -44,7 +47,24 @@ func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) (
 			return nil, located("charges", i, err)
 		}
 	}
-	return l.observedEach(ctx, "budget.charge_each", func(ctx context.Context) ([]Result, error) { return l.each(ctx, tx, asks, false) })
+	return l.observedEach(ctx, "budget.charge_each", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, asks) })
+}
+
+// eachIn makes charges in a transaction of a caller's: if some have thresholds in a savepoint, whose two round trips a batch can bear.
+func (l *Ledger) eachIn(ctx context.Context, tx pgx.Tx, asks []*asked) ([]Result, error) {
+	if !slices.ContainsFunc(asks, func(a *asked) bool { return slices.ContainsFunc(a.limits, Limit.tells) }) {
+		return l.eachOnce(ctx, tx, asks, false, false)
+	}
+	return savepoint.In(ctx, tx, "budget", func(sub pgx.Tx) ([]Result, error) { return l.eachTold(ctx, sub, asks, false) })
+}
+
+// eachTold makes charges, and tells of the thresholds that they cross.
+func (l *Ledger) eachTold(ctx context.Context, tx pgx.Tx, asks []*asked, skipBusy bool) ([]Result, error) {
+	results, err := l.eachOnce(ctx, tx, asks, skipBusy, true)
+	for i := 0; err == nil && i < len(results); i++ {
+		err = l.tellCrossings(ctx, tx, results[i].Crossed)
+	}
+	return results, err
 }
 
 func checkBatch(field string, n int) error {
@@ -75,20 +95,23 @@ func (l *Ledger) ask(c Charge) (*asked, error) {
 		}
 		a.charge.Limits[i] = limit.sent()
 	}
+	if err := checkKeys(c.Limits); err != nil {
+		return nil, within(".Limits: ", err)
+	}
 	return a, nil
 }
 
 const eachSQL = `
-select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), denied, coalesce(status, ''), periods
+select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), denied, coalesce(status, ''), periods, crossed
 from metered.charge_each($1::metered.new_charge[], $2::metered.new_event[], $3::interval, $4::interval, $5::interval, $6::int, $7::bool)`
 
 // each makes charges. With skipBusy those whose lock is not free get ErrBusy, and nobody waits.
-func (l *Ledger) each(ctx context.Context, db Querier, asks []*asked, skipBusy bool) ([]Result, error) {
+func (l *Ledger) each(ctx context.Context, db Querier, asks []*asked, skipBusy, telling bool) ([]Result, error) {
 	charges, events := make([]ledger.Charge, len(asks)), make([]*ledger.Event, len(asks))
 	for i, a := range asks {
 		charges[i], events[i] = a.charge, a.event
 	}
-	rows, err := db.Query(ctx, l.sql.each, ledger.Charges(charges), ledger.Events(events),
+	rows, err := db.Query(ctx, l.sql.each, ledger.Charges(ledger.Telling(charges, telling)), ledger.Events(events),
 		interval(l.tolerance), interval(l.late), interval(l.future), l.waitMS(), skipBusy)
 	if err != nil {
 		return nil, failed("charge each", err)
@@ -124,10 +147,11 @@ type eachRow struct {
 	status string
 
 	periods ledger.Periods
+	crossed []byte
 }
 
 func (r *eachRow) dest() []any {
-	return []any{&r.nth, &r.seq, &r.at, &r.used, &r.held, &r.denied, &r.status, &r.periods}
+	return []any{&r.nth, &r.seq, &r.at, &r.used, &r.held, &r.denied, &r.status, &r.periods, &r.crossed}
 }
 
 var statusErrors = map[string]error{
@@ -161,13 +185,15 @@ func (a *asked) result(row *eachRow) Result {
 			posted.Standings[i].PeriodStart, posted.Standings[i].PeriodEnd = row.periods.Next()
 		}
 	}
-	return Result{Posted: posted}
+	m := &merged{charges: []ledger.Charge{a.charge}, limits: [][]Limit{a.limits}}
+	crossed, err := m.crossings(row.crossed)
+	return Result{Posted: posted, Crossed: crossed, Err: err}
 }
 
 // replays is the answer to another delivery of the same event in the same batch.
 func (r Result) replays() Result {
 	if r.Err == nil {
-		r.Posted.Replayed, r.Posted.Standings = true, nil
+		r.Posted.Replayed, r.Posted.Standings, r.Crossed = true, nil, nil
 	}
 	return r
 }
@@ -179,7 +205,7 @@ func outcome(conn *pgx.Conn, err error) error {
 	switch {
 	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !conn.IsClosed():
 		return err
-	case errors.As(err, &answer), !fault.Refused(err):
+	case errors.As(err, &answer), !fault.Refused(err) && !errors.Is(err, ledger.ErrCrossing):
 		return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 	}
 	return err

@@ -2,11 +2,13 @@ package budget
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/savepoint"
 )
 
 // Bounds of a call.
@@ -37,6 +39,8 @@ type Charge struct {
 // Receipt is what a call charged, in the order in which scopes first appear.
 type Receipt struct {
 	Entries []Posted `json:"entries"`
+	// Crossed are the thresholds that the call crossed. Config.OnThreshold was told of them.
+	Crossed []Crossing `json:"crossed,omitempty"`
 }
 
 // Posted is one entry of a Receipt.
@@ -62,7 +66,7 @@ type Standing struct {
 }
 
 const chargeSQL = `
-select seqs, ats, used, held, denied, periods
+select seqs, ats, used, held, denied, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
 // Charge charges every scope named, or none, in one round trip. If a limit refuses, it is denied with *ExceededError,
@@ -85,7 +89,18 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Re
 			return Receipt{}, err
 		}
 	}
-	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
+	r, err = call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
+	if !errors.Is(err, ledger.ErrCrossing) {
+		return r, err
+	}
+	// Nothing was written. Again, with what is told of it.
+	return savepoint.In(ctx, tx, "budget", func(sub pgx.Tx) (Receipt, error) {
+		r, err := call.Scan(sub.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: true})...))
+		if err == nil {
+			err = l.tellCrossings(ctx, sub, r.Crossed)
+		}
+		return r, err
+	})
 }
 
 const checkSQL = `

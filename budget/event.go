@@ -51,11 +51,11 @@ func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Resu
 			return nil, located("events", i, err)
 		}
 	}
-	return l.observedEach(ctx, "budget.ingest", func(ctx context.Context) ([]Result, error) { return l.eachOnce(ctx, tx, asks, false) })
+	return l.observedEach(ctx, "budget.ingest", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, asks) })
 }
 
 // eachOnce is each for charges among which an event may be several times.
-func (l *Ledger) eachOnce(ctx context.Context, db Querier, asks []*asked, skipBusy bool) ([]Result, error) {
+func (l *Ledger) eachOnce(ctx context.Context, db Querier, asks []*asked, skipBusy, telling bool) ([]Result, error) {
 	type id struct{ namespace, id string }
 	first := make(map[id]int) // in distinct
 	place := make([]int, len(asks))
@@ -71,7 +71,7 @@ func (l *Ledger) eachOnce(ctx context.Context, db Querier, asks []*asked, skipBu
 		}
 		distinct = append(distinct, a)
 	}
-	answers, err := l.each(ctx, db, distinct, skipBusy)
+	answers, err := l.each(ctx, db, distinct, skipBusy, telling)
 	if err != nil || len(distinct) == len(asks) {
 		return answers, err
 	}

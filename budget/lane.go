@@ -108,9 +108,12 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 }
 
 // splits reports whether halves of a batch may get through that as a whole does not: a charge that the server cannot
-// store, a time zone that it does not know, or too many locks.
+// store, a time zone that it does not know, too many locks, or a threshold that could not be told of.
 func splits(err error) bool {
 	state := sqlstate.Of(err)
+	if untold := (*CrossingError)(nil); errors.As(err, &untold) {
+		return !sqlstate.Collided(err)
+	}
 	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory || state == sqlstate.UnknownZone
 }
 
@@ -123,9 +126,15 @@ func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results 
 	}
 	b := l.batcher
 	err = b.ledger.alone(ctx, b.pool, func(conn *pgx.Conn) error {
-		results, err = b.ledger.eachOnce(ctx, conn, asks, skipBusy)
+		results, err = b.ledger.eachOnce(ctx, conn, asks, skipBusy, false)
 		return err
 	})
+	if sqlstate.Of(err) == sqlstate.Crossing {
+		err = b.ledger.told(ctx, b.pool, func(tx pgx.Tx) error {
+			results, err = b.ledger.eachTold(ctx, tx, asks, skipBusy)
+			return err
+		})
+	}
 	return results, err
 }
 

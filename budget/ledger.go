@@ -30,6 +30,9 @@ type Config struct {
 	// MaxLateness is how long ago an event may have occurred, 1s to 10 years; then it is ErrLate. Defaults to 35 days.
 	MaxLateness time.Duration
 	MaxFuture   time.Duration // how far an event's time may be ahead of the database's clock, 1µs to 24h; defaults to 5m
+	// OnThreshold is told of the thresholds that charges and holds cross (Limit.Tell), those of the Books and lease Pools
+	// on the Ledger too, in the transaction of the call and a savepoint. Defaults to none: limits with thresholds are refused.
+	OnThreshold OnThreshold
 	// Observer is told of the Ledger's calls, and of those of the Books and lease Pools on it. Defaults to none.
 	Observer observe.Observer
 }
@@ -59,6 +62,8 @@ type Ledger struct {
 	space     string
 	sql       statements
 	observer  *observed.To
+
+	onThreshold OnThreshold
 }
 
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
@@ -99,7 +104,7 @@ func New(cfg Config) (*Ledger, error) {
 		mustExist: cfg.MustExist, quiet: cfg.NoStandings, actor: cfg.RequireActor,
 		late: cfg.MaxLateness, future: cfg.MaxFuture,
 		space: "metered/scope/" + name.String(),
-		sql:   render(name), observer: observed.New(cfg.Observer),
+		sql:   render(name), observer: observed.New(cfg.Observer), onThreshold: cfg.OnThreshold,
 	}, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -29,7 +30,8 @@ type Limit struct {
 	Period Period        // in which charges count, in place of a Window; one of them is required
 	Name   string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few; defaults to ""
 
-	query *query // what Max is to be; nil if it is that
+	query      *query                       // what Max is to be; nil if it is that
+	thresholds unique.Handle[thresholdList] // of Tell; zero for none
 }
 
 type query struct {
@@ -87,6 +89,11 @@ func (l Limit) check(field string) error {
 		return invalid(field+".MaxFrom", "is an empty query")
 	case l.Max < 0 || l.Max > MaxLimit:
 		return invalid(field+".Max", "%d is not from 0 to %d", l.Max, int64(MaxLimit))
+	}
+	if err := l.checkThresholds(field + ".Tell"); err != nil {
+		return err
+	}
+	switch {
 	case !l.Period.IsZero():
 		if l.Window != 0 {
 			return invalid(field+".Period", "and a Window exclude each other")
@@ -101,9 +108,19 @@ func (l Limit) check(field string) error {
 	return checkWindow(field+".Window", l.Window)
 }
 
+// sentWith is the limit with another Max, as it is sent.
+func (l Limit) sentWith(most int64) ledger.Limit {
+	l.Max = most
+	return l.sent()
+}
+
 // sent is the limit as it is sent.
 func (l Limit) sent() ledger.Limit {
-	return ledger.Limit{Max: l.Max, Window: max(l.Window, 0), Period: l.Period.sent()}
+	sent := ledger.Limit{Max: l.Max, Window: max(l.Window, 0), Period: l.Period.sent()}
+	if l.tells() {
+		sent.Thresholds, sent.TellAt = l.sentThresholds()
+	}
+	return sent
 }
 
 // windowInterval is a window as the functions in schema.sql want it: 0 for a lifetime.
@@ -117,12 +134,13 @@ type limitJSON struct {
 	Lifetime bool   `json:"lifetime,omitempty"`
 	OfCredit bool   `json:"of_credit,omitempty"`
 	periodJSON
+	Thresholds []Threshold `json:"thresholds,omitempty"`
 }
 
 func (l Limit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(limitJSON{
 		Name: l.Name, Max: l.Max, WindowUS: max(l.Window, 0).Microseconds(), Lifetime: l.Window < 0, OfCredit: l.Window == OfCredit,
-		periodJSON: l.Period.json(),
+		periodJSON: l.Period.json(), Thresholds: l.Thresholds(),
 	})
 }
 
@@ -154,5 +172,9 @@ func (l *Limit) UnmarshalJSON(text []byte) error {
 		}
 		l.Window = OfCredit
 	}
+	if len(in.Thresholds) > MaxThresholds {
+		return invalid("thresholds", "are %d, want at most %d", len(in.Thresholds), MaxThresholds)
+	}
+	*l = l.Tell(in.Thresholds...)
 	return nil
 }

@@ -3,7 +3,9 @@ package budget
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -45,6 +47,14 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 			r, err = call.Scan(conn.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 			return err
 		})
+		if errors.Is(err, ledger.ErrCrossing) {
+			err = l.told(ctx, pool, func(tx pgx.Tx) (err error) {
+				if r, err = call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: true})...)); err == nil {
+					err = l.tellCrossings(ctx, tx, r.Crossed)
+				}
+				return err
+			})
+		}
 		if err == nil {
 			return r.Entries[0], nil
 		}
@@ -74,3 +84,35 @@ func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.Co
 	}
 	return nil
 }
+
+// told runs what crosses a threshold in a transaction of its own, in which that is told before it commits. Its errors are those of
+// alone; one of run takes it back.
+func (l *Ledger) told(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) error) error {
+	conn, err := l.observer.Acquire(ctx, pool)
+	if err != nil {
+		return fmt.Errorf("budget: connect: %w", err)
+	}
+	defer conn.Release()
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("budget: begin: %w", err)
+	}
+	defer func() { // also on a panic; after COMMIT it does nothing
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		_ = tx.Rollback(ctx)
+	}()
+	if err = run(tx); err == nil {
+		err = ctx.Err() // else it could not be told whether COMMIT was sent
+	}
+	if err != nil {
+		return err
+	}
+	if err = tx.Commit(ctx); err != nil && !errors.Is(err, pgx.ErrTxCommitRollback) {
+		return outcome(conn.Conn(), err)
+	}
+	return err
+}
+
+// undoTimeout bounds a rollback, which must also work when ctx is done.
+const undoTimeout = 5 * time.Second

@@ -26,6 +26,9 @@ func init() {
 	lend.LedgerSettings = func(l *Ledger) (schema.Name, time.Duration, bool) { return l.schema, l.wait, l.actor }
 	lend.LedgerObserver = func(l *Ledger) *observed.To { return l.observer }
 	lend.TellDenied = tellDenied
+	lend.TellCrossings = func(ctx context.Context, l *Ledger, tx pgx.Tx, all []Crossing) error {
+		return l.tellCrossings(ctx, tx, all)
+	}
 	lend.LedgerFailed = failed
 	lend.NoteJSON = Note.json
 }
@@ -36,6 +39,7 @@ type merged struct {
 	limits  [][]Limit // by charge, as they were given
 	quiet   []bool    // by charge: without standings
 	at      map[string]int
+	ledger  *Ledger
 }
 
 // prepare validates charges as Charge does, without any SQL.
@@ -46,7 +50,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	if len(charges) == 0 {
 		return nil, invalid("charges", "are none")
 	}
-	m := &merged{at: make(map[string]int, len(charges))}
+	m := &merged{at: make(map[string]int, len(charges)), ledger: l}
 	for i, c := range charges {
 		if err := located("charges", i, l.checkCharge(c)); err != nil {
 			return nil, err
@@ -65,6 +69,9 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 				queries = append(queries, m.ask(i, j))
 			}
 		}
+		if err := checkKeys(limits); err != nil {
+			return nil, within(fmt.Sprintf("scope %q: ", c.Scope), err)
+		}
 		c.Key, c.MustExist = l.LockKey(c.Scope), c.MustExist || l.mustExist
 		m.quiet[i] = m.quiet[i] || l.quiet
 		locks.Keys, locks.Scopes = append(locks.Keys, c.Key), append(locks.Scopes, c.Scope)
@@ -74,10 +81,12 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	locks.Keys = slices.Compact(locks.Keys)
 	tolerance, standing := interval(l.tolerance), slices.Contains(m.quiet, false)
 	return &ledger.ChargeCall[Receipt]{
-		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks, Tolerance: tolerance, Standing: standing, Denied: m.exceeded, Failed: m.failed},
+		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks, Tolerance: tolerance, Standing: standing, Denied: m.exceeded, Failed: m.failed, Cross: m.cross},
 		Call: ledger.Call[Receipt]{
 			SQL: l.sql.charge, Locks: locks, Scan: m.scan, Queries: queries,
-			Args: func(s ledger.Sending) []any { return []any{ledger.Charges(m.charges), tolerance, s.WaitMS, standing} },
+			Args: func(s ledger.Sending) []any {
+				return []any{ledger.Charges(ledger.Telling(m.charges, s.Telling)), tolerance, s.WaitMS, standing}
+			},
 		},
 		Receipt: m.receipt,
 	}, nil
@@ -88,7 +97,7 @@ func (m *merged) ask(i, j int) *ledger.Query {
 	limit := &m.limits[i][j]
 	q := limit.query
 	limit.query = nil // what is answered to the caller has the number
-	set := func(most int64) { limit.Max, m.charges[i].Limits[j].Max = most, most }
+	set := func(most int64) { limit.Max, m.charges[i].Limits[j] = most, limit.sentWith(most) }
 	return &ledger.Query{
 		SQL: q.sql, Args: q.args, Forget: func() { set(MaxLimit) },
 		Set: func(most *int64, err error) error {
@@ -153,6 +162,9 @@ func (l *Ledger) checkCharge(c Charge) error {
 		if err := located(".Limits", j, limit.check("")); err != nil {
 			return err
 		}
+		if limit.tells() && l.onThreshold == nil {
+			return located(".Limits", j, invalid(".Tell", "needs Config.OnThreshold, or nobody would be told"))
+		}
 	}
 	return l.checkNote(".Note", c.Note)
 }
@@ -177,7 +189,7 @@ func checkWindow(field string, window time.Duration) error {
 // scan reads the row of chargeSQL, with the errors of Ledger.Charge.
 func (m *merged) scan(row pgx.Row) (Receipt, error) {
 	var a ledger.Answer
-	if err := row.Scan(&a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Denied, &a.Periods); err != nil {
+	if err := row.Scan(&a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Denied, &a.Periods, &a.Crossed); err != nil {
 		return Receipt{}, m.failed(err)
 	}
 	return m.receipt(a)
@@ -230,7 +242,9 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 		}
 		r.Entries[i] = e
 	}
-	return r, nil
+	var err error
+	r.Crossed, err = m.crossings(a.Crossed)
+	return r, err
 }
 
 // exceeded makes the error of a denial, which check_limits (internal/schema/sql/limits.sql) or admit wrote as JSON. All ways
@@ -247,11 +261,15 @@ func (m *merged) exceeded(denied []byte) error {
 		DueUS   *int64 `json:"due_us"`
 		Period  ledger.Periods
 		Absent  string `json:"absent"`
+
+		Crossing bool `json:"crossing"`
 	}
 	if err := json.Unmarshal(denied, &rows); err != nil {
 		return failed("read a denial", err)
 	}
 	switch {
+	case len(rows) > 0 && rows[0].Crossing:
+		return ledger.ErrCrossing
 	case len(rows) > 0 && rows[0].Absent != "":
 		return absentScopes(denied)
 	case len(rows) > 0 && rows[0].Lease != 0:

@@ -46,7 +46,7 @@ type Capture struct {
 }
 
 const captureSQL = `
-select refused, holds
+select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
@@ -107,12 +107,14 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 		}
 	}
 	terms := ledger.Capture{Closing: !c.Keep, Policy: policy, Entity: c.Entity}
+	var crossed []byte
 	return &call{
 		SQL: b.sql.capture, Locks: locks, Kind: string(kind), Tell: b.teller(kind, c.Note),
+		Cross: func(ctx context.Context, tx pgx.Tx) error { return b.captureCrossed(ctx, tx, c, crossed) },
 		Args: func(s ledger.Sending) []any {
-			return []any{ids.String(), ledger.AllUsed(used), terms.String(), tolerance, s.WaitMS, s.Origin(noteJSON(c.Note)), b.channel(), s.Raising}
+			return []any{ids.String(), ledger.AllUsed(ledger.TellingUsed(used, s.Telling)), terms.String(), tolerance, s.WaitMS, s.Origin(noteJSON(c.Note)), b.channel(), s.Raising}
 		},
-		Scan: scanner(func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }),
+		Scan: scanner(func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }, &crossed),
 	}, nil
 }
 
@@ -155,6 +157,22 @@ func (b *Book) captureFailed(c Capture, err error) error {
 		return ledgerFailed("capture", err) // the budget's own words for them
 	}
 	return failed("capture", err)
+}
+
+// captureCrossed tells of the thresholds that what was used beyond what was held crossed.
+func (b *Book) captureCrossed(ctx context.Context, tx pgx.Tx, c Capture, crossed []byte) error {
+	if len(crossed) == 0 {
+		return nil
+	}
+	charges := make([]budget.Charge, len(c.Lines))
+	for i, line := range c.Lines {
+		charges[i] = budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note}
+	}
+	priced, err := prepareCharges(b.ledger, charges...)
+	if err != nil {
+		return err
+	}
+	return priced.Cross(ctx, tx, crossed)
 }
 
 // captureRefused decodes why a capture was refused. A denial is one of the charge of

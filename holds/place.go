@@ -47,7 +47,7 @@ type Request struct {
 }
 
 const placeSQL = `
-select status, placed_at, deadline, seqs, ats, denied, stored
+select status, placed_at, deadline, seqs, ats, denied, stored, crossed
 from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool)`
 
 const lookSQL = `
@@ -98,17 +98,19 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	if chosen {
 		identity = append(identity, r.ID...)
 	}
+	var crossed []byte
 	return &call{
-		SQL: b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced), Tell: b.teller(EventPlaced, r.Note),
+		Cross: func(ctx context.Context, tx pgx.Tx) error { return priced.Cross(ctx, tx, crossed) },
+		SQL:   b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced), Tell: b.teller(EventPlaced, r.Note),
 		Placing: &ledger.Placing{
 			ID: r.ID, Queries: priced.Queries, Identity: identity, LookSQL: b.sql.look,
 			LookArgs: func() []any { return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, r.reveal} },
 			Looked:   func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
+			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
 		},
-		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row) },
+		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row, &crossed) },
 	}, nil
 }
 
@@ -216,13 +218,13 @@ func placeFailed(priced *charging, key Key, err error) error {
 	return err
 }
 
-func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row) ([]Hold, error) {
+func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]byte) ([]Hold, error) {
 	var status string
 	var at, deadline *time.Time
 	var seqs []int64
 	var ats []time.Time
 	var denied, same []byte
-	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &denied, &same); err != nil {
+	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &denied, &same, crossed); err != nil {
 		return nil, placeFailed(priced, r.key, err)
 	}
 	switch status {

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/observe"
 )
@@ -132,6 +133,7 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare fun
 		tellDenied(ctx, b.observer, err)
 		span.End(err)
 	}()
+	sending := ledger.Sending{WaitMS: b.waitMS(), Telling: c.Tell != nil}
 	send := func(tx pgx.Tx) ([]Hold, error) {
 		if len(c.Queries) > 0 {
 			lock := ledger.LockAllArgs(b.waitMS(), c.Locks)
@@ -139,56 +141,22 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare fun
 				return nil, err
 			}
 		}
-		return c.Scan(tx.QueryRow(ctx, c.SQL, c.Args(ledger.Sending{WaitMS: b.waitMS()})...))
+		return c.Scan(tx.QueryRow(ctx, c.SQL, c.Args(sending)...))
 	}
 	if c.Tell == nil {
-		return send(tx)
+		if holds, err = send(tx); !errors.Is(err, ledger.ErrCrossing) {
+			return holds, err
+		}
+		sending.Telling = true // nothing was written
 	}
-	return inSavepoint(ctx, tx, func(sub pgx.Tx) ([]Hold, error) {
+	return savepoint.In(ctx, tx, "holds", func(sub pgx.Tx) ([]Hold, error) {
 		holds, err := send(sub)
-		if err == nil {
+		if err == nil && c.Tell != nil {
 			err = c.Tell(ctx, sub, holds)
+		}
+		if err == nil && c.Cross != nil {
+			err = c.Cross(ctx, sub)
 		}
 		return holds, err
 	})
-}
-
-// undoTimeout bounds how long a transition is taken back whose context has ended.
-const undoTimeout = 5 * time.Second
-
-// inSavepoint runs fn so that its error, its panic and the end of ctx meanwhile take
-// back what it did, and leave tx as usable as it was. Where that cannot be done, since
-// fn ended the savepoint or left the connection in use, the connection is closed: the
-// caller must not commit what was answered by an error.
-func inSavepoint[T any](ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) (T, error)) (result T, err error) {
-	sub, err := tx.Begin(ctx)
-	if err != nil {
-		return result, fmt.Errorf("holds: savepoint: %w", err)
-	}
-	done := false
-	defer func() {
-		if done {
-			return
-		}
-		// With a context of its own: under one that has ended nothing is sent.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-		defer cancel()
-		if sub.Rollback(ctx) == nil {
-			return
-		}
-		if conn := sub.Conn(); conn != nil {
-			_ = conn.Close(ctx)
-		}
-	}()
-	if result, err = fn(sub); err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		return result, err
-	}
-	if err := sub.Commit(ctx); err != nil {
-		return result, fmt.Errorf("holds: savepoint: %w", err)
-	}
-	done = true
-	return result, nil
 }

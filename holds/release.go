@@ -150,16 +150,21 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 		Args: func(s ledger.Sending) []any {
 			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(noteJSON(note)), b.channel(), s.Raising})
 		},
-		Scan: scanner(func(err error) error { return failed(string(kind), err) }, refused),
+		Scan: scanner(func(err error) error { return failed(string(kind), err) }, refused, nil),
 	}, nil
 }
 
-// scanner reads what a transition of several holds returned: the holds, or why it was refused.
-func scanner(failed func(error) error, refused func([]byte) error) func(pgx.Row) ([]Hold, error) {
+// scanner reads what a transition of several holds returned: the holds, or why it was refused. crossed is what
+// it crossed, for a transition that charges.
+func scanner(failed func(error) error, refused func([]byte) error, crossed *[]byte) func(pgx.Row) ([]Hold, error) {
 	return func(row pgx.Row) ([]Hold, error) {
 		var refusal []byte
 		var holds [][]byte
-		if err := row.Scan(&refusal, &holds); err != nil {
+		dest := []any{&refusal, &holds}
+		if crossed != nil {
+			dest = append(dest, crossed)
+		}
+		if err := row.Scan(dest...); err != nil {
 			return nil, failed(err)
 		}
 		if len(refusal) > 0 {

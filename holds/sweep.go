@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -58,7 +59,7 @@ func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireSta
 		status ExpireStatus
 	}
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "holds.expire"})
-	a, err := inSavepoint(ctx, tx, func(sub pgx.Tx) (a answer, err error) {
+	a, err := savepoint.In(ctx, tx, "holds", func(sub pgx.Tx) (a answer, err error) {
 		a.hold, a.status, err = b.expire(ctx, sub, e)
 		if err == nil && a.status == ExpiredNow {
 			err = b.tell(ctx, sub, Transition{Kind: EventExpired, Hold: a.hold, Note: e.Note})
@@ -262,7 +263,7 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told in
 	}
 	accepted := make([]int64, 0, len(all))
 	for _, sw := range all {
-		_, err := inSavepoint(ctx, tx, func(sub pgx.Tx) (struct{}, error) {
+		_, err := savepoint.In(ctx, tx, "holds", func(sub pgx.Tx) (struct{}, error) {
 			return struct{}{}, s.book.tell(ctx, sub, Transition{Kind: EventExpired, Hold: sw.hold, Note: sweeperNote})
 		})
 		var refusal *SubscriberError

@@ -210,10 +210,16 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	}
 	var receipt budget.Receipt
 	within, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "direct"})
-	err = p.call(within, p.db, func(row pgx.Row) (err error) {
+	scan := func(row pgx.Row) (err error) {
 		receipt, err = call.Call.Scan(row)
 		return err
-	}, p.sql.direct, call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)})...)
+	}
+	sending := ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)}
+	if err = p.call(within, p.db, scan, p.sql.direct, call.Call.Args(sending)...); errors.Is(err, ledger.ErrCrossing) {
+		sending.Telling = true
+		err = p.told(within, p.db, scan, func(ctx context.Context, tx pgx.Tx) error { return tellCrossings(ctx, p.ledger, tx, receipt.Crossed) },
+			p.sql.direct, call.Call.Args(sending)...)
+	}
 	span.End(err)
 	var denied *budget.ExceededError
 	switch {

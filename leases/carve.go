@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -106,20 +107,27 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	if g.Away {
 		terms.Mode = "away"
 	}
-	var denied []byte
-	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.carve, ledger.Charges(call.Charges), terms.String(), call.Tolerance, c.wait), &denied)
-	if err != nil {
-		return Lease{}, call.Failed(err)
+	send := func(tx pgx.Tx, telling bool) (Lease, error) {
+		var denied, crossed []byte
+		charges := ledger.Charges(ledger.Telling(call.Charges, telling))
+		l, status, err := c.scan(tx.QueryRow(ctx, c.sql.carve, charges, terms.String(), call.Tolerance, c.wait), &denied, &crossed)
+		switch {
+		case err != nil:
+			return Lease{}, call.Failed(err)
+		case status == "denied":
+			return Lease{}, call.Denied(denied)
+		case status == "conflict":
+			return Lease{}, ErrCarved
+		case status == "used":
+			return Lease{}, ErrChildUsed
+		}
+		return l, call.Cross(ctx, tx, crossed)
 	}
-	switch status {
-	case "denied":
-		return Lease{}, call.Denied(denied)
-	case "conflict":
-		return Lease{}, ErrCarved
-	case "used":
-		return Lease{}, ErrChildUsed
+	l, err := send(tx, false)
+	if errors.Is(err, ledger.ErrCrossing) {
+		return savepoint.In(ctx, tx, "leases", func(sub pgx.Tx) (Lease, error) { return send(sub, true) })
 	}
-	return l, nil
+	return l, err
 }
 
 // Close closes a child: from tx's commit on no charge, hold, credit or refund of it is let in, whatever its limits
@@ -286,7 +294,7 @@ type carveStatements struct{ carve, close, receive, settle, due, get string }
 
 const (
 	returnedSQL   = `select status, to_jsonb(lease)`
-	carveSQL      = returnedSQL + `, denied from metered.carve(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
+	carveSQL      = returnedSQL + `, denied, crossed from metered.carve(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
 	closeSQL      = returnedSQL + ` from metered.close_child($1::text, $2::text, $3::int)`
 	receiveSQL    = returnedSQL + ` from metered.receive_child($1::text, $2::bigint, $3::timestamptz, $4::text, $5::text, $6::int)`
 	settleAwaySQL = returnedSQL + ` from metered.settle_away($1::text, $2::bigint, $3::text, $4::int)`

@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -36,7 +37,19 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		if !p.lease(ctx, &call.Charging, charges) {
 			break
 		}
-		receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(call.Charges), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
+		send := func(tx pgx.Tx, telling bool) (budget.Receipt, error) {
+			return call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
+		}
+		receipt, err := send(tx, false)
+		if errors.Is(err, ledger.ErrCrossing) {
+			receipt, err = savepoint.In(ctx, tx, "leases", func(sub pgx.Tx) (budget.Receipt, error) {
+				receipt, err := send(sub, true)
+				if err == nil {
+					err = tellCrossings(ctx, p.ledger, sub, receipt.Crossed)
+				}
+				return receipt, err
+			})
+		}
 		if !p.dropped(err) {
 			p.learn(err)
 			tellDenied(ctx, p.observer, err)

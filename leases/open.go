@@ -20,14 +20,14 @@ type statements struct{ charge, spend, direct, open, settle, due, history, spend
 
 const (
 	chargeSQL = `
-select seqs, ats, used, held, denied, periods
+select seqs, ats, used, held, denied, periods, crossed
 from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null, 'answer', $4::bool)`
 	spendSQL  = `select metered.spend($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::jsonb)`
 	directSQL = `
-select seqs, ats, used, held, denied, periods
+select seqs, ats, used, held, denied, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 	openSQL = `
-select no, fence, granted, used, coalesce(held, 0), coalesce(lasts_us, 0), periods
+select no, fence, granted, used, coalesce(held, 0), coalesce(lasts_us, 0), periods, crossed
 from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
 	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
 	dueSQL    = `
@@ -42,6 +42,8 @@ func render(n schema.Name) statements {
 		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 	}
 }
+
+var tellCrossings = lend.TellCrossings.(func(context.Context, *budget.Ledger, pgx.Tx, []budget.Crossing) error)
 
 var prepare = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
 
@@ -67,8 +69,16 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	var used []int64
 	var held, lasts int64
 	var periods ledger.Periods
-	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&no, &fence, &got.granted, &used, &held, &lasts, &periods) },
-		p.sql.open, ledger.Charges(call.Charges), terms.String(), call.Tolerance, int32(p.wait/time.Millisecond))
+	var crossed []byte
+	scan := func(row pgx.Row) error {
+		return row.Scan(&no, &fence, &got.granted, &used, &held, &lasts, &periods, &crossed)
+	}
+	args := func(telling bool) []any {
+		return []any{ledger.Charges(ledger.Telling(call.Charges, telling)), terms.String(), call.Tolerance, int32(p.wait / time.Millisecond)}
+	}
+	if err = p.call(ctx, p.own, scan, p.sql.open, args(false)...); sqlstate.Of(err) == sqlstate.Crossing {
+		err = p.told(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) }, p.sql.open, args(true)...)
+	}
 	if err != nil {
 		return nil, failed("open a lease", err)
 	}
@@ -113,4 +123,14 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 		}
 		p.observer.Retried(ctx, err)
 	}
+}
+
+// told makes a call that crosses a threshold, and tells of that before it commits.
+func (p *Pool) told(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, cross func(context.Context, pgx.Tx) error, sql string, args ...any) error {
+	return retried(ctx, db, func(tx pgx.Tx) error {
+		if err := scan(tx.QueryRow(ctx, sql, args...)); err != nil {
+			return err
+		}
+		return cross(ctx, tx)
+	})
 }

@@ -226,16 +226,16 @@ func (e *Engine) beginArgs(ctx context.Context, op *Operation, t transaction, ma
 	wait, left := e.timeouts(ctx)
 	command := e.sent(op, marker)
 	command.TimeoutMS = t.settings(left)
-	charges, tolerance := sentCharges(op.Charges)
+	charges, tolerance := sentCharges(op.Charges, false)
 	return []any{claiming, opening, command.String(), op.Token.String(), charges, tolerance, wait}
 }
 
 // sentCharges are charges as they are sent, which may be none.
-func sentCharges(c *ledger.Charging) (charges string, tolerance pgtype.Interval) {
+func sentCharges(c *ledger.Charging, telling bool) (charges string, tolerance pgtype.Interval) {
 	if c == nil {
 		return ledger.Charges(nil), pgtype.Interval{Valid: true}
 	}
-	return ledger.Charges(c.Charges), c.Tolerance
+	return ledger.Charges(ledger.Telling(c.Charges, telling)), c.Tolerance
 }
 
 // admit judges what was said of the token, of the budget and of the holds, in this order.
@@ -252,7 +252,7 @@ func (b *begun) admit(op *Operation) error {
 }
 
 const completeSQL = `
-select seqs, ats, used, held, at, periods
+select seqs, ats, used, held, at, periods, crossed
 from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4::json, $5::metered.new_charge[], $6::interval, $7::int, $8::bool)`
 
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers were
@@ -260,7 +260,7 @@ from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4:
 const finishSQL = `select metered.finish_command($1::text)`
 
 // finish sends the last flush: the steps, the charges with the record, and the end of the
-// transaction. Where subscribers are to be told, they are told before the end, which then has a flush
+// transaction. Where subscribers are to be told, or of a threshold, they are told before the end, which then has a flush
 // of its own: until that one the server refuses a COMMIT, so after an error nothing is committed.
 func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end Ending, marker string) (Record, bool, error) {
 	tx := t.tx()
@@ -283,18 +283,18 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 			return Record{}, false, err
 		}
 	}
-	telling := slices.ContainsFunc(end.Steps, func(s Step) bool { return s.tell != nil })
+	telling := op.Telling || slices.ContainsFunc(end.Steps, func(s Step) bool { return s.tell != nil })
 	f := &flush{}
 	t.early(f)
 	if end.Notice != nil {
 		f.exec(end.Notice.SQL, end.Notice.Args...)
 	}
-	e.queue(ctx, f, op, end, len(queries) > 0)
-	charges, tolerance := sentCharges(end.Charges)
+	e.queue(ctx, f, op, end, len(queries) > 0, telling)
+	charges, tolerance := sentCharges(end.Charges, telling)
 	completed := e.sent(op, marker)
 	completed.Standing, completed.Leased = end.Charges != nil && end.Charges.Standing, end.Charges.Leased()
 	completed.Name, completed.Jobs = op.Name, end.Jobs
-	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At, &rec.Periods), e.sql.complete,
+	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At, &rec.Periods, &rec.Crossed), e.sql.complete,
 		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 	last := observe.FlushComplete
 	if telling {
@@ -302,7 +302,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 			return Record{}, false, err
 		}
 		last = observe.FlushCommit
-		if err := tell(ctx, tx, end.Steps); err != nil {
+		if err := tell(ctx, tx, end, rec.Crossed); err != nil {
 			return Record{}, false, foreign("complete", err)
 		}
 		if err := guardtx.Intact(ctx, pg); err != nil {
@@ -332,19 +332,24 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	return Record{}, unknown, err
 }
 
-// tell tells the subscribers of steps, in a transaction that they cannot end.
-func tell(ctx context.Context, tx pgx.Tx, steps []Step) error {
+// tell tells the subscribers of steps, and of the thresholds that steps and charges crossed, in a transaction that these cannot end.
+func tell(ctx context.Context, tx pgx.Tx, end Ending, crossed []byte) error {
 	over := new(atomic.Bool)
 	defer over.Store(true)
 	lent := guardtx.New(tx, over)
-	for _, s := range steps {
-		if s.tell != nil {
-			if err := s.tell(ctx, lent); err != nil {
-				return err
+	for _, s := range end.Steps {
+		for _, tell := range []func(context.Context, pgx.Tx) error{s.tell, s.cross} {
+			if tell != nil {
+				if err := tell(ctx, lent); err != nil {
+					return err
+				}
 			}
 		}
 	}
-	return nil
+	if len(crossed) == 0 {
+		return nil
+	}
+	return end.Charges.Cross(ctx, lent, crossed)
 }
 
 // newMarker names one attempt's transaction.

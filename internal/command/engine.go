@@ -76,6 +76,7 @@ type Operation struct {
 	// Function is called in each attempt.
 	Function func(context.Context, pgx.Tx) (Ending, error)
 	Failed   bool // the error of the last attempt is Function's
+	Telling  bool // an attempt met a threshold: from there on charges are made before COMMIT is sent, and told of
 
 	Attempts, RoundTrips int // so far, for the observer
 
@@ -173,6 +174,9 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 				resolve, cancel = context.WithTimeout(ctx, e.cfg.ResolveTimeout)
 				defer cancel()
 			}
+		case op.tells(a.err):
+			n--
+			continue
 		case lost != nil: // not through to the answer yet: try on
 		case sqlstate.Collided(a.err) && n < e.cfg.MaxAttempts:
 			e.cfg.Observer.Retried(ctx, a.err)
@@ -229,10 +233,23 @@ func (e *Engine) own(ctx context.Context, op *Operation, taken *bool) attempt {
 }
 
 // DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and its
-// release.
+// release; and another one where a threshold is to be told of.
 func (e *Engine) DoTx(ctx context.Context, tx pgx.Tx, op *Operation) (Record, error) {
 	a := e.attempt(ctx, op, &lent{bare: tx}, new(bool))
+	if op.tells(a.err) {
+		a = e.attempt(ctx, op, &lent{bare: tx}, new(bool))
+	}
 	return a.rec, a.err
+}
+
+// tells reports whether err says that a threshold was met in an attempt that tells of none. The next one tells: COMMIT was
+// in the flush of the charge that met it.
+func (op *Operation) tells(err error) bool {
+	if op.Telling || sqlstate.Of(err) != sqlstate.Crossing {
+		return false
+	}
+	op.Telling = true
+	return true
 }
 
 // lsnTimeout bounds asking for the LSN after the commit.

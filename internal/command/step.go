@@ -16,12 +16,13 @@ type Step struct {
 	read    func(pgx.Row) error
 	queries []*ledger.Query
 	tell    func(context.Context, pgx.Tx) error // nil if nobody is to be told
+	cross   func(context.Context, pgx.Tx) error // tells of the thresholds that were crossed; nil without any
 }
 
 // StepOf makes a call a step. answered is given its answer, if it is not nil.
 func StepOf[R any](call *ledger.Call[R], answered func(R)) Step {
 	var answer R
-	s := Step{locks: call.Locks, sql: call.SQL, args: call.Args, queries: call.Queries}
+	s := Step{locks: call.Locks, sql: call.SQL, args: call.Args, queries: call.Queries, cross: call.Cross}
 	s.read = func(row pgx.Row) (err error) {
 		if answer, err = call.Scan(row); err == nil && answered != nil {
 			answered(answer)
@@ -59,12 +60,12 @@ func (end *Ending) queries() (all []*ledger.Query) {
 
 // queue queues the steps of an ending. If they are more than one, or if it charges too, all locks are
 // taken first, in one order, unless they are taken.
-func (e *Engine) queue(ctx context.Context, f *flush, op *Operation, end Ending, locked bool) {
+func (e *Engine) queue(ctx context.Context, f *flush, op *Operation, end Ending, locked, telling bool) {
 	wait, _ := e.timeouts(ctx)
 	if all := end.locks(); len(all) > 1 && !locked {
 		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, all...)...)
 	}
-	sending := ledger.Sending{WaitMS: wait, Namespace: op.Namespace, Operation: op.ID, Raising: true}
+	sending := ledger.Sending{WaitMS: wait, Namespace: op.Namespace, Operation: op.ID, Raising: true, Telling: telling}
 	for _, s := range end.Steps {
 		f.row(s.read, s.sql, s.args(sending)...)
 	}

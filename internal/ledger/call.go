@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -24,7 +25,11 @@ type Sending struct {
 	WaitMS               int32  // the longest wait for its locks
 	Namespace, Operation string // of the command that it belongs to; both may be empty
 	Raising              bool   // a refusal is an error of Postgres, and not a row that leaves the transaction usable
+	Telling              bool   // the thresholds that it crosses are told of; without, it is ErrCrossing
 }
+
+// ErrCrossing is the error of a call that would cross a threshold, and was not sent with Telling. It did nothing.
+var ErrCrossing = errors.New("a threshold is crossed")
 
 // Origin is who sends it, with a note as JSON.
 func (s Sending) Origin(note string) string {
@@ -43,6 +48,7 @@ type Call[R any] struct {
 	Placing *Placing                               // of a call that places a hold
 	Kind    string                                 // of a hold's call: what it does
 	Tell    func(context.Context, pgx.Tx, R) error // tells subscribers; nil without any
+	Cross   func(context.Context, pgx.Tx) error    // tells of the thresholds that the last answer crossed; nil without any
 }
 
 // Placing is what a placement has besides.
@@ -66,6 +72,8 @@ type Charging struct {
 	Denied    func(denial []byte) error // the error of a denial that came as a column
 	Closed    func(lease int64)         // is told of a lease that cannot be spent from; nil without leases
 	Failed    func(error) error         // the error of the call for one of Postgres: of a denial that was raised (MT001), among others
+	// Cross tells of the thresholds that were crossed, which came as JSON.
+	Cross func(ctx context.Context, tx pgx.Tx, crossed []byte) error
 }
 
 // Leased reports whether some of the charges are spent from leases.
@@ -88,6 +96,7 @@ type Answer struct {
 	Used, Held []int64
 	Denied     []byte
 	Periods    Periods
+	Crossed    []byte // JSON: the thresholds that were crossed
 }
 
 // Periods are the start and the end of each limit's period, for those that have one.

@@ -13,6 +13,10 @@ type Limit struct {
 	Max    int64
 	Window time.Duration // 0 for the lifetime
 	Period Period        // in place of a window; the zero value is none
+
+	Thresholds string // JSON; "" for none
+	TellAt     int64  // the lowest of them
+	Telling    bool   // the caller tells of those that are crossed
 }
 
 // Period is metered.period.
@@ -95,13 +99,57 @@ type Slice struct {
 func limits(of []Limit) string {
 	rows := make([]string, len(of))
 	for i, l := range of {
-		if l.Period.IsZero() {
-			rows[i] = composite(number(l.Max), interval(l.Window), "")
-		} else {
-			rows[i] = composite(number(l.Max), "", text(l.Period.String()))
+		window, period, tellAt, thresholds, telling := interval(l.Window), "", "", "", ""
+		if !l.Period.IsZero() {
+			window, period = "", text(l.Period.String())
 		}
+		if l.Thresholds != "" {
+			tellAt, thresholds, telling = number(l.TellAt), text(l.Thresholds), boolean(l.Telling)
+		}
+		rows[i] = composite(number(l.Max), window, period, tellAt, thresholds, telling)
 	}
 	return array(rows)
+}
+
+// Tells reports whether some limit of charges has thresholds.
+func Tells(of []Charge) bool {
+	return slices.ContainsFunc(of, func(c Charge) bool { return c.Lease == nil && tells(c.Limits) })
+}
+
+func tells(of []Limit) bool {
+	return slices.ContainsFunc(of, func(l Limit) bool { return l.Thresholds != "" })
+}
+
+// Telling are charges whose thresholds are told of, if telling.
+func Telling(of []Charge, telling bool) []Charge {
+	if !telling || !Tells(of) {
+		return of
+	}
+	of = slices.Clone(of)
+	for i := range of {
+		of[i].Limits = told(of[i].Limits)
+	}
+	return of
+}
+
+// TellingUsed is Telling of what a capture takes.
+func TellingUsed(of []Used, telling bool) []Used {
+	if !telling {
+		return of
+	}
+	of = slices.Clone(of)
+	for i := range of {
+		of[i].Limits = told(of[i].Limits)
+	}
+	return of
+}
+
+func told(limits []Limit) []Limit {
+	limits = slices.Clone(limits)
+	for i := range limits {
+		limits[i].Telling = true
+	}
+	return limits
 }
 
 // Charges is an array of metered.new_charge.

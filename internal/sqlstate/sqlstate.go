@@ -20,6 +20,7 @@ const (
 	RefundRefused = "MT008" // a charge cannot be refunded; DETAIL says why as JSON
 	LeaseClosed   = "MT009" // a lease cannot be spent from; DETAIL says which, as a denial
 	UnknownZone   = "MT010" // the server does not know the time zone in DETAIL
+	Crossing      = "MT011" // a threshold is crossed, and the caller did not say that it tells
 )
 
 // Postgres's own, some of which the functions raise, too.

@@ -30,7 +30,7 @@ language plpgsql volatile
 as $$
 begin
     select array_agg(r.status order by r.nth),
-        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null)::metered.each_answer) filter (where r.status = 'replay')
+        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null, null)::metered.each_answer) filter (where r.status = 'replay')
     into statuses, answers
     from (select e.ordinality as nth, o.seqs[1] as seq, o.ats[1] as at,
             case when e.id_key = any (busy) then 'busy' when o.id is null then null
@@ -94,8 +94,8 @@ begin
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
-                coalesce(bool_and(coalesce(x.used + a.before <= x.max - t.held - a.amount, false)), true) as fits
-            from (select l.ordinality, l.max, l.period,
+                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held - a.amount, false)), true) as fits
+            from (select l.ordinality, l.max, l.tell_at, l.period,
                     case when l.since = clk then t.spent - t.refunded - t.credited
                         when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
@@ -104,9 +104,10 @@ begin
                         when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from (select y.ordinality, y.max, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
-                              from unnest(a.limits) with ordinality z
+                  from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                              from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
+                                  t.spent + a.before + t.held - t.refunded, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
                       select w.seq, w.spent, w.refunded
@@ -135,7 +136,7 @@ begin
         on conflict do nothing
         returning 1
     )
-    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods)::metered.each_answer) filter (where j.plain),
+    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods, null)::metered.each_answer) filter (where j.plain),
         array_agg(j.nth order by j.nth) filter (where not j.plain),
         count(*) filter (where j.plain), (select count(*) from entries),
         count(*) filter (where j.plain and j.id is not null), (select count(*) from records)
@@ -167,6 +168,9 @@ declare
     a record;
 begin
     a := metered.write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
+    if a.denied -> 0 ? 'crossing' then
+        perform metered.untold_crossing();
+    end if;
     if a.denied is null and e.id is not null then
         insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
         values (e.namespace, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
@@ -175,7 +179,7 @@ begin
             perform metered.recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods)::metered.each_answer;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods, a.crossed)::metered.each_answer;
 end
 $$;
 
@@ -186,7 +190,8 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003, MT010 or 22003, with its detail as denied.
+-- a lock was not free), or a SQLSTATE: MT002, MT003, MT010 or 22003, with its detail as denied. A threshold that is crossed
+-- and would not be told ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
 returns setof metered.each_answer
@@ -257,12 +262,12 @@ begin
                 answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
             exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
-                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null)::metered.each_answer;
+                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
             end;
         end loop;
     end;
     return query select * from unnest(answers) x where x.nth is not null;
-    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status, null::timestamptz[]
+    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status, null::timestamptz[], null::jsonb
         from unnest(statuses) with ordinality s(status, ordinality) where s.status <> 'replay';
 end
 $$;

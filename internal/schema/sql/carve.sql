@@ -51,7 +51,7 @@ $$;
 -- entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the
 -- child has entries); denied. A child of a child ends no later than that one.
 create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out status text, out lease metered.leases, out denied jsonb)
+    out status text, out lease metered.leases, out denied jsonb, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -98,6 +98,7 @@ begin
     if not away then
         perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
     end if;
+    crossed := posted.crossed;
     status := 'carved';
 end
 $$;

@@ -16,7 +16,7 @@
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
-    out periods timestamptz[])
+    out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -65,15 +65,18 @@ begin
         if not found then
             tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
         end if;
-        if tip.at > at or tip.next_due <= at or tip.lots_end <= at then
-            plain := false;
+        if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
+            plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
+            if tip.crossed is not null then
+                c.limits := metered.untold(c.limits, tip.crossed, tip.spent + tip.held - tip.refunded, tip.credited, at);
+            end if;
         end if;
         foreach l in array c.limits loop
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
             continue when standing is not true and l.win > interval '0' and tip.spent
-                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= l.max - tip.held - c.amount;
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;
@@ -81,11 +84,11 @@ begin
                 u := 0;
             else
                 if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
-                    continue when standing is not true and tip.spent <= l.max - tip.held - c.amount;
+                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     p := metered.period_at(l.period, at);
                     since := p[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
-                        and tip.spent - tip.anchor_spent <= l.max - tip.held - c.amount;
+                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     periods := periods || p;
                 end if;
                 -- spent_since where the base is in the newest epoch, or all that was ever
@@ -117,7 +120,7 @@ begin
                 end if;
             end if;
             used[n] := u;
-            plain := u <= l.max - tip.held - c.amount;
+            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
             -- One charge, which is let in: the loops below, without what they are for.
@@ -181,6 +184,17 @@ begin
         elsif look then
             return;
         end if;
+        w := metered.cross_thresholds(charges, a.used, held, at, tips);
+        if w.silent then
+            if mode = 'raise' then
+                perform metered.untold_crossing();
+            end if;
+            used := null;
+            denied := '[{"crossing": true}]';
+            return;
+        end if;
+        tips := w.tips;
+        crossed := w.crossings;
     elsif standing is not true then
         used := null;
     end if;
@@ -250,6 +264,33 @@ language plpgsql volatile
 as $$
 begin
     return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
+end
+$$;
+
+-- Makes charges of costs that were incurred, whatever their limits. They only tell; where nobody can say what
+-- a limit stands at, nothing is told of it.
+create function metered.charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
+    hold metered.hold_terms) returns metered.charged
+language plpgsql volatile
+as $$
+declare
+    tells boolean := false;
+begin
+    for i in 1..cardinality(charges) loop
+        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+            from unnest(charges[i].limits) l where l.thresholds is not null);
+        tells := tells or cardinality(charges[i].limits) > 0;
+    end loop;
+    if tells then
+        begin
+            return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
+            for i in 1..cardinality(charges) loop
+                charges[i].limits := '{}';
+            end loop;
+        end;
+    end if;
+    return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
 end
 $$;
 

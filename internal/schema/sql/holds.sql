@@ -201,7 +201,7 @@ $$;
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, channel text, raising boolean, reveal boolean default false,
     out status text, out placed_at timestamptz, out deadline timestamptz,
-    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json)
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -270,6 +270,7 @@ begin
     seqs := c.seqs;
     ats := c.ats;
     denied := c.denied;
+    crossed := c.crossed;
     placed_at := c.at;
     if denied is not null then
         status := 'denied';

@@ -20,7 +20,8 @@ $$;
 -- limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'
 -- periods ends: what is settled later than that counts in the next.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[])
+    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[],
+    out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -67,10 +68,14 @@ begin
     -- The hold never falls due: a lease is settled, and not freed.
     posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
     if posted.denied is not null then
+        if posted.denied -> 0 ? 'crossing' then
+            perform metered.untold_crossing();
+        end if;
         no := null;
         return;
     end if;
     granted := wanted;
+    crossed := posted.crossed;
     periods := metered.periods_of(array[charge], array[tip], posted.at);
     ends := least(posted.at + terms.ttl, (select min(p.at) from unnest(periods) with ordinality p(at, n) where p.n % 2 = 0));
     lasts_us := extract(epoch from ends - posted.at) * 1000000;
@@ -172,7 +177,7 @@ begin
         return answer;
     end if;
     if cardinality(charges) = 1 and chain = '{}' then
-        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[]);
+        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[], null::jsonb);
     end if;
     n := 0;
     for i in 1..cardinality(charges) loop
@@ -189,6 +194,7 @@ begin
     end loop;
     answer.used := posted.used;     -- of the chain's limits: a spend comes without
     answer.periods := posted.periods;
+    answer.crossed := posted.crossed;
     return answer;
 end
 $$;

@@ -229,8 +229,14 @@ begin
         e.kind := 'd';
         e.amount := units;
         e.credited := e.credited + units;
+        e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
         perform metered.append(e);
     else
+        if e.crossed is not null then
+            e.credited := e.credited + units;
+            e.crossed := metered.rearmed(e);
+            e.credited := e.credited - units;
+        end if;
         e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
     end if;
     seq := e.seq;
@@ -287,6 +293,7 @@ begin
     if e.lots_end is not null then
         e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
     end if;
+    e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
     perform metered.append(e);
     if e.lots_end is not null then
         perform metered.refund_lots(e);
@@ -403,6 +410,7 @@ begin
     e.at := clk;
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
+    e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
     perform metered.append(e);
     seq := e.seq;
     at := e.at;

@@ -123,7 +123,7 @@ $$;
 -- no refusals cannot take for an answer.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[])
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -149,7 +149,7 @@ begin
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
-            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[])::metered.charged;
+            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
         elsif command.leased then
             c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
         else
@@ -160,6 +160,7 @@ begin
         used := c.used;
         held := c.held;
         periods := c.periods;
+        crossed := c.crossed;
         scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
         amounts := array[charges[1].amount];
         if cardinality(charges) > 1 then

@@ -123,7 +123,7 @@ $$;
 -- scopes of one hold. refused is null, or why nothing was written.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
-    out refused json, out holds json[])
+    out refused json, out holds json[], out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -183,14 +183,21 @@ begin
                 return;
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
-                    case when terms.policy = 'fit' then u.limits else '{}' end, origin.note, null, null, null)::metered.new_charge;
+                    u.limits, origin.note, null, null, null)::metered.new_charge;
             end if;
         end loop;
     end if;
     -- The excess first: what is kept and what is spent of it count the same.
     if excess is not null then
-        c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
-        if c.denied is not null then
+        if terms.policy = 'allow' then
+            c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
+        else
+            c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
+        end if;
+        crossed := c.crossed;
+        if c.denied -> 0 ? 'crossing' and raising then
+            perform metered.untold_crossing();
+        elsif c.denied is not null then
             refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;

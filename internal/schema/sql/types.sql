@@ -23,8 +23,9 @@ create domain metered.fingerprint as bytea not null check (octet_length(value) =
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period.
-create type metered.charge_limit as (max bigint, win interval, period metered.period);
+-- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
+-- thresholds.sql): a charge that crosses one is only made if its caller is telling.
+create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds json, telling boolean);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
@@ -83,10 +84,10 @@ create type metered.presented_token as (digest bytea, purpose text, subject text
 create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
 
 -- What charge answers: an entry a charge, in the order of the charges; what counts against each
--- limit, and what is held of each scope; the start and the end of each limit's period, if there are any;
--- or else why it is denied.
+-- limit, and what is held of each scope; the start and the end of each limit's period, if there are any; which
+-- thresholds it crosses; or else why it is denied.
 create type metered.charged as (
-    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[]);
+    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
 
 -- A usage event, whose charge stands at the same place of another array. id is null for a charge without
 -- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
@@ -94,9 +95,9 @@ create type metered.new_event as (
     namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
 -- What charge_each answers to one charge: its number in the call, its entry, what counts against each limit
--- before it, what is held, and the limits' periods; or else why there is none.
+-- before it, what is held, the limits' periods, and the thresholds that it crosses; or else why there is none.
 create type metered.each_answer as (
-    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[]);
+    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[], crossed jsonb);
 
 -- For functions of ours. What a limit that is being looked at was counted from: the number of
 -- the limit, and the entry at the beginning of its window.

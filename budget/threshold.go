@@ -1,0 +1,290 @@
+package budget
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+	"unique"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/ledger"
+)
+
+// Bounds of thresholds.
+const (
+	MaxThresholds         = 8  // of one Limit
+	MaxThresholdNameBytes = 64 // of Threshold.Name, and of the Limit.Name of a limit with thresholds, in UTF-8
+)
+
+// Threshold is a level of use at which somebody wants to be told: "80 % used", "credit below 500", "limit reached".
+// Limit.Tell gives a limit its thresholds. The charge that reaches the level tells Config.OnThreshold, in its own
+// transaction and before that commits. What a limit has used includes open holds, as the limit counts them.
+//
+// It is told once in each period of a limit by period. Of a window or a lifetime it is told once until it is armed again, which it is
+// when use has gone back by Rearm. A charge, hold or capture that carries the threshold sees that before it adds its
+// own; of a lifetime, so do credits and refunds. Units that leave a window leave no entry: if use goes back and rises again with
+// nothing in between that carries the threshold, nobody sees it.
+//
+// What was told is remembered with the scope by the name of the threshold and its limit's Name, or else the kind of the limit,
+// and not by Max: a plan that changes in mid-period does not tell again what it told. A threshold of another name is another one.
+type Threshold struct {
+	Name string `json:"name"` // what is told, 1 to MaxThresholdNameBytes bytes; one of each name in the limits of a scope
+	// The level, one of these. Without any it is reached when nothing is left.
+	Percent int64 `json:"percent,omitempty"` // so much of Max is used, from 1 to 100; not for limits of credit
+	Used    int64 `json:"used,omitempty"`    // so many units are used, from 1 to MaxLimit
+	Left    int64 `json:"left,omitempty"`    // no more than so many are left (Standing.Available), from 1 to MaxLimit
+	// Rearm is how far use must go back from the level before it can be told again, in percent of a Percent, and else
+	// in units: from 1 to MaxLimit. Of a Percent it is no more than that. Not for a period. Defaults to a tenth of the level's number, at least 1.
+	Rearm int64 `json:"rearm,omitempty"`
+}
+
+// thresholdList is a list that can be compared, filled from the front.
+type thresholdList [MaxThresholds]Threshold
+
+// Crossing is a threshold that was reached.
+type Crossing struct {
+	Scope     string    `json:"scope"`
+	Seq       int64     `json:"seq"` // the entry that reached it: with Scope and the names it is unique
+	At        time.Time `json:"at"`  // when, by the database's clock
+	Limit     Limit     `json:"limit"`
+	Threshold Threshold `json:"threshold"`
+	Used      int64     `json:"used"`      // what counts then, holds aside; negative while there is credit
+	Held      int64     `json:"held"`      // what open holds and leases keep then
+	Available int64     `json:"available"` // what is left
+	// The period of a limit by period; zero for others.
+	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
+	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
+}
+
+// OnThreshold is told of a crossing. What it writes through tx commits or rolls back with the charge; it has no other effect. To
+// act outside exactly once, it enqueues a job through tx (jobs.Enqueuer). Its error takes the charge back, and is a
+// *CrossingError. A statement that may fail belongs in a savepoint (tx.Begin). It closes its rows and does not end tx.
+type OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
+
+// CrossingError is the error of an OnThreshold, which took the charge back.
+type CrossingError struct {
+	Crossing Crossing
+	Err      error
+}
+
+func (e *CrossingError) Error() string {
+	return fmt.Sprintf("budget: telling that scope %q crosses %q: %v", e.Crossing.Scope, e.Crossing.Threshold.Name, e.Err)
+}
+
+func (e *CrossingError) Unwrap() error { return e.Err }
+
+// Tell returns the same limit with thresholds, up to MaxThresholds, in place of those that it had. The Ledger needs
+// Config.OnThreshold, or charges with the limit are an *ArgumentError: what nobody hears of is no alert.
+func (l Limit) Tell(thresholds ...Threshold) Limit {
+	if len(thresholds) == 0 {
+		l.thresholds = unique.Handle[thresholdList]{}
+		return l
+	}
+	var list thresholdList
+	if copy(list[:], thresholds) < len(thresholds) {
+		list[0] = Threshold{Name: tooMany} // check says so
+	}
+	l.thresholds = unique.Make(list)
+	return l
+}
+
+// tooMany is longer than a name may be.
+const tooMany = "\x00more than MaxThresholds\x00"
+
+// Thresholds are those of Tell; nil for none.
+func (l Limit) Thresholds() []Threshold {
+	if !l.tells() {
+		return nil
+	}
+	list := l.thresholds.Value()
+	n := slices.IndexFunc(list[1:], func(t Threshold) bool { return t == Threshold{} }) + 1
+	if n == 0 {
+		n = len(list)
+	}
+	return list[:n:n]
+}
+
+func (l Limit) tells() bool { return l.thresholds != unique.Handle[thresholdList]{} }
+
+func (l Limit) checkThresholds(field string) error {
+	if !l.tells() {
+		return nil
+	}
+	if len(l.Name) > MaxThresholdNameBytes {
+		return invalid(field, "is for a limit whose Name has at most %d bytes", MaxThresholdNameBytes)
+	}
+	all := l.Thresholds()
+	for i, t := range all {
+		if t.Name == tooMany {
+			return invalid(field, "has more than %d thresholds", MaxThresholds)
+		}
+		if err := located(field, i, t.check(l)); err != nil {
+			return err
+		}
+		if slices.ContainsFunc(all[:i], func(o Threshold) bool { return o.Name == t.Name }) {
+			return invalid(index(field, i, ".Name"), "%q is there twice", t.Name)
+		}
+	}
+	return nil
+}
+
+func (t Threshold) check(l Limit) error {
+	if t.Name == "" {
+		return invalid(".Name", "is empty")
+	}
+	if err := checkText(".Name", t.Name, MaxThresholdNameBytes); err != nil {
+		return err
+	}
+	levels := 0
+	for _, level := range []int64{t.Percent, t.Used, t.Left} {
+		if level != 0 {
+			levels++
+		}
+	}
+	switch {
+	case levels > 1:
+		return invalid(".Percent", "Used and Left exclude each other")
+	case t.Percent < 0 || t.Percent > 100:
+		return invalid(".Percent", "%d is not from 1 to 100", t.Percent)
+	case t.Percent > 0 && l.Window == OfCredit:
+		return invalid(".Percent", "is not for a limit of credit, of which there is no whole: write Left")
+	case t.Used < 0 || t.Used > MaxLimit:
+		return invalid(".Used", "%d is not from 1 to %d", t.Used, int64(MaxLimit))
+	case t.Left < 0 || t.Left > MaxLimit:
+		return invalid(".Left", "%d is not from 0 to %d", t.Left, int64(MaxLimit))
+	case t.Rearm != 0 && !l.Period.IsZero():
+		return invalid(".Rearm", "is not for a limit by period, which arms with each period")
+	case t.Rearm < 0 || t.Rearm > MaxLimit || t.Percent > 0 && t.Rearm > t.Percent:
+		return invalid(".Rearm", "%d is not from 1 to %d, or to Percent", t.Rearm, int64(MaxLimit))
+	}
+	return nil
+}
+
+// levels are the level and where it is armed again, in units used.
+func (t Threshold) levels(most int64) (level, rearm int64) {
+	back := t.Rearm
+	if back == 0 {
+		back = max(1, (t.Percent+t.Used+t.Left)/10)
+	}
+	switch {
+	case t.Percent > 0:
+		level = most/100*t.Percent + (most%100*t.Percent+99)/100
+		rearm = most/100*(t.Percent-back) + most%100*(t.Percent-back)/100
+		return level, min(rearm, level-1)
+	case t.Used > 0:
+		return t.Used, t.Used - back
+	}
+	level = most - t.Left
+	return level, level - back
+}
+
+// sentThreshold is a threshold as the functions of the schema know it.
+type sentThreshold struct {
+	Key   string `json:"key"`
+	Level int64  `json:"level"`
+	Rearm int64  `json:"rearm"`
+}
+
+// sentThresholds are the thresholds as JSON, and the lowest level.
+func (l Limit) sentThresholds() (text string, tellAt int64) {
+	all := l.Thresholds()
+	sent := make([]sentThreshold, len(all))
+	tellAt = math.MaxInt64
+	for i, t := range all {
+		sent[i].Key = l.thresholdKey(t)
+		sent[i].Level, sent[i].Rearm = t.levels(l.Max)
+		tellAt = min(tellAt, sent[i].Level)
+	}
+	raw, _ := json.Marshal(sent)
+	return string(raw), tellAt
+}
+
+// thresholdKey is what a threshold is remembered by.
+func (l Limit) thresholdKey(t Threshold) string {
+	kind := "l"
+	switch {
+	case !l.Period.IsZero():
+		kind = "p"
+	case l.Window > 0:
+		kind = "w"
+	}
+	return kind + "/" + l.word() + "/" + t.Name
+}
+
+// checkKeys refuses two thresholds of one name in the limits of a scope.
+func checkKeys(limits []Limit) error {
+	var keys []string
+	for _, l := range limits {
+		for _, t := range l.Thresholds() {
+			key := l.thresholdKey(t)
+			if slices.Contains(keys, key) {
+				return invalid("thresholds", "two are called %q: give the limits names (Limit.Named)", t.Name)
+			}
+			keys = append(keys, key)
+		}
+	}
+	return nil
+}
+
+// cross tells OnThreshold of what a call crossed.
+func (m *merged) cross(ctx context.Context, tx pgx.Tx, crossed []byte) error {
+	crossings, err := m.crossings(crossed)
+	if err != nil {
+		return err
+	}
+	return m.ledger.tellCrossings(ctx, tx, crossings)
+}
+
+func (l *Ledger) tellCrossings(ctx context.Context, tx pgx.Tx, crossings []Crossing) error {
+	for _, c := range crossings {
+		err := l.onThreshold(ctx, tx, c)
+		if conn := tx.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'E' {
+			err = errSwallowed // else whatever comes next in tx would fail for it
+		}
+		if err != nil {
+			return &CrossingError{Crossing: c, Err: err}
+		}
+	}
+	return nil
+}
+
+var errSwallowed = errors.New("budget: a statement of OnThreshold failed, and it returned no error")
+
+// crossings reads what cross_thresholds (internal/schema/sql/thresholds.sql) wrote.
+func (m *merged) crossings(crossed []byte) ([]Crossing, error) {
+	if len(crossed) == 0 {
+		return nil, nil
+	}
+	var rows []struct {
+		Crossing
+		Key    string
+		Period ledger.Periods
+	}
+	if err := json.Unmarshal(crossed, &rows); err != nil {
+		return nil, failed("read a crossing", err)
+	}
+	crossings := make([]Crossing, len(rows))
+	for i, row := range rows {
+		c := row.Crossing
+		scope := slices.IndexFunc(m.charges, func(x ledger.Charge) bool { return x.Scope == c.Scope })
+		if scope < 0 {
+			return nil, fmt.Errorf("budget: the schema answers a threshold of scope %q, which was not charged", c.Scope)
+		}
+		for _, l := range m.limits[scope] {
+			for _, t := range l.Thresholds() {
+				if l.thresholdKey(t) == row.Key {
+					c.Limit, c.Threshold = l, t
+				}
+			}
+		}
+		c.At, c.Available = c.At.UTC(), available(c.Limit.Max, c.Used, c.Held)
+		c.PeriodStart, c.PeriodEnd = row.Period.Next()
+		crossings[i] = c
+	}
+	return crossings, nil
+}

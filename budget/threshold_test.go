@@ -1,0 +1,179 @@
+package budget_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// tellTo writes crossings into the table told, in their own transactions.
+func tellTo(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+	_, err := tx.Exec(ctx, `insert into told (scope, name, seq, used, held, available) values ($1, $2, $3, $4, $5, $6)`,
+		c.Scope, c.Threshold.Name, c.Seq, c.Used, c.Held, c.Available)
+	return err
+}
+
+func makeTold(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	execute(t, pool, `create table told (n bigint generated always as identity, scope text, name text, seq bigint, used bigint, held bigint, available bigint)`)
+}
+
+// openTelling is open, with a ledger that tells.
+func openTelling(t testing.TB, cfg budget.Config) (*pgxpool.Pool, *budget.Ledger, *pgtest.Clock) {
+	t.Helper()
+	pool, _, clock := open(t)
+	makeTold(t, pool)
+	if cfg.OnThreshold == nil {
+		cfg.OnThreshold = tellTo
+	}
+	return pool, newLedger(t, cfg), clock
+}
+
+// told is what was told of a scope and is committed, in order, and forgets it.
+func told(t testing.TB, pool *pgxpool.Pool, scope string) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), `with gone as (delete from told where scope = $1 returning n, name) select name from gone order by n`, scope)
+	require.NoError(t, err)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return names
+}
+
+func eighty() []budget.Threshold {
+	return []budget.Threshold{{Name: "80%", Percent: 80}, {Name: "used up"}}
+}
+
+func TestThreshold_OfAPeriodIsToldOnceInEach(t *testing.T) {
+	t.Parallel()
+	for _, quiet := range []bool{false, true} {
+		pool, l, clock := openTelling(t, budget.Config{NoStandings: quiet})
+		month := budget.PerMonth(100, time.UTC, time.Time{}).Tell(eighty()...)
+		mustCharge(t, pool, l, "a", 79, month)
+		require.Empty(t, told(t, pool, "a"))
+		var receipt budget.Receipt
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
+			receipt, err = l.Charge(t.Context(), tx, budget.Charge{Scope: "b", Amount: 1}, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{month}})
+			return err
+		}))
+		require.Equal(t, []budget.Crossing{{
+			Scope: "a", Seq: 2, At: start, Limit: month, Threshold: budget.Threshold{Name: "80%", Percent: 80}, Used: 80, Available: 20,
+			PeriodStart: start, PeriodEnd: start.AddDate(0, 1, 0),
+		}}, receipt.Crossed)
+		require.Equal(t, []string{"80%"}, told(t, pool, "a"))
+		mustCharge(t, pool, l, "a", 19, month)
+		require.Empty(t, told(t, pool, "a"), "it was told")
+		require.NoError(t, refund(t.Context(), pool, l, "a", 1, 79))
+		mustCharge(t, pool, l, "a", 70, month)
+		require.Empty(t, told(t, pool, "a"), "once in a period, whatever is given back")
+		mustCharge(t, pool, l, "a", 10, month)
+		require.Equal(t, []string{"used up"}, told(t, pool, "a"))
+		_, err := charge(t.Context(), pool, l, "a", 1, month)
+		require.ErrorIs(t, err, budget.ErrExceeded)
+
+		clock.Set(start.AddDate(0, 1, 0))
+		mustCharge(t, pool, l, "a", 79, month)
+		require.Empty(t, told(t, pool, "a"))
+		mustCharge(t, pool, l, "a", 21, month)
+		require.Equal(t, []string{"80%", "used up"}, told(t, pool, "a"), "one charge can reach several")
+		requireVerified(t, pool, l)
+	}
+}
+
+func TestThreshold_OfAWindowIsArmedAgainWhenUseWentBack(t *testing.T) {
+	t.Parallel()
+	for _, quiet := range []bool{false, true} {
+		pool, l, clock := openTelling(t, budget.Config{NoStandings: quiet})
+		hour := budget.PerWindow(100, time.Hour).Tell(budget.Threshold{Name: "80%", Percent: 80, Rearm: 30})
+		mustCharge(t, pool, l, "a", 30, hour)
+		clock.Advance(30 * time.Minute)
+		mustCharge(t, pool, l, "a", 50, hour)
+		require.Equal(t, []string{"80%"}, told(t, pool, "a"))
+		clock.Advance(25 * time.Minute)
+		mustCharge(t, pool, l, "a", 1, hour)
+		clock.Advance(5 * time.Minute) // 51 are left: more than 50
+		mustCharge(t, pool, l, "a", 49, hour)
+		require.Empty(t, told(t, pool, "a"), "it went back, but not far enough")
+		clock.Advance(30 * time.Minute) // 50 of now
+		mustCharge(t, pool, l, "a", 1, hour)
+		require.Empty(t, told(t, pool, "a"))
+		mustCharge(t, pool, l, "a", 29, hour)
+		require.Equal(t, []string{"80%"}, told(t, pool, "a"), "it was armed by the charge before, which did not reach it")
+	}
+}
+
+func TestThreshold_OfABalanceIsArmedAgainByCredit(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := openTelling(t, budget.Config{})
+	low := budget.Prepaid().Tell(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
+	mustCredit(t, pool, l, "a", 1000)
+	mustCharge(t, pool, l, "a", 499, low)
+	require.Empty(t, told(t, pool, "a"))
+	mustCharge(t, pool, l, "a", 1, low)
+	require.Equal(t, []string{"low"}, told(t, pool, "a"))
+	mustCredit(t, pool, l, "a", 49) // 549, and 550 is a tenth above 500
+	mustCharge(t, pool, l, "a", 49, low)
+	require.Empty(t, told(t, pool, "a"))
+	mustCredit(t, pool, l, "a", 50) // 550
+	mustCharge(t, pool, l, "a", 20)  // knows of no threshold
+	mustCharge(t, pool, l, "a", 40, low)
+	require.Equal(t, []string{"low"}, told(t, pool, "a"), "the credit armed it, whoever spends it first")
+	mustCharge(t, pool, l, "a", 490, low)
+	require.Equal(t, []string{"gone"}, told(t, pool, "a"))
+}
+
+var errVeto = errors.New("veto")
+
+// What is told exists with the charge, or neither does.
+func TestThreshold_WhatIsToldCommitsWithTheChargeOrNot(t *testing.T) {
+	t.Parallel()
+	veto := false
+	pool, l, _ := openTelling(t, budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		if err := tellTo(ctx, tx, c); err != nil || !veto {
+			return err
+		}
+		_, err := tx.Exec(ctx, `select 1 / 0`)
+		return errors.Join(errVeto, err)
+	}})
+	limit := budget.Lifetime(100).Tell(eighty()...)
+	crossing := budget.Charge{Scope: "a", Amount: 80, Limits: []budget.Limit{limit}}
+
+	tx := begin(t, pool, pgx.ReadCommitted)
+	_, err := l.Charge(t.Context(), tx, crossing)
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Empty(t, told(t, pool, "a"))
+
+	tx = begin(t, pool, pgx.ReadCommitted)
+	sub, err := tx.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = l.Charge(t.Context(), sub, crossing)
+	require.NoError(t, err)
+	require.NoError(t, sub.Rollback(t.Context()))
+	r, err := l.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 79, Limits: []budget.Limit{limit}})
+	require.NoError(t, err)
+	require.Empty(t, r.Crossed)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Empty(t, told(t, pool, "a"), "a savepoint takes it back")
+
+	veto = true
+	tx = begin(t, pool, pgx.ReadCommitted)
+	crossing.Amount = 1
+	_, err = l.Charge(t.Context(), tx, crossing)
+	require.ErrorIs(t, err, errVeto)
+	require.True(t, isA[*budget.CrossingError](err))
+	require.NoError(t, tx.Commit(t.Context()), "the transaction is as usable as it was")
+	require.Empty(t, told(t, pool, "a"))
+	require.EqualValues(t, 79, usage(t, pool, l, "a", budget.Forever).Used)
+
+	veto = false
+	mustCharge(t, pool, l, "a", 1, limit)
+	require.Equal(t, []string{"80%"}, told(t, pool, "a"))
+}
