@@ -103,6 +103,9 @@ func newHostile(t *testing.T) *hostile {
 	owner, c := setUp(t, metered.Config{})
 	h := &hostile{T: t, owner: owner, c: c, rand: rand.New(rand.NewPCG(seed, 0)), types: map[uint32]hostileType{}}
 	h.clock = pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
+	_, err := owner.Exec(ctx, `select metered.grant_lot('w', null, row(1000, null, g * interval '10 min', '', 0, null, null, 5, '1 h', null)::metered.new_lot, false, 1000, null)
+		from generate_series(1, 20) g`)
+	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, owner, func(tx pgx.Tx) error {
 		_, err := c.Budget.Charge(ctx, tx, charge("full", 100, 100))
 		for i := range 40 {
@@ -128,7 +131,7 @@ func newHostile(t *testing.T) *hostile {
 			require.NoError(t, err)
 		}
 	}
-	_, err := pgtest.InTx(ctx, owner, func(tx pgx.Tx) (tokens.Minted, error) {
+	_, err = pgtest.InTx(ctx, owner, func(tx pgx.Tx) (tokens.Minted, error) {
 		return c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", Uses: 3, TTL: time.Hour})
 	})
 	require.NoError(t, err)
@@ -181,6 +184,9 @@ func (h *hostile) check(purged bool) {
 		}
 	}
 	if !purged {
+		for _, kind := range []string{"t", "u", "f", "g", "e", "v", "o"} {
+			require.NotZero(h, count(h.T, h.owner, "metered.lot_moves where kind = '"+kind+"'"), kind)
+		}
 		require.NotZero(h, count(h.T, h.owner, "metered.lease_spends"))
 		require.NotZero(h, count(h.T, h.owner, "metered.leases where spent > 0"))
 		require.Zero(h, count(h.T, h.owner, `(select from metered.leases l where mode = 's' and settled_at is not null
@@ -267,7 +273,7 @@ func (h *hostile) call(f hostileFunction) string {
 	}
 	// A purge and a repair want the key of their scope.
 	if scope, key := slices.Index(f.names, "of_scope"), slices.Index(f.names, "key"); scope >= 0 && key >= 0 && h.rand.IntN(4) > 0 {
-		name := []string{"a", "seats", "full", "credit"}[h.rand.IntN(4)]
+		name := []string{"a", "seats", "full", "credit", "w"}[h.rand.IntN(5)]
 		args[scope], args[key] = "'"+name+"'", strconv.FormatInt(h.c.Budget.LockKey(name), 10)
 	}
 	// So does a spend want its lease's.
@@ -307,7 +313,7 @@ func (h *hostile) typeOf(oid uint32) hostileType {
 		where t.oid = $1`, oid).Scan(&typ.name, &typ.element, &typ.base, &typ.fields, &typ.names))
 	typ.values = hostileValues[typ.name]
 	if typ.name == "bigint" {
-		for _, scope := range []string{"full", "a", "seats", "credit"} {
+		for _, scope := range []string{"full", "a", "seats", "credit", "w"} {
 			typ.values = append(slices.Clone(typ.values), strconv.FormatInt(h.c.Budget.LockKey(scope), 10))
 		}
 	}
@@ -318,7 +324,7 @@ func (h *hostile) typeOf(oid uint32) hostileType {
 // tameValues are values that make sense, by the name of the argument or of the field: most of a
 // call is tame, so that what is not gets far.
 var tameValues = map[string][]string{
-	"of_scope": {"'a'", "'full'", "'seats'", "'credit'"}, "scope": {"'a'", "'seats'", "'seats'", "'full'", "'credit'"}, "key": {"null"},
+	"of_scope": {"'a'", "'full'", "'seats'", "'credit'", "'w'"}, "scope": {"'a'", "'seats'", "'seats'", "'full'", "'credit'", "'w'", "'w'"}, "key": {"null"},
 	"units": {"1", "2"}, "amount": {"3", "2", "1"}, "held": {"0", "0", "1"}, "note": {"null"}, "max": {"1000000", "100"}, "win": {"'0'", "'1 h'"},
 	"charge_seq": {"1", "2", "7", "41"}, "wait_ms": {"50"}, "ahead": {"'1 min'"}, "raising": {"false", "true"}, "channel": {"null", "null", "'c'", "'c+'"},
 	"tenant": {"''", "'acme'"}, "of_tenant": {"''", "'acme'"}, "id": {"gen_random_uuid()::text"}, "of_id": {"'h0'", "'h1'", "'h2'"}, "ids": {"'{h0}'", "'{h1}'", "'{h2}'", "'{h3}'", "'{h4,h6}'", "'{h8}'", "'{h9}'"},
@@ -336,6 +342,11 @@ var tameValues = map[string][]string{
 		"array[row('', gen_random_uuid()::text, null, decode(repeat('01', 33), 'hex'), null, null), row('', null, null, null, null, null)]"},
 	"mode": {"'answer'", "'raise'", "'rows'", "'rows'", "'memory'"}, "owner": {"'me'"}, "of_owner": {"'me'", "'other'"}, "least": {"1"}, "share": {"1", "4"}, "child": {"null"},
 	"lease": {"null", "null", "1", "2"}, "lease_offset": {"0", "3", "6"}, "of_no": {"1", "2", "3", "4", "5"}, "told": {"null", "1"},
+	"lot": {"row(20, null, '1 h', '', 0, null, null, 3, '1 h', '1 h')", "row(20, null, null, 'paid', 1, null, null, null, null, null)",
+		"row(20, metered.clock() + interval '1 h', null, '', 0, gen_random_uuid()::text, decode(repeat('01', 33), 'hex'), null, null, null)",
+		"row(20, null, '10 min', '', 0, 'r1', decode(repeat('01', 33), 'hex'), 20, '0', null)"},
+	"of_lot": {"1", "2", "3", "4", "5", "6", "7", "8"}, "of_reference": {"null", "null", "null", "'r1'"}, "cap": {"2", "30"}, "up_to": {"false", "true"}, "lasts": {"'1 h'", "'0'"},
+	"max_lots": {"10"}, "only_scope": {"null", "'w'", "'a'"}, "keep_untold": {"false", "true"}, "after_end": {"'-infinity'"},
 }
 
 // hostileValues are values by type, some of which make sense.

@@ -1578,6 +1578,9 @@ declare
     k       record;
     part    bigint;
 begin
+    if exists (select from metered.lots l where l.scope = tip.scope and l.open and l.no is distinct from made) then
+        raise exception 'a build of version 1 has charged the wallet' using errcode = '55000', detail = tip.scope;
+    end if;
     if tip.held = 0 then
         return;
     end if;
@@ -1666,6 +1669,8 @@ begin
         e := metered.take_back(e, l.no, revoked, 'v');
         seq := e.seq;
         at := e.at;
+    elsif metered.one_snapshot() then
+        status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     no := l.no;
     status := 'revoked';
@@ -1720,6 +1725,7 @@ begin
     end if;
     units := least(cap, l.rest);
     if units = 0 then
+        status := metered.missing_lot(e);
         status := 'empty';
         return;
     end if;
@@ -1933,13 +1939,13 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held, m.lots, m.overdrawn into left_over, lots, overdrawn
+    select e.credited - e.spent + e.refunded - e.held, m.lots into left_over, lots
     from metered.ledger e, lateral (
-        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) filter (where x.lot > 0) as lots,
-            coalesce(sum(x.amount) filter (where x.lot = 0), 0) as overdrawn
-        from metered.lot_moves x left join lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y on true
+        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
+        from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
+    overdrawn := greatest(0, least(amount, -left_over));
 end
 $$;
 
@@ -6294,6 +6300,28 @@ select t.purpose,                               -- what it grants
     t.sole                                      -- whether it replaced the subject's token before it
 from metered.tokens t;
 
+-- Lots of wallets. By no, or by scope, it reads an index; everything else reads all lots.
+create view metered.lots_words as
+select l.no,                                    -- the number of the lot
+    l.scope,                                    -- the wallet
+    l.reference,                                -- of its grant
+    l.category,                                 -- of the caller: paid, promotional
+    l.priority,                                 -- what is drawn first: the lower one
+    case l.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where it is from
+    case when l.expires_at <= pg_catalog.statement_timestamp() then 'ended' when l.open then 'open' when l.held > 0 then 'held' else 'empty' end as state, -- ended: nothing is drawn of it any more, whether its rest has lapsed yet or not
+    l.granted_at,                               -- when it was granted
+    nullif(l.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on; null: it never ends
+    l.amount,                                   -- units that it was granted with
+    l.rest,                                     -- of amount, what can be drawn
+    l.drawn,                                    -- of amount, what was spent, less what was given back
+    l.held,                                     -- of amount, what open holds and leases keep
+    l.lapsed,                                   -- of amount, what was left at its end, or given back later
+    l.revoked,                                  -- of amount, what was taken back
+    l.rolled,                                   -- of amount, what went on in another lot
+    l.from_lot,                                 -- the lot that its units were in before
+    l.granted_seq                               -- the entry of the ledger that credited it
+from metered.lots l;
+
 comment on function metered.keep_memory() is 'True, and makes a session faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. On Postgres 14 it gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 20.';
 comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
 comment on domain metered.units is 'The amount of an entry, never negative: nobody can make one that takes spending back. A domain, since a table''s check would be parsed anew for each statement that inserts: 6 microseconds.';
@@ -6667,6 +6695,25 @@ comment on column metered.tokens_words.ended_at is 'last use, revocation, or exp
 comment on column metered.tokens_words.uses is 'how often it can be used';
 comment on column metered.tokens_words.used is 'how often it was';
 comment on column metered.tokens_words.sole is 'whether it replaced the subject''s token before it';
+comment on view metered.lots_words is 'Lots of wallets. By no, or by scope, it reads an index; everything else reads all lots.';
+comment on column metered.lots_words.no is 'the number of the lot';
+comment on column metered.lots_words.scope is 'the wallet';
+comment on column metered.lots_words.reference is 'of its grant';
+comment on column metered.lots_words.category is 'of the caller: paid, promotional';
+comment on column metered.lots_words.priority is 'what is drawn first: the lower one';
+comment on column metered.lots_words.origin is 'where it is from';
+comment on column metered.lots_words.state is 'ended: nothing is drawn of it any more, whether its rest has lapsed yet or not';
+comment on column metered.lots_words.granted_at is 'when it was granted';
+comment on column metered.lots_words.expires_at is 'nothing is drawn of it from here on; null: it never ends';
+comment on column metered.lots_words.amount is 'units that it was granted with';
+comment on column metered.lots_words.rest is 'of amount, what can be drawn';
+comment on column metered.lots_words.drawn is 'of amount, what was spent, less what was given back';
+comment on column metered.lots_words.held is 'of amount, what open holds and leases keep';
+comment on column metered.lots_words.lapsed is 'of amount, what was left at its end, or given back later';
+comment on column metered.lots_words.revoked is 'of amount, what was taken back';
+comment on column metered.lots_words.rolled is 'of amount, what went on in another lot';
+comment on column metered.lots_words.from_lot is 'the lot that its units were in before';
+comment on column metered.lots_words.granted_seq is 'the entry of the ledger that credited it';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$

@@ -2,6 +2,7 @@ package metered
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // Tx is a command's transaction, as its function sees it: a pgx.Tx for your own writes, the grant, and the calls that
@@ -29,7 +31,7 @@ import (
 //
 // Commit, Rollback and such statements are ErrTxControl; savepoints (Begin) work. Send no statements over Conn.
 //
-// Charge, Credit and RefundCharge are the calls of budget.Ledger; Place, Claim, Capture, Release, Extend and Refund
+// Charge, Draw, Credit and RefundCharge are the calls of budget.Ledger and wallet.Book; Place, Claim, Capture, Release, Extend and Refund
 // those of holds.Book. They are made in the last flush, all or none: credits and refunds first, then holds, then
 // charges. Nothing is sent before. A refusal is the error of Do; a call's own error is an *ArgumentError or ErrTxDone.
 // They are not part of the fingerprint, so they need a Command.Input that decides them.
@@ -127,6 +129,23 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	}
 	t.charges, t.charged = all, call
 	return nil
+}
+
+// Draw adds draws of wallets to the command's charges, all or none, as Command.Charges with wallet.Book.Charge does. What was drawn is in
+// Outcome.Receipt. Draw.UpTo is refused: the result could not say how much it was.
+func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
+	if err := notNil("book", book); err != nil {
+		return err
+	}
+	charges := make([]budget.Charge, len(draws))
+	for i, d := range draws {
+		if d.UpTo {
+			return invalid(fmt.Sprintf("draws[%d].UpTo", i), "is not for a command")
+		}
+		charges[i] = book.Charge(d.Wallet, d.Amount)
+		charges[i].Note = d.Note
+	}
+	return t.Charge(charges...)
 }
 
 // Credit adds credit that the command's holds and charges can spend. With a charge of another scope it is a transfer

@@ -34,6 +34,7 @@ var statuses = map[string]int{
 	"hold_unknown":         http.StatusNotFound,
 	"operation_unknown":    http.StatusNotFound,
 	"budget_unknown_entry": http.StatusNotFound,
+	"wallet_unknown_lot":   http.StatusNotFound,
 	"job_key_not_found":    http.StatusNotFound,
 	"carve_unknown":        http.StatusNotFound,
 
@@ -64,6 +65,8 @@ var statuses = map[string]int{
 	"budget_not_charge":     http.StatusConflict,
 	"budget_entry_purged":   http.StatusConflict,
 	"position_unknown":      http.StatusConflict,
+	"wallet_conflict":       http.StatusConflict,
+	"wallet_expired":        http.StatusConflict,
 }
 
 // StatusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.

@@ -26,6 +26,7 @@ import (
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // answered is what Write says of an error.
@@ -88,6 +89,10 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"budget_entry_purged":   {budget.ErrEntryPurged, answered{409, ""}},
 		"budget_not_charge":     {budget.ErrNotCharge, answered{409, ""}},
 		"budget_refund_exceeds": {&budget.RefundExceedsError{Requested: 777, Remaining: 777}, answered{409, ""}},
+
+		"wallet_conflict":    {wallet.ErrConflict, answered{409, ""}},
+		"wallet_expired":     {wallet.ErrExpired, answered{409, ""}},
+		"wallet_unknown_lot": {wallet.ErrUnknownLot, answered{404, ""}},
 
 		"scope_unknown":      {&budget.ScopeError{Unknown: []string{"secret"}, Retired: []string{"secret"}}, answered{404, ""}},
 		"scope_retired":      {&budget.ScopeError{Retired: []string{"secret"}}, answered{410, ""}},

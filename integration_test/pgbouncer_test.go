@@ -25,6 +25,7 @@ import (
 	"github.com/pgmetered/metered/replica"
 	"github.com/pgmetered/metered/sqlmetered"
 	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
 )
 
 var modes = []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
@@ -83,6 +84,7 @@ func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]er
 		b.commands()
 		b.ledger()
 		b.batches()
+		b.wallets()
 		b.holds()
 		b.tokens()
 		b.jobs()
@@ -269,6 +271,46 @@ func (b *behind) ledger() {
 	b.try("Ledger.Resources", func(ctx context.Context) error { return second(l.Resources(ctx, b.pool, budget.ResourceFilter{})) })
 }
 
+func (b *behind) wallets() {
+	book, err := wallet.New(b.c.Budget, wallet.Config{})
+	require.NoError(b.t, err)
+	direct, err := wallet.New(b.d.Budget, wallet.Config{})
+	require.NoError(b.t, err)
+	name := b.id("wallet")
+	granted := given(b, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+		return direct.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 100})
+	})
+	drawn := given(b, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
+		return direct.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 10})
+	})
+	b.tx("wallet.Book.Grant", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 1, For: time.Hour, Reference: "r"}))
+	})
+	b.tx("wallet.Book.Draw", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1}))
+	})
+	b.tx("wallet.Book.Refund", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn.Seq, Amount: 1}))
+	})
+	b.tx("wallet.Book.Revoke", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Revoke(ctx, tx, wallet.Revoke{Wallet: name, Lot: granted.Lot, Amount: 1}))
+	})
+	b.tx("wallet.Book.Rollover", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Rollover(ctx, tx, wallet.Rollover{Wallet: name, Lot: granted.Lot, Cap: 1, For: time.Hour}))
+	})
+	b.tx("wallet.Book.ExpireWallet", func(ctx context.Context, tx pgx.Tx) error { return second(book.ExpireWallet(ctx, tx, name)) })
+	b.try("wallet.Book.Expire", func(ctx context.Context) error { return second(book.Expire(ctx, b.pool, wallet.ExpireOptions{})) })
+	b.try("wallet.Book.Balance", func(ctx context.Context) error { return second(book.Balance(ctx, b.pool, name)) })
+	b.try("wallet.Book.Statement", func(ctx context.Context) error {
+		for _, err := range book.Statement(ctx, b.pool, name, budget.EntriesOptions{}) {
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 func (b *behind) batches() {
 	batcher, err := budget.NewBatcher(b.pool, b.c.Budget, budget.BatcherConfig{})
 	require.NoError(b.t, err)
@@ -285,10 +327,14 @@ func (b *behind) complete() {
 	offline := []string{"Client.Secret", "Ledger.LockKey", "Book.Channel", "Store.Parse", "Store.Prefix", "Store.Token", "Pool.Limiter", "Limiter.Receipt", "Pool.Receipt"}
 	// These keep a session, and are for a connection of their own.
 	session := []string{"Client.Listen", "Book.Listen"}
-	for _, made := range []any{b.c, b.c.Budget, &budget.Batcher{}, b.c.Holds, b.c.Tokens, b.c.Jobs, &leases.Pool{}, &leases.Carver{}, &leases.Limiter{}} {
+	offline = append(offline, "wallet.Book.Limit", "wallet.Book.Charge", "wallet.Book.Line")
+	for _, made := range []any{b.c, b.c.Budget, &budget.Batcher{}, b.c.Holds, b.c.Tokens, b.c.Jobs, &leases.Pool{}, &leases.Carver{}, &leases.Limiter{}, &wallet.Book{}} {
 		of := reflect.TypeOf(made)
 		for i := range of.NumMethod() {
 			call := of.Elem().Name() + "." + of.Method(i).Name
+			if of.Elem() == reflect.TypeFor[wallet.Book]() {
+				call = "wallet." + call // holds.Book is another one
+			}
 			require.True(b.t, b.called[call] || slices.Contains(offline, call) || slices.Contains(session, call), "call %s too", call)
 		}
 	}

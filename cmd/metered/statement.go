@@ -109,7 +109,7 @@ func used(e budget.Entry) int64 { return e.Spent - e.Refunded - e.Credited }
 // change is what an entry adds to what is used.
 func change(e budget.Entry) int64 {
 	switch e.Kind {
-	case budget.KindCharge, budget.KindCapture:
+	case budget.KindCharge, budget.KindCapture, budget.KindLapse, budget.KindRevoke, budget.KindRollOver:
 		return e.Amount
 	case budget.KindRefund, budget.KindCredit:
 		return -e.Amount

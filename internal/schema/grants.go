@@ -35,6 +35,7 @@ var Tables = []Table{
 	{"scopes", Reporting},
 	{"holds_words", Reporting},
 	{"hold_events_words", Reporting},
+	{"lots_words", Reporting},
 	{"leases_words", Reporting},
 	{"lease_spends_words", Reporting},
 	{"operations_words", Reporting},

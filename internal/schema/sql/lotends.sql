@@ -43,6 +43,8 @@ begin
         e := metered.take_back(e, l.no, revoked, 'v');
         seq := e.seq;
         at := e.at;
+    elsif metered.one_snapshot() then
+        status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     no := l.no;
     status := 'revoked';
@@ -93,6 +95,7 @@ begin
     end if;
     units := least(cap, l.rest);
     if units = 0 then
+        status := metered.missing_lot(e);
         status := 'empty';
         return;
     end if;

@@ -198,6 +198,9 @@ declare
     k       record;
     part    bigint;
 begin
+    if exists (select from metered.lots l where l.scope = tip.scope and l.open and l.no is distinct from made) then
+        raise exception 'a build of version 1 has charged the wallet' using errcode = '55000', detail = tip.scope;
+    end if;
     if tip.held = 0 then
         return;
     end if;

@@ -169,3 +169,25 @@ select t.purpose,                               -- what it grants
     t.used,                                     -- how often it was
     t.sole                                      -- whether it replaced the subject's token before it
 from metered.tokens t;
+
+-- Lots of wallets. By no, or by scope, it reads an index; everything else reads all lots.
+create view metered.lots_words as
+select l.no,                                    -- the number of the lot
+    l.scope,                                    -- the wallet
+    l.reference,                                -- of its grant
+    l.category,                                 -- of the caller: paid, promotional
+    l.priority,                                 -- what is drawn first: the lower one
+    case l.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where it is from
+    case when l.expires_at <= pg_catalog.statement_timestamp() then 'ended' when l.open then 'open' when l.held > 0 then 'held' else 'empty' end as state, -- ended: nothing is drawn of it any more, whether its rest has lapsed yet or not
+    l.granted_at,                               -- when it was granted
+    nullif(l.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on; null: it never ends
+    l.amount,                                   -- units that it was granted with
+    l.rest,                                     -- of amount, what can be drawn
+    l.drawn,                                    -- of amount, what was spent, less what was given back
+    l.held,                                     -- of amount, what open holds and leases keep
+    l.lapsed,                                   -- of amount, what was left at its end, or given back later
+    l.revoked,                                  -- of amount, what was taken back
+    l.rolled,                                   -- of amount, what went on in another lot
+    l.from_lot,                                 -- the lot that its units were in before
+    l.granted_seq                               -- the entry of the ledger that credited it
+from metered.lots l;

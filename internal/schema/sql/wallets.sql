@@ -97,13 +97,13 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held, m.lots, m.overdrawn into left_over, lots, overdrawn
+    select e.credited - e.spent + e.refunded - e.held, m.lots into left_over, lots
     from metered.ledger e, lateral (
-        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) filter (where x.lot > 0) as lots,
-            coalesce(sum(x.amount) filter (where x.lot = 0), 0) as overdrawn
-        from metered.lot_moves x left join lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y on true
+        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
+        from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
+    overdrawn := greatest(0, least(amount, -left_over));
 end
 $$;
 
