@@ -16,6 +16,8 @@
 // Most programs want [Do], which owns its transaction; [DoTx] runs the same command inside one of yours. Packages
 // budget, holds, tokens and jobs also work alone. docs/model.md shows a command on one page.
 //
+// Limits can have thresholds: Config.OnThreshold is told of the charge that crosses one, before it commits.
+//
 // Charges are made last, in the flush that carries COMMIT. So a command can be refused after its function has run: the
 // function must have no effect outside the transaction.
 //

@@ -25,6 +25,9 @@
 //	  - In a period (PerDay, PerMonth, PerPeriod and the like) it counts from the period's first moment until before its end.
 //	  - A credit counts for lifetime limits only. Held units count everywhere until they are captured or freed.
 //
+// A limit can have thresholds (Limit.Tell): "80 % used", "credit below 500". The charge that reaches one tells
+// Config.OnThreshold in its own transaction, once in each period, or until use has gone back (Threshold).
+//
 // Rolling the transaction back takes its writes back. Calls but Ingest are not idempotent: a second one writes again (a
 // command, metered.Do, remembers). A write holds an advisory lock on each of its scopes until the transaction ends, so charge
 // last. One call takes its locks in the order of their keys. Two calls in one transaction can deadlock (SQLSTATE 40P01)

@@ -90,8 +90,10 @@ func (l Limit) check(field string) error {
 	case l.Max < 0 || l.Max > MaxLimit:
 		return invalid(field+".Max", "%d is not from 0 to %d", l.Max, int64(MaxLimit))
 	}
-	if err := l.checkThresholds(field + ".Tell"); err != nil {
-		return err
+	if l.tells() {
+		if err := l.sentThresholds().err; err != nil {
+			return within(field, err)
+		}
 	}
 	switch {
 	case !l.Period.IsZero():
@@ -118,7 +120,8 @@ func (l Limit) sentWith(most int64) ledger.Limit {
 func (l Limit) sent() ledger.Limit {
 	sent := ledger.Limit{Max: l.Max, Window: max(l.Window, 0), Period: l.Period.sent()}
 	if l.tells() {
-		sent.Thresholds, sent.TellAt = l.sentThresholds()
+		of := l.sentThresholds()
+		sent.Thresholds, sent.TellAt = of.text, of.tellAt
 	}
 	return sent
 }

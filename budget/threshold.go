@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unique"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/observe"
 )
 
 // Bounds of thresholds.
@@ -111,14 +115,57 @@ func (l Limit) Thresholds() []Threshold {
 
 func (l Limit) tells() bool { return l.thresholds != unique.Handle[thresholdList]{} }
 
-func (l Limit) checkThresholds(field string) error {
-	if !l.tells() {
-		return nil
+// sentThresholds are the thresholds of a limit as they are sent.
+type sentThresholds struct {
+	err    error    // why they are refused
+	keys   []string // what each is remembered by
+	text   string
+	tellAt int64 // the lowest level
+}
+
+// sentCache has them by limit: to make them for each charge would take longer than all else in it.
+var sentCache struct {
+	sync.Map
+	n atomic.Int32
+}
+
+const maxSentCache = 10_000
+
+// sentThresholds returns those of a limit that tells.
+func (l Limit) sentThresholds() *sentThresholds {
+	l.query = nil
+	if sent, ok := sentCache.Load(l); ok {
+		return sent.(*sentThresholds)
 	}
-	if len(l.Name) > MaxThresholdNameBytes {
-		return invalid(field, "is for a limit whose Name has at most %d bytes", MaxThresholdNameBytes)
+	if sentCache.n.Add(1) > maxSentCache {
+		sentCache.Clear()
+		sentCache.n.Store(1)
 	}
+	sent := l.makeThresholds()
+	sentCache.Store(l, sent)
+	return sent
+}
+
+func (l Limit) makeThresholds() *sentThresholds {
 	all := l.Thresholds()
+	sent := &sentThresholds{err: l.checkThresholds(all), tellAt: math.MaxInt64}
+	var text strings.Builder
+	for i, t := range all {
+		level, rearm := t.levels(l.Max)
+		sent.keys = append(sent.keys, l.thresholdKey(t))
+		sent.tellAt = min(sent.tellAt, level)
+		fmt.Fprintf(&text, "%s%d %d %s", []string{"", "\n"}[min(i, 1)], level, rearm, sent.keys[i])
+	}
+	sent.text = text.String()
+	return sent
+}
+
+// checkThresholds names its field by ".Tell".
+func (l Limit) checkThresholds(all []Threshold) error {
+	const field = ".Tell"
+	if len(l.Name) > MaxThresholdNameBytes || strings.Contains(l.Name, "\n") {
+		return invalid(field, "is for a limit whose Name has at most %d bytes, in one line", MaxThresholdNameBytes)
+	}
 	for i, t := range all {
 		if t.Name == tooMany {
 			return invalid(field, "has more than %d thresholds", MaxThresholds)
@@ -134,8 +181,8 @@ func (l Limit) checkThresholds(field string) error {
 }
 
 func (t Threshold) check(l Limit) error {
-	if t.Name == "" {
-		return invalid(".Name", "is empty")
+	if t.Name == "" || strings.Contains(t.Name, "\n") {
+		return invalid(".Name", "is empty, or of several lines")
 	}
 	if err := checkText(".Name", t.Name, MaxThresholdNameBytes); err != nil {
 		return err
@@ -183,27 +230,6 @@ func (t Threshold) levels(most int64) (level, rearm int64) {
 	return level, level - back
 }
 
-// sentThreshold is a threshold as the functions of the schema know it.
-type sentThreshold struct {
-	Key   string `json:"key"`
-	Level int64  `json:"level"`
-	Rearm int64  `json:"rearm"`
-}
-
-// sentThresholds are the thresholds as JSON, and the lowest level.
-func (l Limit) sentThresholds() (text string, tellAt int64) {
-	all := l.Thresholds()
-	sent := make([]sentThreshold, len(all))
-	tellAt = math.MaxInt64
-	for i, t := range all {
-		sent[i].Key = l.thresholdKey(t)
-		sent[i].Level, sent[i].Rearm = t.levels(l.Max)
-		tellAt = min(tellAt, sent[i].Level)
-	}
-	raw, _ := json.Marshal(sent)
-	return string(raw), tellAt
-}
-
 // thresholdKey is what a threshold is remembered by.
 func (l Limit) thresholdKey(t Threshold) string {
 	kind := "l"
@@ -220,10 +246,12 @@ func (l Limit) thresholdKey(t Threshold) string {
 func checkKeys(limits []Limit) error {
 	var keys []string
 	for _, l := range limits {
-		for _, t := range l.Thresholds() {
-			key := l.thresholdKey(t)
+		if !l.tells() {
+			continue
+		}
+		for i, key := range l.sentThresholds().keys {
 			if slices.Contains(keys, key) {
-				return invalid("thresholds", "two are called %q: give the limits names (Limit.Named)", t.Name)
+				return invalid("thresholds", "two are called %q: give the limits names (Limit.Named)", l.Thresholds()[i].Name)
 			}
 			keys = append(keys, key)
 		}
@@ -249,6 +277,7 @@ func (l *Ledger) tellCrossings(ctx context.Context, tx pgx.Tx, crossings []Cross
 		if err != nil {
 			return &CrossingError{Crossing: c, Err: err}
 		}
+		l.observer.Event(ctx, observe.Event{Kind: observe.Threshold, Name: c.Limit.word() + "/" + c.Threshold.Name, N: 1, Pending: true})
 	}
 	return nil
 }
@@ -276,10 +305,11 @@ func (m *merged) crossings(crossed []byte) ([]Crossing, error) {
 			return nil, fmt.Errorf("budget: the schema answers a threshold of scope %q, which was not charged", c.Scope)
 		}
 		for _, l := range m.limits[scope] {
-			for _, t := range l.Thresholds() {
-				if l.thresholdKey(t) == row.Key {
-					c.Limit, c.Threshold = l, t
-				}
+			if !l.tells() {
+				continue
+			}
+			if n := slices.Index(l.sentThresholds().keys, row.Key); n >= 0 {
+				c.Limit, c.Threshold = l, l.Thresholds()[n]
 			}
 		}
 		c.At, c.Available = c.At.UTC(), available(c.Limit.Max, c.Used, c.Held)

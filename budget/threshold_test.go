@@ -122,7 +122,7 @@ func TestThreshold_OfABalanceIsArmedAgainByCredit(t *testing.T) {
 	mustCharge(t, pool, l, "a", 49, low)
 	require.Empty(t, told(t, pool, "a"))
 	mustCredit(t, pool, l, "a", 50) // 550
-	mustCharge(t, pool, l, "a", 20)  // knows of no threshold
+	mustCharge(t, pool, l, "a", 20) // knows of no threshold
 	mustCharge(t, pool, l, "a", 40, low)
 	require.Equal(t, []string{"low"}, told(t, pool, "a"), "the credit armed it, whoever spends it first")
 	mustCharge(t, pool, l, "a", 490, low)

@@ -107,6 +107,8 @@ const (
 	// Denied: a limit refused. Name is the limit's, or else "lifetime", "credit", its window, as "1h0m0s", or its period, as
 	// "month (UTC)". A denial by two limits is told twice.
 	Denied Kind = "denied"
+	// Threshold: a charge crossed a threshold, and told of it. Name is the limit's, as of Denied, a slash, and the threshold's. Pending.
+	Threshold Kind = "threshold"
 
 	TokenConsumed Kind = "token_consumed"
 	TokenRefused  Kind = "token_refused" // Name is the tokens.Reason

@@ -40,7 +40,7 @@ type instruments struct {
 	commands, function, database, wait, sweep, purge, enqueue duration
 	roundTrips, batch                                         metric.Int64Histogram
 
-	retries, lockTimeouts, denials, lost, resolved, consumed, refused, holds, jobs counter
+	retries, lockTimeouts, denials, thresholds, lost, resolved, consumed, refused, holds, jobs counter
 	left, purged, leased, recalls, overflow                                        counter
 
 	out metric.Int64UpDownCounter
@@ -78,6 +78,7 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	all.retries = count("metered.retries", "{retry}", "Transactions that ran again, since they met others")
 	all.lockTimeouts = count("metered.lock.timeouts", "{timeout}", "Waits for locks that ran into the lock timeout")
 	all.denials = count("metered.denials", "{denial}", "Charges and holds that a limit refused, by the limit's name")
+	all.thresholds = count("metered.thresholds", "{crossing}", "Thresholds that were crossed and told, by the names of limit and threshold")
 	all.lost = count("metered.commits.lost", "{commit}", "Commands and charges whose answer to COMMIT was lost")
 	all.resolved = count("metered.commits.resolved", "{commit}", "What became of commands and charges whose answer to COMMIT was lost")
 	all.consumed = count("metered.tokens.consumed", "{token}", "Tokens that were consumed")

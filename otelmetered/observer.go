@@ -149,6 +149,10 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 		e.Name = o.limits.of(e.Name)
 		o.m.denials.add(ctx, e.N, labels{{labelLimit, e.Name}})
 		o.mark(ctx, e)
+	case observe.Threshold:
+		e.Name = o.limits.of(e.Name)
+		o.m.thresholds.add(ctx, e.N, labels{{labelLimit, e.Name}})
+		o.mark(ctx, e)
 	case observe.TokenConsumed:
 		o.m.consumed.add(ctx, e.N, labels{pending})
 	case observe.TokenRefused:

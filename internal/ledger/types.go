@@ -14,7 +14,7 @@ type Limit struct {
 	Window time.Duration // 0 for the lifetime
 	Period Period        // in place of a window; the zero value is none
 
-	Thresholds string // JSON; "" for none
+	Thresholds string // each in a line: level, rearm, key; "" for none
 	TellAt     int64  // the lowest of them
 	Telling    bool   // the caller tells of those that are crossed
 }

@@ -1,9 +1,16 @@
 -- Thresholds: levels of use that are told of once, by the charge that reaches them.
 --
--- A limit comes with its thresholds, as JSON: [{"key", "level", "rearm"}], both in units used, holds among them.
--- tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
+-- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them. A text without
+-- quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
+
+-- The key in a line of a limit's thresholds.
+create function metered.threshold_key(line text) returns text
+language sql immutable
+as $$
+    select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
+$$;
 
 -- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, tell_at
 -- is so low that nothing goes by it without a count. told is not null; net is what was spent and is held, less refunds.
@@ -14,18 +21,20 @@ as $$
 declare
     l metered.charge_limit;
     n int := 0;
-    h record;
+    h text;
+    was jsonb;
 begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
         l.tell_at := null;
-        for h in select * from json_to_recordset(l.thresholds) x(key text, level bigint, rearm bigint) loop
+        foreach h in array string_to_array(l.thresholds, chr(10)) loop
+            was := told -> metered.threshold_key(h);
             l.tell_at := case
-                when told -> h.key is null or l.win is null and at >= (told -> h.key ->> 'until')::timestamptz then least(l.tell_at, h.level)
+                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then least(l.tell_at, split_part(h, ' ', 1)::bigint)
                 when l.win is null
-                    or l.win = interval '0' and net - credited > h.rearm
-                    or l.win > interval '0' and at < (told -> h.key ->> 'until')::timestamptz and net >= (told -> h.key ->> 'net')::bigint
+                    or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
+                    or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
                     then l.tell_at
                 when l.win = interval '0' then least(l.tell_at, net - credited)
                 else 0 end;
@@ -66,12 +75,13 @@ begin
         foreach l in array c.limits loop
             n := n + 1;
             continue when l.thresholds is null or used[n] is null;
-            if octet_length(l.thresholds::text) > 8192 then
+            if octet_length(l.thresholds) > 8192 then
                 perform metered.require(false, 'thresholds');
             end if;
             had := used[n] + held[i];
             p := null;
-            for h in select * from json_to_recordset(l.thresholds) x(key text, level bigint, rearm bigint) loop
+            for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
+                from unnest(string_to_array(l.thresholds, chr(10))) x loop
                 if told -> h.key is not null
                     and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else had > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
@@ -83,7 +93,8 @@ begin
                         'used', had - held[i] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
                 else
-                    told := told - h.key;
+                    -- A period that ended is remembered: the clock may be set back.
+                    told := case when l.win is null then told else told - h.key end;
                     continue;
                 end if;
                 told := told || jsonb_build_object(h.key, case
@@ -124,7 +135,7 @@ create function metered.kept_told(told jsonb, limits metered.charge_limit[], at 
 language plpgsql stable
 as $$
 declare
-    own text[] := array(select x.key from unnest(limits) l, lateral json_to_recordset(l.thresholds) x(key text));
+    own text[] := array(select metered.threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
 begin
     return (
         select jsonb_object_agg(y.key, y.value)

@@ -25,7 +25,7 @@ create type metered.period as (every interval, anchor timestamptz, zone text);
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
 -- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
 -- thresholds.sql): a charge that crosses one is only made if its caller is telling.
-create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds json, telling boolean);
+create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is

@@ -1,0 +1,227 @@
+package budget_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// However many charge at once, at whatever level, with the lock and by the guard alone: each level is told by one of them, the one
+// that reaches it.
+func TestThreshold_ConcurrentChargesTellOnce(t *testing.T) {
+	t.Parallel()
+	for _, locks := range []bool{true, false} {
+		t.Run(fmt.Sprintf("locks %t", locks), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Open(t)
+			makeTold(t, pool)
+			if !locks {
+				withoutLocks(t, pool)
+			}
+			l := newLedger(t, budget.Config{OnThreshold: tellTo})
+			limit := budget.PerDay(90, time.UTC, time.Time{}).Tell(budget.Threshold{Name: "third", Used: 30}, budget.Threshold{Name: "two thirds", Used: 60}, budget.Threshold{Name: "all"})
+			if time.Until(time.Now().UTC().Truncate(24*time.Hour).Add(24*time.Hour)) < 5*time.Minute {
+				limit = budget.Lifetime(90).Tell(limit.Thresholds()...) // not over midnight
+			}
+			retry := &retrier{pool: pool}
+			var rolledBack atomic.Int64
+			errBack := errors.New("rolled back")
+			require.NoError(t, pgtest.InParallel(8, func(worker int) error {
+				for n := range 20 {
+					err := retry.run(t.Context(), isolations[(worker+n)%3], func(tx pgx.Tx) error {
+						if _, err := tx.Exec(t.Context(), "select 1"); err != nil {
+							return err
+						}
+						r, err := l.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
+						if err == nil && len(r.Crossed) > 0 && rolledBack.Add(1)%2 == 1 {
+							return errBack // half of those who tell
+						}
+						return err
+					})
+					if err != nil && !errors.Is(err, budget.ErrExceeded) && !errors.Is(err, errBack) {
+						return err
+					}
+				}
+				return nil
+			}))
+			rows, err := pool.Query(t.Context(), `select t.name, t.used, t.seq, l.spent from told t join metered.ledger l using (scope, seq) order by t.n`)
+			require.NoError(t, err)
+			type told struct {
+				Name             string
+				Used, Seq, Spent int64
+			}
+			all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[told])
+			require.NoError(t, err)
+			require.Equal(t, []told{{"third", 30, 30, 30}, {"two thirds", 60, 60, 60}, {"all", 90, 90, 90}}, all)
+			require.Positive(t, rolledBack.Load())
+		})
+	}
+}
+
+// Whoever dies between the charge and its commit told nothing, and the next one does.
+func TestThreshold_TheDeadTellNothing(t *testing.T) {
+	t.Parallel()
+	kill := false
+	pool, l, _ := openTelling(t, budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		err := tellTo(ctx, tx, c)
+		if kill {
+			_, err = tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+		}
+		return err
+	}})
+	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50})
+	for n := range 3 {
+		scope := fmt.Sprint(n)
+		tx := begin(t, pool, pgx.ReadCommitted)
+		kill = n == 1
+		_, err := l.Charge(t.Context(), tx, budget.Charge{Scope: scope, Amount: 5, Limits: []budget.Limit{limit}})
+		require.Equal(t, kill, err != nil, "%v", err)
+		if n == 0 {
+			execute(t, pool, `select pg_terminate_backend($1, 120000)`, tx.Conn().PgConn().PID())
+		}
+		if n < 2 {
+			require.Error(t, tx.Commit(t.Context()))
+		} else {
+			require.NoError(t, tx.Rollback(t.Context()))
+		}
+		kill = false
+		require.Empty(t, told(t, pool, scope))
+		mustCharge(t, pool, l, scope, 4, limit)
+		require.Empty(t, told(t, pool, scope), "nothing was charged")
+		mustCharge(t, pool, l, scope, 1, limit)
+		require.Equal(t, []string{"half"}, told(t, pool, scope))
+	}
+}
+
+func TestThreshold_IsToldByEveryWayToCharge(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := openTelling(t, budget.Config{})
+	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50})
+	of := func(scope string, amount int64) budget.Charge {
+		return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{limit}}
+	}
+	posted, err := l.ChargeNow(t.Context(), pool, of("now", 5))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, posted.Seq)
+	require.Equal(t, []string{"half"}, told(t, pool, "now"))
+	_, err = l.ChargeNow(t.Context(), pool, of("now", 1))
+	require.NoError(t, err)
+	require.Empty(t, told(t, pool, "now"))
+
+	batcher, err := budget.NewBatcher(pool, l, budget.BatcherConfig{Lanes: 1})
+	require.NoError(t, err)
+	require.NoError(t, pgtest.InParallel(12, func(int) error {
+		_, err := batcher.Charge(t.Context(), of("batcher", 1))
+		if errors.Is(err, budget.ErrExceeded) {
+			return nil
+		}
+		return err
+	}))
+	require.Equal(t, []string{"half"}, told(t, pool, "batcher"))
+	event := budget.Event{Charge: of("event", 5), ID: "e"}
+	for range 2 {
+		_, err = batcher.Ingest(t.Context(), event)
+		require.NoError(t, err)
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			_, err := l.Ingest(t.Context(), tx, event)
+			return err
+		}))
+	}
+	require.Equal(t, []string{"half"}, told(t, pool, "event"), "a replay tells nothing")
+
+	var results []budget.Result
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
+		results, err = l.ChargeEach(t.Context(), tx, of("each", 4), of("each", 4), of("each", 4), of("each", 2), of("other", 1))
+		return err
+	}))
+	require.Equal(t, []int{0, 1, 0, 0, 0}, []int{len(results[0].Crossed), len(results[1].Crossed), len(results[2].Crossed), len(results[3].Crossed), len(results[4].Crossed)})
+	require.EqualValues(t, 2, results[1].Crossed[0].Seq)
+	require.ErrorIs(t, results[2].Err, budget.ErrExceeded)
+	require.Equal(t, []string{"half"}, told(t, pool, "each"))
+	requireVerified(t, pool, l)
+}
+
+// A crossing that cannot be told takes its own charge back in a batch, and no other.
+func TestThreshold_ThatCannotBeToldFailsAlone(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := openTelling(t, budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		return errors.Join(tellTo(ctx, tx, c), errVeto)
+	}})
+	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50})
+	batcher, err := budget.NewBatcher(pool, l, budget.BatcherConfig{Lanes: 1})
+	require.NoError(t, err)
+	var vetoed atomic.Int64
+	require.NoError(t, pgtest.InParallel(12, func(n int) error {
+		c := budget.Charge{Scope: fmt.Sprint(n), Amount: 4, Limits: []budget.Limit{limit}}
+		if n%4 == 0 {
+			c.Amount = 5
+		}
+		_, err := batcher.Charge(t.Context(), c)
+		if errors.Is(err, errVeto) && n%4 == 0 {
+			vetoed.Add(1)
+			return nil
+		}
+		return err
+	}))
+	require.EqualValues(t, 3, vetoed.Load())
+	_, err = l.ChargeNow(t.Context(), pool, budget.Charge{Scope: "now", Amount: 5, Limits: []budget.Limit{limit}})
+	require.ErrorIs(t, err, errVeto)
+	require.NotErrorIs(t, err, budget.ErrCommitUnknown)
+	require.Zero(t, usage(t, pool, l, "now", budget.Forever).Used)
+	tx := begin(t, pool, pgx.ReadCommitted)
+	_, err = l.ChargeEach(t.Context(), tx, budget.Charge{Scope: "each", Amount: 5, Limits: []budget.Limit{limit}})
+	require.ErrorIs(t, err, errVeto)
+	require.NoError(t, tx.Commit(t.Context()), "the transaction is as it was")
+	require.Zero(t, usage(t, pool, l, "each", budget.Forever).Used)
+}
+
+func TestThreshold_ArgumentsAreChecked(t *testing.T) {
+	t.Parallel()
+	l := newLedger(t, budget.Config{OnThreshold: tellTo})
+	check := func(l *budget.Ledger, limits ...budget.Limit) error {
+		_, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 1, Limits: limits})
+		return err
+	}
+	name := func(n int) string { return fmt.Sprintf("%0*d", n, 0) }
+	day, stock := budget.PerDay(100, time.UTC, time.Time{}), budget.Lifetime(100)
+	require.NoError(t, check(l, day.Tell(eighty()...), stock.Tell(eighty()...)))
+	require.NoError(t, check(l, stock.Tell(budget.Threshold{Name: name(budget.MaxThresholdNameBytes), Left: budget.MaxLimit, Rearm: budget.MaxLimit})))
+	require.Equal(t, stock, stock.Tell(eighty()...).Tell())
+	require.True(t, stock.Tell(eighty()...) == stock.Tell(eighty()...), "limits of the same thresholds are the same")
+	require.Equal(t, eighty(), stock.Tell(eighty()...).Thresholds())
+	var nine []budget.Threshold
+	for i := range budget.MaxThresholds + 1 {
+		nine = append(nine, budget.Threshold{Name: fmt.Sprint(i)})
+	}
+	require.NoError(t, check(l, stock.Tell(nine[1:]...)))
+	require.Equal(t, nine[1:], stock.Tell(nine[1:]...).Thresholds())
+	for what, err := range map[string]error{
+		"no name":       check(l, stock.Tell(budget.Threshold{})),
+		"long name":     check(l, stock.Tell(budget.Threshold{Name: name(budget.MaxThresholdNameBytes + 1)})),
+		"two lines":     check(l, stock.Tell(budget.Threshold{Name: "a\nb"})),
+		"long limit":    check(l, stock.Named(name(budget.MaxThresholdNameBytes+1)).Tell(eighty()...)),
+		"twice":         check(l, stock.Tell(eighty()[0], eighty()[0])),
+		"two limits":    check(l, stock.Tell(eighty()...), budget.Lifetime(50).Tell(eighty()...)),
+		"too many":      check(l, stock.Tell(nine...)),
+		"two levels":    check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 1, Left: 1})),
+		"percent":       check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 101})),
+		"of credit":     check(l, budget.Prepaid().Tell(budget.Threshold{Name: "a", Percent: 80})),
+		"used":          check(l, stock.Tell(budget.Threshold{Name: "a", Used: -1})),
+		"left":          check(l, stock.Tell(budget.Threshold{Name: "a", Left: -1})),
+		"rearm":         check(l, stock.Tell(budget.Threshold{Name: "a", Used: 1, Rearm: -1})),
+		"rearm percent": check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 10, Rearm: 11})),
+		"period":        check(l, day.Tell(budget.Threshold{Name: "a", Percent: 10, Rearm: 1})),
+		"nobody":        check(newLedger(t, budget.Config{}), stock.Tell(eighty()...)),
+	} {
+		require.True(t, isA[*budget.ArgumentError](err), "%s: %v", what, err)
+	}
+}
