@@ -11,12 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // crashing is set in a process of this binary that is there to be killed: to a connection string.
@@ -147,6 +149,38 @@ func TestWork_OverTheEndOfAMonth(t *testing.T) {
 	})
 	require.NoError(t, err)
 	o.stands(t, 700, 300, 700)
+}
+
+// A run's budget can come from a wallet. What it has of a lot is still its own after the lot's end; what it gives back is not.
+func TestWork_FromAWallet(t *testing.T) {
+	t.Parallel()
+	o, clock := openOffice(t, may)
+	book, err := wallet.New(o.client.Budget, wallet.Config{})
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(t.Context(), o.db, func(tx pgx.Tx) error {
+		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "wallet/ann", Amount: 1_000, For: time.Hour})
+		return err
+	}))
+	carving := leases.Carving{Child: "run/1", From: book.Charge("wallet/ann", 600), TTL: 3 * time.Hour}
+	lease, err := o.within(t.Context(), carving, func(ctx context.Context, r *run) error {
+		_, _, err := r.call(ctx, "before", "search", 100)
+		require.NoError(t, err)
+		clock.Advance(2 * time.Hour)
+		balance, err := book.Balance(ctx, o.db, "wallet/ann")
+		require.NoError(t, err)
+		require.Equal(t, []int64{0, 600}, []int64{balance.Units, balance.Held})
+		_, _, err = r.call(ctx, "after", "search", 50)
+		return err
+	})
+	require.NoError(t, err)
+	require.Equal(t, int64(150), lease.Spent)
+	balance, err := book.Balance(t.Context(), o.db, "wallet/ann")
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 0}, []int64{balance.Units, balance.Held})
+	o.stands(t, 0, 1_000, 150)
+	usage, err := o.client.Budget.Usage(t.Context(), o.db, budget.Query{Scope: "wallet/ann"})
+	require.NoError(t, err)
+	require.Equal(t, []int64{150, 150}, []int64{usage[0].Spent, usage[0].Credited}, "the rest has lapsed")
 }
 
 // A process is killed while a run and two agents of it make calls, several at once each. At the run's deadline, and not

@@ -270,6 +270,31 @@ func TestRefund_AndDisputeOfOneRenderGiveBackOnce(t *testing.T) {
 	require.ErrorIs(t, err, errNoRender)
 }
 
+// The room goes to the month of the draw, and the units to a lot that has ended: they lapse. Of what was paid for, they do not.
+func TestRefund_OfLastMonthMakesNoRoomInThisOne(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	_, err := f.topUp(t.Context(), "p", "ann", 500)
+	require.NoError(t, err)
+	f.renders("plan", 900)
+	f.renders("both", 300)
+	f.clock.Set(f.at(2, 28, 9))
+	f.closes()
+	f.has(1_300, 1_000, 0, 300)
+	f.renders("now", 100)
+	for id, want := range map[string]int64{"plan": 900, "both": 300} {
+		given, err := f.refund(t.Context(), id, "ann", 0, "dark")
+		require.NoError(t, err)
+		require.Equal(t, want, given)
+	}
+	f.has(1_400, 900, 0, 500)
+	f.refuses("more", 1_901, "1900 of credit are left; 1900 of month are left until 2027-03-31")
+	f.clock.Set(f.at(3, 31, 9))
+	f.closes()
+	in := f.invoice(f.at(2, 28, 9))
+	require.Equal(t, []int64{300, 1_000, 100, 1_200, 1_000, 1_400}, []int64{in.Opening, in.Granted, in.Used, in.Refunded, in.Lapsed, in.Closing})
+}
+
 func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
 	t.Parallel()
 	f := open(t)

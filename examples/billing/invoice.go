@@ -101,9 +101,6 @@ func (s *service) renew(ctx context.Context, id string) (done bool, err error) {
 		if err != nil || starts.Before(a.Ends) {
 			return err
 		}
-		if _, err := s.book.ExpireWallet(ctx, tx, scope(id)); err != nil {
-			return err
-		}
 		a.Ends = starts
 		if err := s.bill(ctx, tx, a); err != nil {
 			return err
@@ -113,7 +110,7 @@ func (s *service) renew(ctx context.Context, id string) (done bool, err error) {
 			return err
 		}
 		done = true
-		return s.grantMonth(ctx, tx, a)
+		return s.grantMonth(ctx, tx, a) // which ends the lot of the month before, too
 	})
 	return done && err == nil, err
 }
