@@ -134,6 +134,31 @@ func hasHeading(markdown, anchor string) bool {
 	return false
 }
 
+// The Go snippets of these pages are lines of examples that are compiled and run; a line of "// …" stands for what is left out.
+func TestDocs_SnippetsAreOfExamplesThatRun(t *testing.T) {
+	t.Parallel()
+	lines := func(code string) string { // without indentation and empty lines
+		return "\n" + regexp.MustCompile(`\s*\n\s*`).ReplaceAllString(strings.TrimSpace(code), "\n") + "\n"
+	}
+	var examples strings.Builder
+	files(t, ".go", func(path string) {
+		if strings.HasPrefix(path, "examples") || strings.HasPrefix(filepath.Base(path), "example_") {
+			examples.WriteString(lines(text(t, path)))
+		}
+	})
+	for _, page := range []string{"docs/plans.md"} {
+		blocks := regexp.MustCompile("(?s)\n```go\n(.*?)\n```\n").FindAllStringSubmatch(text(t, page), -1)
+		require.NotEmpty(t, blocks, page)
+		for _, block := range blocks {
+			for part := range strings.SplitSeq(lines(block[1]), "// …\n") {
+				if part != "\n" && !strings.Contains(examples.String(), "\n"+strings.TrimLeft(part, "\n")) {
+					t.Errorf("%s: no example has\n%s", page, part)
+				}
+			}
+		}
+	}
+}
+
 // docs/http.md has each code that the library makes, with the status that httpmetered gives it.
 func TestDocs_HTTPTableIsWhatIsAnswered(t *testing.T) {
 	t.Parallel()

@@ -1,14 +1,15 @@
-// Command billing sells to accounts that pay beforehand: a debit inside the application's own transaction.
+// Command billing is a metered service with monthly plans, prepaid credit, alerts and invoices, as a billing engineer would
+// build it on the library.
 //
 //	go run ./examples/billing
 //
-// An order takes an item from stock, ships it and debits the account, or does none of it. The account's balance and its
-// daily cap are limits on one scope, kept whatever the number of orders at once. A payment is credited once however often
-// it is announced, a cancelled order is refunded once, and the statement is the ledger itself.
+// An account's month is its own: from the day of the subscription on, in its time zone. What the plan includes is a lot of
+// credit that ends with the month, beside promotional credit and credit that was paid for. A draw, the work that it pays for, and the
+// alert that it sets off commit together or not at all. Invoices are sums of the ledger, written once for each month.
 //
-// What to read: shop.go, and statement.go for what is read from the ledger. main.go starts it, on a throwaway Postgres or,
-// if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes from
-// examples/internal for that is the only thing here that another module cannot import.
+// What to read: service.go and usage.go, then money.go and invoice.go. main.go starts it, on a throwaway Postgres or, if DATABASE_URL
+// is set, on that server in a database of its own that it drops at the end. What it takes from examples/internal for that is the only
+// thing here that another module cannot import.
 package main
 
 import (
@@ -20,8 +21,10 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 )
 
@@ -35,102 +38,140 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer) (err error) {
-	db, err := exampledb.Open(ctx, "billing", exampledb.Options{SQL: shopSQL})
+	db, err := exampledb.Open(ctx, "billing", exampledb.Options{SQL: serviceSQL, Jobs: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if _, err := db.Pool.Exec(ctx, `insert into items values ('tea', 1200, 10), ('cup', 400, 100)`); err != nil {
-		return err
-	}
-	client, err := metered.New(db.Pool, metered.Config{})
+	s, err := newService(db.Pool)
 	if err != nil {
 		return err
 	}
-	return story(ctx, out, &shop{db.Pool, client})
-}
-
-func story(ctx context.Context, out io.Writer, s *shop) error {
-	order := func(id, sku, address string) {
-		cents, err := s.order(ctx, id, "ann", sku, address)
-		if err != nil {
-			fmt.Fprintf(out, "%s, a %s: refused: %s\n", id, sku, explain(err))
-			return
-		}
-		fmt.Fprintf(out, "%s, a %s: shipped, %s debited\n", id, sku, money(cents))
-	}
-
-	fmt.Fprintln(out, "Without credit nothing is sold. A payment is announced twice, and credited once.")
-	order("order-1", "tea", "1 High Street")
-	for range 2 {
-		replayed, err := s.topUp(ctx, "payment-1", "ann", 80_00)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(out, "payment-1 of %s: replayed: %v\n", money(80_00), replayed)
-	}
-
-	fmt.Fprintln(out, "\nAn order debits and ships, or does neither.")
-	order("order-1", "tea", "1 High Street")
-	order("order-1", "tea", "1 High Street")
-	order("order-2", "tea", "") // shipments refuse to go nowhere
-	order("order-3", "pot", "1 High Street")
-
-	fmt.Fprintln(out, "\nAs a command, the same order is answered again.")
-	for range 2 {
-		cents, replayed, err := s.orderOnce(ctx, "order-4", "ann", "tea", "1 High Street")
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(out, "order-4, a tea: %s debited, replayed: %v\n", money(cents), replayed)
-	}
-
-	fmt.Fprintln(out, "\n20 orders of a cup at once. There is credit for 14, and the day's cap has room for 6.")
-	if err := rush(ctx, out, s, 20); err != nil {
+	if err := s.river.Start(ctx); err != nil {
 		return err
 	}
-	order("order-5", "cup", "1 High Street")
+	defer func() { err = errors.Join(err, s.river.StopAndCancel(context.WithoutCancel(ctx))) }()
+	return story(ctx, out, s)
+}
 
-	fmt.Fprintln(out, "\nCancelled, an order is refunded, once, and the day has the room again.")
-	for range 2 {
-		fmt.Fprintf(out, "cancel order-4: %s\n", outcome(s.cancel(ctx, "order-4", "ann")))
+// story is the first month of an account. The tests are those of many months.
+func story(ctx context.Context, out io.Writer, s *service) error {
+	ann := account{ID: "ann", Plan: "small", Zone: "Europe/Berlin", Since: time.Now().Add(-time.Hour)}
+	if err := s.subscribe(ctx, ann); err != nil {
+		return err
 	}
-	order("order-6", "tea", "1 High Street")
+	fmt.Fprintln(out, "Ann subscribes: 1000 units this month, in a lot that ends with it. There is a promotion, and she pays 500.")
+	if _, err := s.promote(ctx, "spring", "ann", 300, 90*24*time.Hour); err != nil {
+		return err
+	}
+	for range 2 {
+		granted, err := s.topUp(ctx, "payment-1", "ann", 500)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "payment-1: granted before: %v\n", granted.Replayed)
+	}
+	if err := balance(ctx, out, s); err != nil {
+		return err
+	}
 
-	fmt.Fprintln(out, "\nThe statement of ann")
-	if err := s.statement(ctx, out, "ann"); err != nil {
+	fmt.Fprintln(out, "\n40 renders of 50 at once. The plan's cap of a month is 2000; at 80 % of it she is told, once.")
+	if err := rush(ctx, out, s, 40, 50); err != nil {
+		return err
+	}
+	if err := alerted(ctx, out, s); err != nil {
+		return err
+	}
+	_, err := s.render(ctx, "one-more", "ann", 1)
+	if err == nil {
+		return errors.New("it was let in")
+	}
+	fmt.Fprintf(out, "one more: %s\n", explain(err))
+	if err := balance(ctx, out, s); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(out, "\nA refund of 20, and then a dispute of the same render: 50 in all, and no more.")
+	for _, units := range []int64{20, 0, 0} {
+		given, err := s.refund(ctx, "render-1", "ann", units, "too dark")
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "given back: %d\n", given)
+	}
+
+	fmt.Fprintln(out, "\nThe payment bounces. What was spent of it goes on the invoice.")
+	revoked, err := s.bounce(ctx, "payment-1", "ann")
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "taken back: %d, spent before: %d\n", revoked.Amount, revoked.Missing)
+
+	fmt.Fprintln(out, "\nThe month so far")
+	a, err := s.find(ctx, "ann")
+	if err != nil {
+		return err
+	}
+	in, err := s.month(ctx, s.pool, a)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "opening %d + granted %d - used %d + refunded %d - revoked %d = closing %d\n",
+		in.Opening, in.Granted, in.Used, in.Refunded, in.Revoked, in.Closing)
+	fmt.Fprintf(out, "of the plan %d, promotional %d, paid %d, overdrawn %d\n\n", in.Of[ofPlan], in.Of[promotional], in.Of[paid], in.Of[""])
+	if err := s.statement(ctx, out, a, budget.EntriesOptions{NewestFirst: true, Max: 4}); err != nil {
 		return err
 	}
 	fmt.Fprintln(out)
 	return s.audit(ctx, out, "ann")
 }
 
-func outcome(err error) string {
-	if err != nil {
-		return "refused: " + explain(err)
+func balance(ctx context.Context, out io.Writer, s *service) error {
+	b, err := s.book.Balance(ctx, s.pool, scope("ann"))
+	if err == nil {
+		fmt.Fprintf(out, "balance %d: plan %d, promotional %d, paid %d\n", b.Units, b.Of(ofPlan), b.Of(promotional), b.Of(paid))
 	}
-	return "done"
+	return err
 }
 
-// rush orders n cups at the same time.
-func rush(ctx context.Context, out io.Writer, s *shop, n int) error {
+// rush makes n renders at the same time.
+func rush(ctx context.Context, out io.Writer, s *service, n int, units int64) error {
 	errs := make([]error, n)
-	var wg sync.WaitGroup
+	var renders sync.WaitGroup
 	for i := range n {
-		wg.Go(func() { _, errs[i] = s.order(ctx, fmt.Sprint("cup-", i+1), "ann", "cup", "1 High Street") })
+		renders.Go(func() { _, errs[i] = s.render(ctx, fmt.Sprint("render-", i+1), "ann", units) })
 	}
-	wg.Wait()
-	var shipped, refused int
+	renders.Wait()
+	var done, refused int
 	for _, err := range errs {
 		switch {
 		case err == nil:
-			shipped++
+			done++
 		case metered.Code(err) == "budget_exceeded":
 			refused++
 		default:
 			return err
 		}
 	}
-	fmt.Fprintf(out, "shipped: %d, refused: %d\n", shipped, refused)
+	fmt.Fprintf(out, "rendered: %d, refused: %d\n", done, refused)
 	return nil
+}
+
+// alerted waits for River to have worked the job.
+func alerted(ctx context.Context, out io.Writer, s *service) error {
+	for {
+		var n, used int64
+		if err := s.pool.QueryRow(ctx, `select count(*), coalesce(max(used), 0) from alerts`).Scan(&n, &used); err != nil {
+			return err
+		}
+		if n > 0 {
+			fmt.Fprintf(out, "alerts: %d, at %d\n", n, used)
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }

@@ -15,20 +15,19 @@ func TestBilling(t *testing.T) {
 	program := exampletest.Build(t)
 	printed := program.Output()
 	for _, line := range []string{
-		`order-1, a tea: refused: it costs 12\.00, and there is 0\.00\.`,
-		`payment-1 of 80\.00: replayed: true`,
-		`order-1, a tea: shipped, 12\.00 debited`,
-		`order-2, a tea: refused: there is no address to ship to`,
-		`order-4, a tea: 12\.00 debited, replayed: true`,
-		`shipped: 6, refused: 14`,
-		`order-5, a cup: refused: it costs 4\.00, and 2\.00 of the day's 50\.00 are left; it fits in 2\dh\d+m0s\.`,
-		`cancel order-4: done`,
-		`cancel order-4: refused: no such order, or it was cancelled before`,
-		` +1 .* payment-1 +top-up +80\.00 +80\.00`,
-		` +10 .* order-4 +cancelled: tea +12\.00 +44\.00`,
-		` +11 .* order-6 +tea +12\.00 +32\.00`,
-		`verified 11 entries of 1 scopes: 0 differences`,
-		`8 orders of 48\.00, 8 shipments, 48\.00 debited`,
+		`payment-1: granted before: true`,
+		`balance 1800: plan 1000, promotional 300, paid 500`,
+		`rendered: 40, refused: 0`,
+		`alerts: 1, at 1600`,
+		`one more: 0 of month are left until \d{4}-\d\d-\d\d`,
+		`balance -200: plan 0, promotional 0, paid 0`,
+		`given back: 30`,
+		`taken back: 0, spent before: 500`,
+		`opening 0 \+ granted 1800 - used 2000 \+ refunded 50 - revoked 0 = closing -150`,
+		`of the plan 1000, promotional 300, paid 500, overdrawn 200`,
+		`45 .* refund render-1 .* 30 +-150`,
+		`verified 45 entries of 1 scopes: 0 differences`,
+		`ann: 2000 rendered, 2000 drawn, 0 on invoices, 2000 since`,
 	} {
 		require.Regexp(t, regexp.MustCompile(`(?m)^`+line+`$`), printed)
 	}

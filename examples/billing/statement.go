@@ -5,75 +5,56 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/pgmetered/metered/budget"
 )
 
-// statement prints an account's ledger. Each entry carries the sums after it, so that a balance is read and not added up.
-func (s *shop) statement(ctx context.Context, out io.Writer, account string) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "entry\tat\tby\twhat\tin\tout\tbalance\t")
-	for e, err := range s.metered.Budget.Entries(ctx, s.pool, wallet(account), budget.EntriesOptions{}) {
+// statement prints what happened to an account's wallet, and to which lots, by the account's clock.
+func (s *service) statement(ctx context.Context, out io.Writer, a account, opts budget.EntriesOptions) error {
+	zone, err := time.LoadLocation(a.Zone)
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "entry\tat\twhat\tof\tamount\tbalance")
+	for line, err := range s.book.Statement(ctx, s.pool, scope(a.ID), opts) {
 		if err != nil {
 			return err
 		}
-		in, spent := money(e.Amount), ""
-		if e.Kind == budget.KindCharge {
-			in, spent = "", money(e.Amount)
+		var lots []string
+		for _, m := range line.Lots {
+			lots = append(lots, fmt.Sprintf("%s %s %d", m.Category, m.Does, m.Amount))
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t\n", e.Seq, e.At.UTC().Format(time.DateTime),
-			e.Note.Correlation, e.Note.Reason, in, spent, money(e.Credited-e.Spent+e.Refunded))
+		fmt.Fprintf(w, "%d\t%s\t%s %s\t%s\t%d\t%d\n", line.Seq, line.At.In(zone).Format("02 Jan 15:04"), line.Kind, line.Note.Correlation,
+			strings.Join(lots, ", "), line.Amount, line.Balance)
 	}
 	return w.Flush()
 }
 
-// balance is what an account can still spend, the day's cap aside: its credit less what was spent and what holds keep.
-func (s *shop) balance(ctx context.Context, account string) (int64, error) {
-	usage, err := s.metered.Budget.Usage(ctx, s.pool, budget.Query{Scope: wallet(account)})
-	if err != nil {
-		return 0, err
-	}
-	return usage[0].Available(0), nil
-}
-
-func money(cents int64) string {
-	sign := ""
-	if cents < 0 {
-		sign, cents = "-", -cents
-	}
-	return fmt.Sprintf("%s%d.%02d", sign, cents/100, cents%100)
-}
-
-// explain says to a customer why an order was refused. The limits are told apart by their names.
+// explain says to a customer why a render was refused. The limits are told apart by their names.
 func explain(err error) string {
 	var exceeded *budget.ExceededError
 	if !errors.As(err, &exceeded) {
 		return err.Error()
 	}
-	text := ""
+	var all []string
 	for _, r := range exceeded.Refusals {
-		switch {
-		case r.Limit.Name == "credit":
-			text += fmt.Sprintf("it costs %s, and there is %s. ", money(r.Requested), money(r.Available))
-		case r.RetryAfter == budget.Never:
-			text += fmt.Sprintf("it costs %s, and a day's cap is %s. ", money(r.Requested), money(r.Limit.Max))
-		default:
-			text += fmt.Sprintf("it costs %s, and %s of the day's %s are left; it fits in %v. ",
-				money(r.Requested), money(r.Available), money(r.Limit.Max), (r.RetryAfter + time.Minute - 1).Truncate(time.Minute))
+		text := fmt.Sprintf("%d of %s are left", r.Available, r.Limit.Name)
+		if r.RetryAfter != budget.Never {
+			text += fmt.Sprintf(" until %s", r.PeriodEnd.Format(time.DateOnly))
 		}
+		all = append(all, text)
 	}
-	return text[:len(text)-1]
+	return strings.Join(all, "; ")
 }
 
-const soldSQL = `
-select coalesce(sum(cents) filter (where cancelled is null), 0)::bigint,
-    count(*) filter (where cancelled is null), (select count(*) from shipments)
-from orders`
+const soldSQL = `select coalesce(sum(units), 0)::bigint from renders where account = $1`
 
-// audit recomputes the ledgers from their entries, and compares them with what the shop's own tables say was sold.
-func (s *shop) audit(ctx context.Context, out io.Writer, accounts ...string) error {
+// audit recomputes the ledger and its lots, and compares them with the service's own tables: what was sold, and what invoices say.
+func (s *service) audit(ctx context.Context, out io.Writer, ids ...string) error {
 	report, err := s.metered.Budget.Verify(ctx, s.pool, budget.VerifyOptions{})
 	if err != nil {
 		return err
@@ -81,20 +62,34 @@ func (s *shop) audit(ctx context.Context, out io.Writer, accounts ...string) err
 	for _, d := range report.Differences {
 		fmt.Fprintln(out, d)
 	}
-	var sold, orders, shipped, paid int64
-	if err := s.pool.QueryRow(ctx, soldSQL).Scan(&sold, &orders, &shipped); err != nil {
-		return err
-	}
-	for _, account := range accounts {
-		usage, err := s.metered.Budget.Usage(ctx, s.pool, budget.Query{Scope: wallet(account)})
+	fmt.Fprintf(out, "verified %d entries of %d scopes: %d differences\n", report.Entries, report.Scopes, len(report.Differences))
+	agree := report.OK()
+	for _, id := range ids {
+		var sold, billed int64
+		if err := s.pool.QueryRow(ctx, soldSQL, id).Scan(&sold); err != nil {
+			return err
+		}
+		err := s.pool.QueryRow(ctx, `select coalesce(sum((lines ->> 'used')::bigint), 0)::bigint from invoices where account = $1`, id).Scan(&billed)
 		if err != nil {
 			return err
 		}
-		paid += usage[0].Spent - usage[0].Refunded
+		a, err := s.find(ctx, id)
+		if err != nil {
+			return err
+		}
+		a.Ends = time.Time{} // it may be over, and have no invoice yet
+		open, err := s.month(ctx, s.pool, a)
+		if err != nil {
+			return err
+		}
+		usage, err := s.metered.Budget.Usage(ctx, s.pool, budget.Query{Scope: scope(id)})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%s: %d rendered, %d drawn, %d on invoices, %d since\n", id, sold, usage[0].Spent, billed, open.Used)
+		agree = agree && sold == usage[0].Spent && sold == billed+open.Used
 	}
-	fmt.Fprintf(out, "verified %d entries of %d scopes: %d differences\n", report.Entries, report.Scopes, len(report.Differences))
-	fmt.Fprintf(out, "%d orders of %s, %d shipments, %s debited\n", orders, money(sold), shipped, money(paid))
-	if !report.OK() || sold != paid || orders != shipped {
+	if !agree {
 		return errors.New("the books do not agree")
 	}
 	return nil

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/leases"
+)
+
+// callsSQL is the application's own: what tools did. Units are thousandths of a cent.
+const callsSQL = `create table calls (run text, id text, tool text, units bigint, primary key (run, id))`
+
+// office is where agents' runs get their budgets.
+type office struct {
+	db     *pgxpool.Pool
+	client *metered.Client
+	carver *leases.Carver
+}
+
+func newOffice(db *pgxpool.Pool) (*office, error) {
+	client, err := metered.New(db, metered.Config{})
+	if err != nil {
+		return nil, err
+	}
+	carver, err := leases.NewCarver(client.Budget)
+	return &office{db, client, carver}, err
+}
+
+// monthly is what a user's agents may use. A run's budget is judged by it once, when the run begins.
+var monthly = []budget.Limit{budget.PerMonth(1_000, time.UTC, time.Time{}).Named("month")}
+
+func userScope(user string) string { return budget.ScopeKey("user", user, "") }
+
+// run is an agent at work, with a budget that nobody else can take.
+type run struct {
+	*office
+	scope string // of its budget; its calls' ids are its own, too
+}
+
+// work begins a run with a part of the user's budget, and ends it when f returns, also if ctx is cancelled by then: what it has
+// not used is the user's again. The same id begun again while it is open, after a crash, goes on with what it has left.
+//
+// Nobody ends the run of a process that was killed. It is ended after so long, by sweep.
+func (o *office) work(ctx context.Context, user, id string, units int64, after time.Duration, f func(context.Context, *run) error) (leases.Lease, error) {
+	return o.within(ctx, ofUser(user, id, units, after), f)
+}
+
+func ofUser(user, id string, units int64, after time.Duration) leases.Carving {
+	return leases.Carving{
+		Child: budget.ScopeKey("run", id, ""), TTL: after,
+		From: budget.Charge{Scope: userScope(user), Amount: units, Limits: monthly, Note: budget.Note{Actor: user, Reason: "run " + id}},
+	}
+}
+
+// sub gives an agent of this run a part of the run's budget, in the same way. It ends no later than the run.
+func (r *run) sub(ctx context.Context, name string, units int64, after time.Duration, f func(context.Context, *run) error) (leases.Lease, error) {
+	return r.within(ctx, r.part(name, units, after), f)
+}
+
+func (r *run) part(name string, units int64, after time.Duration) leases.Carving {
+	return leases.Carving{
+		Child: r.scope + "/" + name, TTL: after,
+		From: budget.Charge{Scope: r.scope, Amount: units, Limits: []budget.Limit{budget.Prepaid()}},
+	}
+}
+
+func (o *office) within(ctx context.Context, carving leases.Carving, f func(context.Context, *run) error) (lease leases.Lease, err error) {
+	r, err := o.begin(ctx, carving)
+	if err != nil {
+		return lease, err // of a refusal, nothing was taken
+	}
+	defer func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		var failed error
+		lease, failed = r.end(ending)
+		err = errors.Join(err, failed)
+	}()
+	return lease, f(ctx, r)
+}
+
+func (o *office) begin(ctx context.Context, carving leases.Carving) (*run, error) {
+	return &run{o, carving.Child}, pgx.BeginFunc(ctx, o.db, func(tx pgx.Tx) error {
+		_, err := o.carver.Carve(ctx, tx, carving)
+		return err
+	})
+}
+
+func (r *run) end(ctx context.Context) (lease leases.Lease, err error) {
+	err = pgx.BeginFunc(ctx, r.db, func(tx pgx.Tx) (err error) {
+		lease, err = r.carver.Close(ctx, tx, r.scope, budget.Note{})
+		return err
+	})
+	return lease, err
+}
+
+// call is a tool call: what the tool writes and its cost commit together. Sent again with its id, as agents do that did
+// not hear the answer, it is answered again and costs nothing. Calls of one run may run at once; budget.ErrExceeded says
+// that the run's budget is used up, and budget.ErrScopeClosed that the run is over.
+//
+// A tool whose cost is known only when it has answered, such as a model, is reserved before and settled after: with a hold on the
+// run's scope, which can be captured after the run's end, too.
+func (r *run) call(ctx context.Context, id, tool string, units int64) (left int64, replayed bool, err error) {
+	out, err := metered.Do(ctx, r.client, metered.Command{
+		ID: id, Namespace: r.scope, Name: tool,
+		Charges: []budget.Charge{{Scope: r.scope, Amount: units, Limits: []budget.Limit{budget.Prepaid()}}},
+	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		_, err := tx.Exec(ctx, `insert into calls (run, id, tool, units) values ($1, $2, $3, $4)`, r.scope, id, tool, units)
+		return nil, err
+	})
+	if err != nil || out.Replayed {
+		return 0, out.Replayed, err
+	}
+	return out.Receipt.Entries[0].Standings[0].Available, false, nil
+}
+
+// sweep ends the runs whose time is over, until ctx is done. Any number of processes may do so.
+func (o *office) sweep(ctx context.Context, every time.Duration, report func(leases.SettleReport, error)) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		report(o.carver.Sweep(ctx, o.db))
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// left is what the user's agents can still be given this month, and used is what they have used of it.
+func (o *office) left(ctx context.Context, user string) (used, left int64, err error) {
+	usage, err := o.client.Budget.Usage(ctx, o.db, budget.Query{Scope: userScope(user), Period: monthly[0].Period})
+	if err != nil {
+		return 0, 0, err
+	}
+	return usage[0].Used, usage[0].Available(monthly[0].Max), nil
+}

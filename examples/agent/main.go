@@ -1,0 +1,165 @@
+// Command agent gives agents' runs budgets of their own, out of their users': a run under a user, agents under the run.
+//
+//	go run ./examples/agent
+//
+// A run's budget is carved from its user's monthly budget when it begins. It gives parts of it to agents of its own, whose tool
+// calls charge it at once. What they leave goes back to the run, and what the run leaves to the user: when it ends, fails or is
+// cancelled, and after a crash at its deadline.
+//
+// What to read: agent.go. main.go starts it, on a throwaway Postgres or, if DATABASE_URL is set, on that server in a database of its
+// own that it drops at the end.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/leases"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	if err := start(ctx, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "agent:", err)
+		os.Exit(1)
+	}
+}
+
+func start(ctx context.Context, out io.Writer) (err error) {
+	db, err := exampledb.Open(ctx, "agent", exampledb.Options{SQL: callsSQL})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	o, err := newOffice(db.Pool)
+	if err != nil {
+		return err
+	}
+	return story(ctx, out, o)
+}
+
+func story(ctx context.Context, out io.Writer, o *office) error {
+	stands := func() error {
+		used, left, err := o.left(ctx, "ann")
+		fmt.Fprintf(out, "ann: %d used this month, %d left\n", used, left)
+		return err
+	}
+	fmt.Fprintln(out, "Ann has 1000 units a month. A run gets 600 of them, and its two agents 250 each.")
+	_, err := o.work(ctx, "ann", "42", 600, time.Hour, func(ctx context.Context, r *run) error {
+		if err := stands(); err != nil {
+			return err
+		}
+		fmt.Fprintln(out, "\nThe first makes 40 calls of 10 at once, the second 5. What they leave is the run's again.")
+		for i, calls := range []int{40, 5} {
+			lease, err := r.sub(ctx, fmt.Sprint("agent-", i+1), 250, time.Hour, func(ctx context.Context, agent *run) error {
+				made, refused, err := agent.callAtOnce(ctx, calls, 10)
+				fmt.Fprintf(out, "agent-%d: %d calls made, %d refused\n", i+1, made, refused)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "agent-%d used %d of %d\n", i+1, lease.Spent, lease.Granted)
+		}
+		fmt.Fprintln(out, "\nA call that is sent again is answered again, and costs nothing.")
+		for range 2 {
+			_, replayed, err := r.call(ctx, "summary", "write", 20)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "summary: replayed: %v\n", replayed)
+		}
+		fmt.Fprintln(out, "\nWhat a run has, another cannot get.")
+		_, err := o.work(ctx, "ann", "43", 500, time.Hour, nil)
+		var refused *budget.ExceededError
+		if !errors.As(err, &refused) {
+			return errors.Join(err, errors.New("it was given"))
+		}
+		fmt.Fprintf(out, "run 43: refused, %d of the month are free\n", refused.Refusals[0].Available)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "\nThe run is over. What was used is in Ann's ledger, and what is left is Ann's.")
+	if err := stands(); err != nil {
+		return err
+	}
+	return crash(ctx, out, o, stands)
+}
+
+// crash begins a run that nobody ends, as if its process was gone.
+func crash(ctx context.Context, out io.Writer, o *office, stands func() error) error {
+	fmt.Fprintln(out, "\nA run crashes, and its agent with it. At its deadline the sweeper ends both.")
+	err := o.abandon(ctx, "ann", "44", 300, time.Second)
+	if err == nil {
+		err = stands()
+	}
+	if err != nil {
+		return err
+	}
+	sweeping, enough := context.WithCancelCause(ctx)
+	ended := 0
+	o.sweep(sweeping, 50*time.Millisecond, func(report leases.SettleReport, err error) {
+		if ended += report.Settled; err != nil || ended == 2 {
+			enough(err)
+		}
+	})
+	if err := context.Cause(sweeping); err != context.Canceled {
+		return err
+	}
+	fmt.Fprintf(out, "%d ended\n", ended)
+	if err := stands(); err != nil {
+		return err
+	}
+	report, err := o.client.Budget.Verify(ctx, o.db, budget.VerifyOptions{})
+	fmt.Fprintf(out, "verified %d entries: %d differences\n", report.Entries, len(report.Differences))
+	return err
+}
+
+// abandon is a run and its agent that make a call each, and are not heard of any more.
+func (o *office) abandon(ctx context.Context, user, id string, units int64, after time.Duration) error {
+	r, err := o.begin(ctx, ofUser(user, id, units, after))
+	if err != nil {
+		return err
+	}
+	agent, err := r.begin(ctx, r.part("agent", units/2, after))
+	if err != nil {
+		return err
+	}
+	_, _, err = r.call(ctx, "last", "think", 7)
+	_, _, failed := agent.call(ctx, "last", "search", 8)
+	return errors.Join(err, failed)
+}
+
+// callAtOnce makes n calls at the same time.
+func (r *run) callAtOnce(ctx context.Context, n int, units int64) (made, refused int, err error) {
+	errs := make([]error, n)
+	var calls sync.WaitGroup
+	for i := range n {
+		calls.Go(func() { _, _, errs[i] = r.call(ctx, fmt.Sprint("call-", i+1), "search", units) })
+	}
+	calls.Wait()
+	for _, e := range errs {
+		switch {
+		case e == nil:
+			made++
+		case metered.Code(e) == "budget_exceeded":
+			refused++
+		default:
+			err = errors.Join(err, e)
+		}
+	}
+	return made, refused, err
+}

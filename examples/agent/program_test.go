@@ -1,0 +1,29 @@
+package main
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/examples/internal/exampletest"
+)
+
+// The program is built and run as a user would.
+func TestAgent(t *testing.T) {
+	t.Parallel()
+	program := exampletest.Build(t)
+	printed := program.Output()
+	for _, line := range []string{
+		`agent-1: 25 calls made, 15 refused`,
+		`agent-2 used 50 of 250`,
+		`summary: replayed: true`,
+		`run 43: refused, 400 of the month are free`,
+		`ann: 320 used this month, 680 left`,
+		`ann: 335 used this month, 665 left`,
+		`verified \d+ entries: 0 differences`,
+	} {
+		require.Regexp(t, regexp.MustCompile(`(?m)^`+line+`$`), printed)
+	}
+	program.LeavesNoDatabase(`metered\_agent\_%`)
+}

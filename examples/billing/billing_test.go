@@ -1,0 +1,356 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
+)
+
+type fixture struct {
+	*service
+	t     *testing.T
+	clock *pgtest.Clock
+	zone  *time.Location
+	works bool // River does
+}
+
+// open has an account, ann, of the small plan, that subscribes at nine o'clock in Berlin on the 31st of January.
+func open(t *testing.T) *fixture {
+	t.Helper()
+	zone, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	pool := pgtest.Open(t)
+	_, err = pool.Exec(t.Context(), serviceSQL)
+	require.NoError(t, err)
+	s, err := newService(pool)
+	require.NoError(t, err)
+	f := &fixture{service: s, t: t, zone: zone}
+	f.clock = pgtest.SetClock(t, pool, f.at(1, 31, 9))
+	require.NoError(t, s.subscribe(t.Context(), account{ID: "ann", Plan: "small", Zone: "Europe/Berlin", Since: f.at(1, 31, 9)}))
+	return f
+}
+
+func (f *fixture) at(month time.Month, day, hour int) time.Time {
+	return time.Date(2027, month, day, hour, 0, 0, 0, f.zone)
+}
+
+func (f *fixture) renders(id string, units int64) {
+	f.t.Helper()
+	_, err := f.render(f.t.Context(), id, "ann", units)
+	require.NoError(f.t, err)
+}
+
+func (f *fixture) refuses(id string, units int64, why string) {
+	f.t.Helper()
+	_, err := f.render(f.t.Context(), id, "ann", units)
+	require.ErrorIs(f.t, err, budget.ErrExceeded)
+	require.Equal(f.t, why, explain(err))
+}
+
+// has checks the balance, in all and by category, and all sums.
+func (f *fixture) has(units, plan, promo, bought int64) {
+	f.t.Helper()
+	b, err := f.book.Balance(f.t.Context(), f.pool, scope("ann"))
+	require.NoError(f.t, err)
+	require.Equal(f.t, []int64{units, plan, promo, bought}, []int64{b.Units, b.Of(ofPlan), b.Of(promotional), b.Of(paid)}, "in all, plan, promotional, paid")
+	var out bytes.Buffer
+	require.NoError(f.t, f.audit(f.t.Context(), &out, "ann"), "%s", &out)
+}
+
+// closes has a River worker close the books.
+func (f *fixture) closes() {
+	f.t.Helper()
+	if !f.works {
+		f.works = true
+		require.NoError(f.t, f.river.Start(context.WithoutCancel(f.t.Context())))
+		f.t.Cleanup(func() { require.NoError(f.t, f.river.StopAndCancel(context.Background())) })
+	}
+	done, cancel := f.river.Subscribe(river.EventKindJobCompleted, river.EventKindJobFailed)
+	defer cancel()
+	job, err := f.river.Insert(f.t.Context(), closing{}, nil)
+	require.NoError(f.t, err)
+	for {
+		select {
+		case e := <-done:
+			if e.Job.ID == job.Job.ID {
+				require.Equal(f.t, river.EventKindJobCompleted, e.Kind, "%v", e.Job.Errors)
+				return
+			}
+		case <-time.After(2 * time.Minute):
+			f.t.Fatal("the books are not closed")
+		}
+	}
+}
+
+// alerts waits until all jobs are worked, and is what the account was told.
+func (f *fixture) alerts() (all []string) {
+	f.t.Helper()
+	require.Eventually(f.t, func() bool {
+		var left int
+		err := f.pool.QueryRow(context.Background(), `select count(*) from river_job where kind = 'threshold' and state <> 'completed'`).Scan(&left)
+		return err == nil && left == 0
+	}, 2*time.Minute, 10*time.Millisecond)
+	rows, err := f.pool.Query(f.t.Context(), `select month, name, used from alerts order by month, name`)
+	require.NoError(f.t, err)
+	defer rows.Close()
+	for rows.Next() {
+		var month time.Time
+		var name string
+		var used int64
+		require.NoError(f.t, rows.Scan(&month, &name, &used))
+		all = append(all, fmt.Sprintf("%s %s at %d", month.In(f.zone).Format("2 Jan"), name, used))
+	}
+	require.NoError(f.t, rows.Err())
+	return all
+}
+
+// invoice is that of the month that begins then; its sums are those of Ledger.Series.
+func (f *fixture) invoice(starts time.Time) invoice {
+	f.t.Helper()
+	var in invoice
+	var lines []byte
+	require.NoError(f.t, f.pool.QueryRow(f.t.Context(), `select lines from invoices where account = 'ann' and starts = $1`, starts).Scan(&lines))
+	require.NoError(f.t, json.Unmarshal(lines, &in))
+	series, err := f.metered.Budget.Series(f.t.Context(), f.pool, scope("ann"), in.Starts, in.Ends, budget.ByDay, f.zone)
+	require.NoError(f.t, err)
+	var used, refunded int64
+	for _, day := range series {
+		used, refunded = used+day.Charged, refunded+day.RefundsMade
+	}
+	require.Equal(f.t, []int64{used, refunded}, []int64{in.Used, in.Refunded})
+	return in
+}
+
+// Four months of an account, over the end of February and a change of clocks.
+func TestMonths_AddUp(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	_, err := f.promote(t.Context(), "spring", "ann", 300, 90*24*time.Hour)
+	require.NoError(t, err)
+	_, err = f.topUp(t.Context(), "p1", "ann", 500)
+	require.NoError(t, err)
+	f.has(1_800, 1_000, 300, 500)
+	f.clock.Set(f.at(2, 10, 12))
+	f.renders("feb", 900)
+	f.closes()
+	f.has(900, 100, 300, 500) // nothing is due
+
+	// The second month begins on the last day of February. What was left is rolled over.
+	f.clock.Set(f.at(2, 28, 9))
+	f.closes()
+	f.has(1_900, 1_100, 300, 500)
+	first := f.invoice(f.at(1, 31, 9))
+	require.Equal(t, f.at(2, 28, 9), first.Ends.In(f.zone))
+	require.Equal(t, map[string]int64{ofPlan: 900}, first.Of)
+	require.Equal(t, []int64{0, 1_800, 900, 900, 20_00}, []int64{first.Opening, first.Granted, first.Used, first.Closing, first.Total})
+
+	f.clock.Set(f.at(3, 10, 12))
+	f.renders("mar1", 1_599)
+	require.Empty(t, f.alerts())
+	f.renders("mar2", 1)
+	f.renders("mar3", 400)
+	f.has(-100, 0, 0, 0)
+	f.refuses("more", 1, "0 of month are left until 2027-03-31")
+	given, err := f.refund(t.Context(), "mar3", "ann", 0, "dispute")
+	require.NoError(t, err)
+	require.Equal(t, int64(400), given)
+	f.has(300, 0, 0, 300) // 100 were overdrawn
+	f.renders("mar4", 400)
+	require.Equal(t, []string{"28 Feb 80% at 1600"}, f.alerts(), "once, though use went back and came again")
+	f.clock.Set(f.at(3, 31, 9).Add(-time.Microsecond)) // a month that lacks an hour: clocks were set forward
+	f.refuses("more", 1, "0 of month are left until 2027-03-31")
+	f.closes()
+	f.has(-100, 0, 0, 0)
+	f.clock.Advance(time.Microsecond)
+	f.renders("apr1", 10) // before anybody closed the books
+	f.has(-110, 0, 0, 0)
+	f.closes()
+	second := f.invoice(f.at(2, 28, 9))
+	require.Equal(t, 743*time.Hour, second.Ends.Sub(second.Starts))
+	require.Equal(t, []int64{900, 1_000, 2_400, 400, 0, -100, 100, 21_00},
+		[]int64{second.Opening, second.Granted, second.Used, second.Refunded, second.Lapsed, second.Closing, second.Overage, second.Total})
+	f.has(990, 990, 0, 0)
+
+	// The payment of January bounces when all of it is spent. Large plan: the cap is larger at once, and what is included next month.
+	revoked, err := f.bounce(t.Context(), "p1", "ann")
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 500}, []int64{revoked.Amount, revoked.Missing})
+	f.refuses("apr2", 1_991, "1490 of credit are left; 1990 of month are left until 2027-04-30")
+	_, err = f.topUp(t.Context(), "p2", "ann", 3_000)
+	require.NoError(t, err)
+	require.NoError(t, f.change(t.Context(), "ann", "large"))
+	f.renders("apr3", 1_991)
+	require.Len(t, f.alerts(), 1, "20 % of the large plan")
+	f.has(1_999, 0, 0, 1_999)
+
+	f.clock.Set(f.at(5, 2, 0)) // two days late
+	f.closes()
+	f.closes()
+	third := f.invoice(f.at(3, 31, 9))
+	require.Equal(t, []int64{-100, 4_100, 2_001, 1_999, 0, 500, 85_00},
+		[]int64{third.Opening, third.Granted, third.Used, third.Closing, third.Overage, third.Debts, third.Total})
+	f.has(6_999, 5_000, 0, 1_999)
+	var invoices int
+	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from invoices`).Scan(&invoices))
+	require.Equal(t, 3, invoices)
+}
+
+func TestRender_OfManyAtOnceExactlyThoseAreMadeThatFit(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	_, err := f.topUp(t.Context(), "p", "ann", 800)
+	require.NoError(t, err)
+	var made atomic.Int64
+	require.NoError(t, pgtest.InParallel(40, func(i int) error {
+		_, err := f.render(context.Background(), fmt.Sprint(i/2), "ann", 110) // each twice
+		if err == nil {
+			made.Add(1)
+		} else if metered.Code(err) == "budget_exceeded" {
+			return nil
+		}
+		return err
+	}))
+	require.Equal(t, int64(2*18), made.Load(), "of 2000, and 2300 in the wallet")
+	f.has(1_800-1_980, 0, 0, 0)
+	f.closes()
+	require.Len(t, f.alerts(), 1)
+	var jobs int
+	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from river_job where kind = 'threshold'`).Scan(&jobs))
+	require.Equal(t, 1, jobs)
+}
+
+// The statement after the charge fails: nothing is drawn, and nobody is told.
+func TestRender_DrawsRendersAndTellsOrDoesNothing(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	_, err := f.topUp(t.Context(), "p", "ann", 1_000)
+	require.NoError(t, err)
+	_, err = f.pool.Exec(t.Context(), `alter table renders add check (id <> 'never')`)
+	require.NoError(t, err)
+	_, err = f.render(t.Context(), "never", "ann", 1_700)
+	require.Error(t, err)
+	f.has(2_000, 1_000, 0, 1_000)
+	f.renders("now", 1_700)
+	f.closes()
+	require.Equal(t, []string{"31 Jan 80% at 1700"}, f.alerts())
+	replayed, err := f.render(t.Context(), "now", "ann", 1_700)
+	require.NoError(t, err)
+	require.True(t, replayed)
+	f.has(300, 0, 0, 300)
+}
+
+func TestRefund_AndDisputeOfOneRenderGiveBackOnce(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	f.renders("r", 100)
+	var given atomic.Int64
+	require.NoError(t, pgtest.InParallel(12, func(i int) error {
+		units, err := f.refund(context.Background(), "r", "ann", []int64{0, 30, 70}[i%3], "dark")
+		given.Add(units)
+		if metered.Code(err) == "budget_refund_exceeds" {
+			return nil
+		}
+		return err
+	}))
+	require.Equal(t, int64(100), given.Load())
+	f.has(1_000, 1_000, 0, 0)
+	_, err := f.refund(t.Context(), "other", "ann", 0, "dark")
+	require.ErrorIs(t, err, errNoRender)
+}
+
+// The room goes to the month of the draw, and the units to a lot that has ended: they lapse. Of what was paid for, they do not.
+func TestRefund_OfLastMonthMakesNoRoomInThisOne(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	_, err := f.topUp(t.Context(), "p", "ann", 500)
+	require.NoError(t, err)
+	f.renders("plan", 900)
+	f.renders("both", 300)
+	f.clock.Set(f.at(2, 28, 9))
+	f.closes()
+	f.has(1_300, 1_000, 0, 300)
+	f.renders("now", 100)
+	for id, want := range map[string]int64{"plan": 900, "both": 300} {
+		given, err := f.refund(t.Context(), id, "ann", 0, "dark")
+		require.NoError(t, err)
+		require.Equal(t, want, given)
+	}
+	f.has(1_400, 900, 0, 500)
+	f.refuses("more", 1_901, "1900 of credit are left; 1900 of month are left until 2027-03-31")
+	f.clock.Set(f.at(3, 31, 9))
+	f.closes()
+	in := f.invoice(f.at(2, 28, 9))
+	require.Equal(t, []int64{300, 1_000, 100, 1_200, 1_000, 1_400}, []int64{in.Opening, in.Granted, in.Used, in.Refunded, in.Lapsed, in.Closing})
+}
+
+func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	require.NoError(t, pgtest.InParallel(8, func(int) error {
+		_, err := f.topUp(context.Background(), "p", "ann", 500)
+		return err
+	}))
+	_, err := f.topUp(t.Context(), "p", "ann", 900)
+	require.ErrorIs(t, err, wallet.ErrConflict)
+	f.renders("r", 1_200)
+	f.has(300, 0, 0, 300)
+	require.NoError(t, pgtest.InParallel(8, func(int) error {
+		revoked, err := f.bounce(context.Background(), "p", "ann")
+		if err == nil && revoked.Missing != 200 {
+			err = fmt.Errorf("missing %d", revoked.Missing)
+		}
+		return err
+	}))
+	f.has(0, 0, 0, 0)
+	var debts int64
+	require.NoError(t, f.pool.QueryRow(t.Context(), `select sum(units) from debts`).Scan(&debts))
+	require.Equal(t, int64(200), debts)
+}
+
+// Many at once close the same month: one invoice, one grant.
+func TestRenew_AtOnceIsOnce(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	f.renders("r", 1_400)
+	f.clock.Set(f.at(2, 28, 9))
+	var done atomic.Int64
+	require.NoError(t, pgtest.InParallel(8, func(int) error {
+		renewed, err := f.renew(context.Background(), "ann")
+		if renewed {
+			done.Add(1)
+		}
+		return err
+	}))
+	require.Equal(t, int64(1), done.Load())
+	require.Equal(t, int64(20_00+400), f.invoice(f.at(1, 31, 9)).Total)
+	f.has(1_000, 1_000, 0, 0)
+}
+
+func TestAudit_FindsBooksThatDoNotAgree(t *testing.T) {
+	t.Parallel()
+	for _, tamper := range []string{
+		`update renders set units = units + 1`,
+		`update metered.lots set rest = rest + 1`,
+		`update accounts set starts = starts + interval '1 hour'`,
+	} {
+		f := open(t)
+		f.clock.Advance(time.Minute)
+		f.renders("r", 10)
+		f.has(990, 990, 0, 0)
+		_, err := f.pool.Exec(t.Context(), tamper)
+		require.NoError(t, err)
+		require.Error(t, f.audit(t.Context(), &bytes.Buffer{}, "ann"), tamper)
+	}
+}

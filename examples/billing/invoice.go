@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// invoice is an account's month. Opening + Granted - Used + Refunded - Lapsed - Revoked = Closing, from the ledger's entries of
+// the month; Refunded is what was given back in this month, also of draws of earlier ones.
+type invoice struct {
+	Account  string           `json:"account"`
+	Starts   time.Time        `json:"starts"`
+	Ends     time.Time        `json:"ends"`
+	Opening  int64            `json:"opening"`
+	Granted  int64            `json:"granted"`
+	Used     int64            `json:"used"`
+	Of       map[string]int64 `json:"of"` // Used by the lots' categories; "" of what no lot covered
+	Refunded int64            `json:"refunded"`
+	Lapsed   int64            `json:"lapsed"`
+	Revoked  int64            `json:"revoked"`
+	Closing  int64            `json:"closing"`
+
+	Fee     int64 `json:"fee"`
+	Overage int64 `json:"overage"` // what was owed at the month's end
+	Debts   int64 `json:"debts"`   // what was spent of payments that bounced
+	Total   int64 `json:"total"`
+}
+
+var errSums = errors.New("the month's sums do not agree with the ledger")
+
+// month sums up an account's month from the statement of its wallet. Behind the wallet's lock, and when the month is over,
+// nothing of it is missing.
+func (s *service) month(ctx context.Context, db budget.Querier, a account) (invoice, error) {
+	in := invoice{Account: a.ID, Starts: a.Starts, Ends: a.Ends, Of: map[string]int64{}, Fee: plans[a.Plan].Fee}
+	first := true
+	for line, err := range s.book.Statement(ctx, db, scope(a.ID), budget.EntriesOptions{From: a.Starts, To: a.Ends}) {
+		if err != nil {
+			return in, err
+		}
+		var change int64
+		switch line.Kind {
+		case budget.KindCredit:
+			change, in.Granted = line.Amount, in.Granted+line.Amount
+		case budget.KindRollOver: // the credit behind it is the same again
+			change, in.Granted = -line.Amount, in.Granted-line.Amount
+		case budget.KindCharge, budget.KindCapture:
+			change, in.Used = -line.Amount, in.Used+line.Amount
+			for _, m := range line.Lots {
+				in.Of[m.Category] += m.Amount
+			}
+		case budget.KindRefund:
+			change, in.Refunded = line.Amount, in.Refunded+line.Amount
+		case budget.KindLapse:
+			change, in.Lapsed = -line.Amount, in.Lapsed+line.Amount
+		case budget.KindRevoke:
+			change, in.Revoked = -line.Amount, in.Revoked+line.Amount
+		}
+		in.Closing = line.Balance + line.Held
+		if first {
+			first, in.Opening = false, in.Closing-change
+		}
+	}
+	if in.Opening+in.Granted-in.Used+in.Refunded-in.Lapsed-in.Revoked != in.Closing {
+		return in, fmt.Errorf("%w: %+v", errSums, in)
+	}
+	in.Overage = max(0, -in.Closing)
+	in.Total = in.Fee + in.Overage
+	return in, nil
+}
+
+const (
+	lockAccountSQL = accountSQL + ` for update`
+	debtsSQL       = `
+with billed as (update debts set invoice = $2 where account = $1 and invoice is null returning units)
+select coalesce(sum(units), 0)::bigint from billed`
+	invoiceSQL = `insert into invoices values ($1, $2, $3, $4, $5)`
+	nextSQL    = `update accounts set starts = $2, ends = $3 where id = $1`
+)
+
+// renew ends an account's month, if it is over: it writes the invoice, pays back what that bills, and grants what the next
+// month includes. All of it or nothing, once for each month, whoever calls it at once. An account that nobody renewed for
+// longer than a month gets one invoice for all of it.
+func (s *service) renew(ctx context.Context, id string) (done bool, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		a, err := find(ctx, tx, lockAccountSQL, id)
+		if err != nil {
+			return err
+		}
+		if err := s.metered.Budget.Lock(ctx, tx, scope(id)); err != nil {
+			return err
+		}
+		starts, ends, err := s.now(ctx, tx, a)
+		if err != nil || starts.Before(a.Ends) {
+			return err
+		}
+		a.Ends = starts
+		if err := s.bill(ctx, tx, a); err != nil {
+			return err
+		}
+		a.Starts, a.Ends = starts, ends
+		if _, err := tx.Exec(ctx, nextSQL, id, starts, ends); err != nil {
+			return err
+		}
+		done = true
+		return s.grantMonth(ctx, tx, a) // which ends the lot of the month before, too
+	})
+	return done && err == nil, err
+}
+
+func (s *service) bill(ctx context.Context, tx pgx.Tx, a account) error {
+	in, err := s.month(ctx, tx, a)
+	if err != nil {
+		return err
+	}
+	if err := tx.QueryRow(ctx, debtsSQL, a.ID, a.Starts).Scan(&in.Debts); err != nil {
+		return err
+	}
+	in.Total += in.Debts
+	if in.Overage > 0 {
+		reference := "invoice/" + a.Starts.Format(time.RFC3339)
+		_, err = s.book.Grant(ctx, tx, wallet.Grant{
+			Wallet: scope(a.ID), Amount: in.Overage, Category: overage, Reference: reference,
+			Note: budget.Note{Correlation: reference, Reason: "overage, billed"},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	_, err = tx.Exec(ctx, invoiceSQL, a.ID, a.Starts, a.Ends, in.Total, in)
+	return err
+}
+
+// closing is a job, made every few minutes: it sweeps wallets, and renews accounts whose month is over.
+type closing struct{}
+
+// Kind is the job's kind.
+func (closing) Kind() string { return "closing" }
+
+// closeBooks reads the time from the library's clock, which is the database's.
+func (s *service) closeBooks(ctx context.Context, _ *river.Job[closing]) error {
+	rows, _ := s.pool.Query(ctx, `select id from accounts where ends <= metered.clock() order by id`)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for _, id := range ids {
+		_, failed := s.renew(ctx, id)
+		err = errors.Join(err, failed)
+	}
+	_, failed := s.book.Expire(ctx, s.pool, wallet.ExpireOptions{})
+	return errors.Join(err, failed)
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// service renders pages for accounts that have a plan, and a wallet beside it.
+type service struct {
+	pool    *pgxpool.Pool
+	river   *river.Client[pgx.Tx]
+	metered *metered.Client
+	book    *wallet.Book
+}
+
+// plan is what an account subscribes to by the month.
+type plan struct {
+	Fee      int64 // in cents
+	Included int64 // units of each month, in a lot that ends with it
+	RollCap  int64 // of which so many go on for a month
+	Cap      int64 // units a month at most, whatever is in the wallet: what stops a loop
+}
+
+var plans = map[string]plan{
+	"small": {Fee: 20_00, Included: 1_000, RollCap: 200, Cap: 2_000},
+	"large": {Fee: 80_00, Included: 5_000, RollCap: 1_000, Cap: 10_000},
+}
+
+// overdraft is how far an account may go below what it has. It is billed with the month.
+const overdraft = 500
+
+// The categories of credit, in the order in which it is spent: what ends first comes first, and what was paid for last.
+const (
+	ofPlan      = "plan"
+	promotional = "promotional"
+	paid        = "paid"
+	overage     = "overage" // what an invoice bills is paid back with
+)
+
+func newService(pool *pgxpool.Pool) (*service, error) {
+	s := &service{pool: pool}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(s.alert))
+	river.AddWorker(workers, river.WorkFunc(s.closeBooks))
+	var err error
+	s.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2}},
+		Workers: workers,
+		PeriodicJobs: []*river.PeriodicJob{river.NewPeriodicJob(river.PeriodicInterval(10*time.Minute),
+			func() (river.JobArgs, *river.InsertOpts) { return closing{}, nil }, nil)},
+		FetchPollInterval: 100 * time.Millisecond,
+		Logger:            slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
+	})
+	if err != nil {
+		return nil, err
+	}
+	enqueuer, err := jobs.New(s.river, jobs.Config{})
+	if err != nil {
+		return nil, err
+	}
+	s.metered, err = metered.New(pool, metered.Config{River: s.river, OnThreshold: crossed(enqueuer)})
+	if err != nil {
+		return nil, err
+	}
+	s.book, err = wallet.New(s.metered.Budget, wallet.Config{
+		Overdraft: overdraft, Priorities: map[string]int{overage: 0, ofPlan: 0, promotional: 1, paid: 2},
+	})
+	return s, err
+}
+
+// account is one that has subscribed.
+type account struct {
+	ID, Plan, Zone      string
+	Since, Starts, Ends time.Time
+}
+
+// wallets are the scopes of accounts, each with a wallet's lots and the month's use.
+var wallets = budget.Scopes[string]{Kind: "wallet"}
+
+func scope(id string) string { return wallets.Scope(id) }
+
+const accountSQL = `select id, plan, zone, since, starts, ends from accounts where id = $1`
+
+func (s *service) find(ctx context.Context, id string) (account, error) {
+	return find(ctx, s.pool, accountSQL, id)
+}
+
+func find(ctx context.Context, db budget.Querier, sql, id string) (account, error) {
+	rows, _ := db.Query(ctx, sql, id)
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[account])
+}
+
+// month is the plan's cap: in the account's months, by the account's clock. Its thresholds are told of once in each of them.
+func (a account) month() (budget.Limit, error) {
+	zone, err := time.LoadLocation(a.Zone)
+	if err != nil {
+		return budget.Limit{}, err
+	}
+	limit := budget.PerMonth(plans[a.Plan].Cap, zone, a.Since).Named("month")
+	return limit.Tell(budget.Threshold{Name: "80%", Percent: 80}), nil
+}
+
+// now is the account's month by the database's clock.
+func (s *service) now(ctx context.Context, db budget.Querier, a account) (starts, ends time.Time, err error) {
+	month, err := a.month()
+	if err != nil {
+		return starts, ends, err
+	}
+	usage, err := s.metered.Budget.Usage(ctx, db, budget.Query{Scope: scope(a.ID), Period: month.Period})
+	if err != nil {
+		return starts, ends, err
+	}
+	return usage[0].PeriodStart, usage[0].PeriodEnd, nil
+}
+
+// subscribe begins the first month of an account.
+func (s *service) subscribe(ctx context.Context, a account) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
+		if a.Starts, a.Ends, err = s.now(ctx, tx, a); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `insert into accounts values ($1, $2, $3, $4, $5, $6)`, a.ID, a.Plan, a.Zone, a.Since, a.Starts, a.Ends)
+		if err != nil {
+			return err
+		}
+		return s.grantMonth(ctx, tx, a)
+	})
+}
+
+// rollFor is how long credit lasts that was rolled over.
+const rollFor = 31 * 24 * time.Hour
+
+// grantMonth grants what the plan includes, once for each month. At its end the lot lapses, but for what rolls over.
+func (s *service) grantMonth(ctx context.Context, tx pgx.Tx, a account) error {
+	p := plans[a.Plan]
+	_, err := s.book.Grant(ctx, tx, wallet.Grant{
+		Wallet: scope(a.ID), Amount: p.Included, Category: ofPlan, Reference: "month/" + a.Starts.Format(time.RFC3339),
+		Expires: a.Ends, RollCap: p.RollCap, RollFor: rollFor, LateRefunds: wallet.Lapse,
+		Note: budget.Note{Reason: "month of " + a.Starts.Format(time.DateOnly)},
+	})
+	return err
+}
+
+// change gives an account another plan. Its cap counts from the next charge on, with what was used this month; what it
+// includes, and its fee, from the next month on.
+func (s *service) change(ctx context.Context, id, plan string) error {
+	_, err := s.pool.Exec(ctx, `update accounts set plan = $2 where id = $1`, id, plan)
+	return err
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/jobs"
+)
+
+var errNoRender = errors.New("no such render")
+
+// render does a piece of work and draws what it costs, or does neither. Two limits are on the account's one scope: what is
+// in the wallet, and the plan's cap of the month. Sent again with its id, it is answered again.
+//
+// The account is locked from the charge to the commit, so the charge comes late: the row that names it, for refunds, is all that
+// follows.
+func (s *service) render(ctx context.Context, id, account string, units int64) (replayed bool, err error) {
+	out, err := metered.Do(ctx, s.metered, metered.Command{
+		ID: id, Namespace: "renders/" + account, Name: "render", Input: units,
+	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+		a, err := find(ctx, tx, accountSQL, account) // the plan as it is by now
+		if err != nil {
+			return nil, err
+		}
+		month, err := a.month()
+		if err != nil {
+			return nil, err
+		}
+		receipt, err := s.metered.Budget.Charge(ctx, tx, budget.Charge{
+			Scope: scope(account), Amount: units, Limits: []budget.Limit{s.book.Limit().Named("credit"), month},
+			Note: budget.Note{Actor: account, Correlation: id, Reason: "render"},
+		})
+		if err != nil {
+			return nil, err
+		}
+		_, err = tx.Exec(ctx, `insert into renders values ($1, $2, $3, $4)`, account, id, units, receipt.Entries[0].Seq)
+		return nil, err
+	})
+	return out.Replayed, err
+}
+
+// refund gives back units of a render, or all that is left of it if units is 0: that is a dispute. However many ask at
+// once and one after the other, no more is given back than was drawn. The units go to the lots that they came from, and the
+// room to the month in which they were drawn.
+func (s *service) refund(ctx context.Context, id, account string, units int64, reason string) (given int64, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		r := budget.Refund{Scope: scope(account), Amount: units, Note: budget.Note{Correlation: id, Reason: reason}}
+		var drawn int64
+		err := tx.QueryRow(ctx, `select units, entry from renders where account = $1 and id = $2`, account, id).Scan(&drawn, &r.Seq)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return errNoRender
+		} else if err != nil {
+			return err
+		}
+		if units == 0 {
+			r.Amount = drawn
+		}
+		_, err = s.book.Refund(ctx, tx, r)
+		var excess *budget.RefundExceedsError
+		if errors.As(err, &excess) && units == 0 {
+			if r.Amount = excess.Remaining; r.Amount == 0 {
+				return nil // all of it was given back before
+			}
+			_, err = s.book.Refund(ctx, tx, r)
+		}
+		given = r.Amount
+		return err
+	})
+	if err != nil {
+		given = 0
+	}
+	return given, err
+}
+
+// reached is a job: an account's month has reached a threshold.
+type reached struct {
+	Scope string    `json:"scope"`
+	Month time.Time `json:"month"`
+	Name  string    `json:"name"`
+	Used  int64     `json:"used"`
+}
+
+// Kind is the job's kind.
+func (reached) Kind() string { return "threshold" }
+
+// crossed enqueues the job in the transaction of the charge that reached the threshold: both commit, or none does. It is called
+// once in a month for each threshold, whatever is refunded, changed and charged again.
+func crossed(enqueuer *jobs.Enqueuer) budget.OnThreshold {
+	return func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		_, err := enqueuer.Enqueue(ctx, tx, reached{c.Scope, c.PeriodStart, c.Threshold.Name, c.Used}, nil)
+		return err
+	}
+}
+
+// alert tells the account. River works a job at least once, so the row says whether it was told.
+func (s *service) alert(ctx context.Context, job *river.Job[reached]) error {
+	id, err := wallets.Parse(job.Args.Scope)
+	if err != nil {
+		return err
+	}
+	_, err = s.pool.Exec(ctx, `insert into alerts values ($1, $2, $3, $4) on conflict do nothing`, id, job.Args.Month, job.Args.Name, job.Args.Used)
+	return err
+}
