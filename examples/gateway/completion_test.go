@@ -1,0 +1,264 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// rows are the completions that were settled, by id.
+func (f *fixture) rows() map[string]completion {
+	f.t.Helper()
+	rows, err := f.pool.Query(f.t.Context(), `select id, generation, finish, prompt, completion, cost from completions`)
+	require.NoError(f.t, err)
+	all := map[string]completion{}
+	var id string
+	var c completion
+	_, err = pgx.ForEachRow(rows, []any{&id, &c.Generation, &c.Finish, &c.Usage.Prompt, &c.Usage.Completion, &c.Cost}, func() error {
+		all[id] = c
+		return nil
+	})
+	require.NoError(f.t, err)
+	return all
+}
+
+// requireSettled waits until nothing is held, and checks that every level has been charged what was settled, and nothing else.
+func (f *fixture) requireSettled() map[string]completion {
+	f.t.Helper()
+	require.Eventually(f.t, func() bool {
+		_, held := f.spent(credit("acme"))
+		return held == 0
+	}, patience, 5*time.Millisecond)
+	money, tokens := map[string]int64{}, map[string]int64{}
+	rows, err := f.pool.Query(f.t.Context(), `
+		select a.id, coalesce(sum(c.cost), 0)::bigint, coalesce(sum(c.prompt + c.completion), 0)::bigint
+		from accounts a left join completions c on c.key = a.id or starts_with(c.key, a.id || '/') group by a.id`)
+	require.NoError(f.t, err)
+	var id string
+	var cost, n int64
+	_, err = pgx.ForEachRow(rows, []any{&id, &cost, &n}, func() error { money[id], tokens[id] = cost, n; return nil })
+	require.NoError(f.t, err)
+	for _, secret := range []string{"key-of-ann", "key-of-ben", "key-of-eve"} {
+		r, _ := http.NewRequestWithContext(f.t.Context(), http.MethodGet, "/", nil)
+		r.Header.Set("Authorization", "Bearer "+secret)
+		c, err := f.caller(r)
+		require.NoError(f.t, err)
+		for _, m := range c.measures() {
+			spent, held := f.spent(m.scope)
+			require.Zero(f.t, held, m.scope)
+			switch m.unit {
+			case "money":
+				require.Equal(f.t, money[m.account], spent, m.scope)
+			case "tokens":
+				require.Equal(f.t, tokens[m.account], spent, m.scope)
+			}
+		}
+	}
+	report, err := f.metered.Budget.Verify(f.t.Context(), f.pool, budget.VerifyOptions{})
+	require.NoError(f.t, err)
+	require.True(f.t, report.OK(), "%v", report.Differences)
+	return f.rows()
+}
+
+func TestCompletion_IsBilledWhatTheModelCounted(t *testing.T) {
+	t.Parallel()
+	f := openGateway(t, false)
+	f.grants(5 * dollar)
+	for prompt, finish := range map[string]string{
+		"How is a stream metered?":                "stop",
+		"And one that is BREAK half of the way?":  "broken",
+		strings.Repeat("a long prompt, too ", 99): "stop",
+	} {
+		h := f.ask(f.bases[0], "key-of-ann", fmt.Sprint(len(prompt)), prompt, 0)
+		require.Equal(t, "", h.Problem)
+		counted, ended := f.model.counted(h.Generation)
+		require.Equal(t, finish, ended)
+		require.Equal(t, counted, h.Usage)
+		require.NotZero(t, counted.Completion)
+		require.EqualValues(t, counted.Completion, len(strings.Fields(h.Text)))
+		require.Equal(t, 10*counted.Prompt+30*counted.Completion, h.Cost)
+		require.Equal(t, completion{Generation: h.Generation, Finish: finish, Usage: counted, Cost: h.Cost}, f.requireSettled()[fmt.Sprint(len(prompt))])
+	}
+}
+
+func TestCompletion_AClientThatHangsUpPaysForWhatWasGenerated(t *testing.T) {
+	t.Parallel()
+	f := openGateway(t, false)
+	f.grants(5 * dollar)
+	f.model.pace = 20 * time.Millisecond
+	h := f.ask(f.bases[0], "key-of-ann", "cut", "How is a stream metered?", 3)
+	require.Equal(t, "", h.Finish)
+	var row completion
+	require.Eventually(t, func() (ok bool) { row, ok = f.rows()["cut"]; return ok }, patience, 5*time.Millisecond)
+	counted, finish := f.model.counted(h.Generation)
+	require.Equal(t, "cancelled", finish, "the model went on")
+	require.Equal(t, counted, row.Usage)
+	require.GreaterOrEqual(t, counted.Completion, int64(3))
+	f.requireSettled()
+
+	again := f.ask(f.bases[0], "key-of-ann", "cut", "How is a stream metered?", 0)
+	require.Equal(t, h.Generation, again.Generation, "the client can have what it paid for")
+	require.Equal(t, "cancelled", again.Finish)
+	require.EqualValues(t, counted.Completion, len(strings.Fields(again.Text)))
+	require.Len(t, f.model.ids(), 1)
+	f.requireSettled()
+}
+
+func TestCompletion_SentManyTimesIsOne(t *testing.T) {
+	t.Parallel()
+	f := openGateway(t, false)
+	f.grants(5 * dollar)
+	all := make([]heard, 10)
+	var wg sync.WaitGroup
+	for i := range all {
+		wg.Go(func() {
+			for all[i].Status == 0 || all[i].Status == http.StatusConflict { // the first is being carried out
+				all[i] = f.ask(f.bases[0], "key-of-ann", "key", "How is a stream metered?", 0)
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+	for _, h := range all {
+		require.Equal(t, all[0], h)
+		require.Equal(t, "stop", h.Finish)
+	}
+	require.Len(t, f.model.ids(), 1)
+	require.Equal(t, http.StatusUnprocessableEntity, f.ask(f.bases[0], "key-of-ann", "key", "Something else?", 0).Status)
+	other := f.ask(f.bases[0], "key-of-ben", "key", "How is a stream metered?", 0)
+	require.Equal(t, "stop", other.Finish, "another key's id is another id: %s", other.Problem)
+	require.Len(t, f.model.ids(), 2)
+	f.requireSettled()
+}
+
+func TestCompletion_EachLevelRefusesAndIsNamed(t *testing.T) {
+	t.Parallel()
+	f := openGateway(t, false)
+	refused := func(limit string, status int) {
+		t.Helper()
+		h := f.ask(f.bases[0], "key-of-ann", "", "How is a stream metered?", 0)
+		require.Equal(t, status, h.Status, h.Problem)
+		require.Contains(t, h.Problem, `"violated-policies":["`+limit+`"]`)
+		require.Empty(t, f.model.ids(), "the model was not asked")
+		f.requireSettled()
+	}
+	refused("credit", http.StatusPaymentRequired)
+	f.grants(5 * dollar)
+	const estimate = 10*24 + 30*100 // bytes of the prompt, and max_tokens
+	for _, limit := range []struct {
+		account, level, column string
+		enough                 int64
+	}{
+		{"acme", "organisation", "monthly", estimate},
+		{"acme/search", "team", "monthly", estimate},
+		{"acme/search/ann", "user", "monthly", estimate},
+		{"acme/search/ann/laptop", "key", "monthly", estimate},
+		{"acme/search", "team", "tokens_per_minute", 124},
+		{"acme/search/ann/laptop", "key", "tokens_per_minute", 124},
+		{"acme/search/ann/laptop", "key", "requests_per_minute", 1},
+	} {
+		unit, _, _ := strings.Cut(limit.column, "_")
+		f.set(limit.account, limit.column, limit.enough-1)
+		refused(limit.level+"-"+unit, http.StatusTooManyRequests)
+		f.set(limit.account, limit.column, limit.enough)
+	}
+	require.Equal(t, "stop", f.ask(f.bases[0], "key-of-ann", "", "How is a stream metered?", 0).Finish, "the estimate fits exactly")
+	f.requireSettled()
+}
+
+func TestCompletion_WithoutAnAnswerOfTheModelCostsNothing(t *testing.T) {
+	t.Parallel()
+	f := openGateway(t, false)
+	f.grants(5 * dollar)
+	model := f.cfg.model
+	f.cfg.model = "http://127.0.0.1:1"
+	require.Equal(t, http.StatusBadGateway, f.ask(f.bases[0], "key-of-ann", "key", "How is a stream metered?", 0).Status)
+	require.Empty(t, f.requireSettled())
+	f.cfg.model = model
+	require.Equal(t, "stop", f.ask(f.bases[0], "key-of-ann", "key", "How is a stream metered?", 0).Finish, "the id was not used up")
+	require.Len(t, f.requireSettled(), 1)
+}
+
+func TestRequest_IsRefusedBeforeAnythingIsHeld(t *testing.T) {
+	t.Parallel()
+	f := openGateway(t, false)
+	f.grants(5 * dollar)
+	for _, path := range []string{"/v1/usage", "/v1/live", "/v1/invoice?month=2026-11"} {
+		status, _ := f.do(t.Context(), http.MethodGet, path, "key-of-nobody", "", "")
+		require.Equal(t, http.StatusUnauthorized, status, path)
+	}
+	status, _ := f.do(t.Context(), http.MethodGet, "/v1/invoice?month=2026-11", "key-of-ann", "", "")
+	require.Equal(t, http.StatusUnauthorized, status, "a user's key is not the admin's")
+	for _, body := range []string{
+		`{}`, `no`, `{"model": "none", "messages": [{"content": "x"}]}`, `{"model": "small"}`,
+		`{"model": "small", "messages": [{"content": "x"}], "max_tokens": 0}`, `{"model": "small", "messages": [{"content": "x"}], "max_tokens": 4097}`,
+		`{"model": "small", "messages": [{"content": "` + strings.Repeat("x", 1<<16) + `"}]}`,
+	} {
+		status, text := f.do(t.Context(), http.MethodPost, "/v1/chat/completions", "key-of-ann", "", body)
+		require.Equal(t, http.StatusBadRequest, status, text)
+	}
+	for _, body := range []string{`{}`, `{"id": "x", "amount": 0}`, `{"id": "x", "amount": -5}`, `{"amount": 5}`} {
+		status, _ := f.do(t.Context(), http.MethodPost, "/v1/credit", "admin-of-acme", "", body)
+		require.Equal(t, http.StatusBadRequest, status, body)
+	}
+	require.Empty(t, f.model.ids())
+	require.Empty(t, f.requireSettled())
+}
+
+func TestCompletion_OfAGatewayThatDiedIsFreedAndRunsAnewOnce(t *testing.T) {
+	t.Parallel()
+	f := openGateway(t, false)
+	f.grants(5 * dollar)
+	clock := pgtest.SetClock(t, f.pool, time.Now())
+	const prompt = "How is a stream metered?"
+	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(fmt.Sprintf(
+		`{"model": "large", "messages": [{"role": "user", "content": %q}], "max_tokens": 100}`, prompt)))
+	r.Header.Set("Authorization", "Bearer key-of-ann")
+	r.Header.Set("Idempotency-Key", "key")
+	c, id, request, err := f.read(httptest.NewRecorder(), r)
+	require.NoError(t, err)
+	s, err := f.open(t.Context(), c, id, request)
+	require.NoError(t, err)
+	s.Close() // it dies, with what it holds
+
+	h := f.ask(f.bases[0], "key-of-ann", "key", prompt, 0)
+	require.Equal(t, http.StatusConflict, h.Status)
+	require.Contains(t, h.Problem, `"code":"session_running"`)
+	_, held := f.spent(credit("acme"))
+	require.NotZero(t, held)
+	clock.Set(s.Hold().Due)
+	_, held = f.spent(credit("acme"))
+	require.Zero(t, held, "free when it is due")
+	all := make([]heard, 5)
+	var wg sync.WaitGroup
+	for i := range all {
+		wg.Go(func() {
+			for all[i].Status == 0 || all[i].Status == http.StatusConflict {
+				all[i] = f.ask(f.bases[0], "key-of-ann", "key", prompt, 0)
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+	for _, h := range all {
+		require.Equal(t, all[0], h)
+		require.Equal(t, "stop", h.Finish)
+	}
+	require.Len(t, f.model.ids(), 1)
+	require.Len(t, f.requireSettled(), 1)
+	var refused *metered.LostError
+	_, err = f.settle(t.Context(), s, c, id, request, completion{Usage: usage{Prompt: 1, Completion: 1}})
+	require.ErrorAs(t, err, &refused, "the dead, should it come back, settles nothing")
+	require.Len(t, f.requireSettled(), 1)
+}

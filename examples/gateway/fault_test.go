@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgserver"
+)
+
+// process is a gateway of its own, which is killed and started again at the same address.
+type process struct {
+	t       *testing.T
+	binary  string
+	args    []string
+	address string
+	cmd     *exec.Cmd
+}
+
+func (p *process) start() {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	p.t.Cleanup(cancel)
+	p.cmd = exec.CommandContext(ctx, p.binary, append([]string{"-listen", p.address}, p.args...)...)
+	stdout, err := p.cmd.StdoutPipe()
+	require.NoError(p.t, err)
+	require.NoError(p.t, p.cmd.Start())
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(p.t, err)
+	_, rest, _ := strings.Cut(line, "http://")
+	p.address, _, _ = strings.Cut(rest, "/")
+	go func() { _, _ = io.Copy(io.Discard, stdout) }()
+}
+
+func (p *process) kill() {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Process.Kill()) // SIGKILL
+	require.Error(p.t, p.cmd.Wait())
+}
+
+// Streams all at once, by three gateways. A fifth of the clients hang up; two gateways are killed in the middle of it, and
+// Postgres is, too. A client that was not answered to the end sends its request again, with its key, to another gateway.
+//
+// The rule by which the books agree, to the unit: what is billed is what was settled, a request at most once, and that is what
+// the model counted of the generation that was settled. What a gateway had a model generate and did not live to settle is
+// free. So the sum of what the model counted of the settled generations is the sum of the ledger at each level, of the
+// invoice, of its days, its teams and its users, and of what is gone of the credit.
+func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *testing.T) {
+	t.Parallel()
+	streams := 200
+	if testing.Short() {
+		streams = 60
+	}
+	server, err := pgserver.Start(t.Context(), pgserver.Options{
+		Private: true, Durable: true, TCP: true, Settings: map[string]string{"fsync": "off"}, // the machine does not crash
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, server.Stop()) })
+	pool, err := pgxpool.New(t.Context(), server.ConnString())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
+	require.NoError(t, err)
+	f := newFixture(t, pool)
+	f.model.pace = 5 * time.Millisecond
+	f.generous()
+	rec := f.receive(0)
+	began := time.Now().In(f.zone())
+
+	binary := filepath.Join(t.TempDir(), "gateway")
+	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
+	require.NoError(t, err, "go build: %s", out)
+	var gateways []*process
+	for range 3 {
+		p := &process{t: t, binary: binary, address: "127.0.0.1:0", args: []string{
+			"-database", server.ConnString(), "-model", f.cfg.model, "-ttl", "4s"}}
+		p.start()
+		t.Cleanup(p.kill)
+		gateways = append(gateways, p)
+		f.bases = append(f.bases, "http://"+p.address)
+	}
+	const granted = 5*dollar + 50_000 // what is reserved at once takes it below 5, once, and never to the end of it
+	f.grants(1 * dollar)
+	f.grants(4 * dollar)
+	f.grants(50_000)
+
+	all := make([]heard, streams)
+	var clients sync.WaitGroup
+	for i := range all {
+		clients.Go(func() { all[i] = f.insist(i) })
+	}
+	// Each strike comes when so many generations have ended, however long that takes.
+	for n, strike := range []func(){
+		func() { gateways[0].kill(); gateways[0].start() },
+		func() { require.NoError(t, server.Kill()); require.NoError(t, server.Restart(t.Context())) },
+		func() { gateways[1].kill(); gateways[1].start() },
+	} {
+		require.Eventually(t, func() bool { return f.model.ended() >= streams*(n+1)/5 }, patience, time.Millisecond)
+		strike()
+	}
+	clients.Wait()
+
+	settled := f.requireSettled()
+	var total, tokens int64
+	byGeneration := map[string]completion{}
+	for _, row := range settled {
+		byGeneration[row.Generation] = row
+		counted, _ := f.model.counted(row.Generation)
+		require.Equal(t, counted, row.Usage, "what is billed is what the model counted")
+		total += prices["large"].of(counted)
+		tokens += counted.Prompt + counted.Completion
+	}
+	require.Len(t, byGeneration, len(settled))
+	cut, lost := 0, 0
+	for i, h := range all {
+		row, ok := settled[id(i)]
+		switch {
+		case h.Finish != "":
+			require.Equal(t, completion{Generation: h.Generation, Finish: h.Finish, Usage: h.Usage, Cost: h.Cost}, row, "what the client was told")
+			require.EqualValues(t, h.Usage.Completion, len(strings.Fields(h.Text)))
+		case ok:
+			cut++
+			require.Equal(t, h.Generation, row.Generation)
+			require.GreaterOrEqual(t, row.Usage.Completion, int64(len(strings.Fields(h.Text))))
+		default:
+			lost++ // it hung up, and then its gateway was killed
+		}
+	}
+	free := len(f.model.ids()) - len(settled)
+	t.Logf("%d generations: %d settled, of them %d cut; %d of gateways that died were free; %d requests came to nothing", len(f.model.ids()), len(settled), cut, free, lost)
+	require.NotZero(t, cut)
+	require.NotZero(t, free, "no gateway was killed at work")
+
+	// The ledger was compared with the settled requests, level by level. Now the invoice, and the credit.
+	f.bases = []string{"http://" + gateways[2].address}
+	bill := f.bill(began.Format("2006-01"))
+	bill.requireAddsUp(t)
+	billed := bill.Total
+	if now := time.Now().In(f.zone()); now.Month() != began.Month() {
+		next := f.bill(now.Format("2006-01"))
+		next.requireAddsUp(t)
+		billed += next.Total
+	}
+	require.Equal(t, total, billed)
+	require.Equal(t, creditItem{Opening: 0, Credited: granted, Closing: granted - bill.Total}, bill.Credit)
+	balance, err := f.wallet.Balance(t.Context(), pool, credit("acme"))
+	require.NoError(t, err)
+	require.Equal(t, []int64{granted - total, 0, 0}, []int64{balance.Units, balance.Held, balance.Overdrawn})
+	a := rec.next()
+	require.Equal(t, []string{"acme", "credit", "low"}, []string{a.Account, a.Limit, a.Threshold})
+	require.Equal(t, 1, f.alerts(), "whatever was refused, cut off, killed or tried again")
+	var opened, rate int64
+	require.NoError(t, pool.QueryRow(t.Context(), `select count(*) from metered.holds`).Scan(&opened))
+	for _, user := range []string{"search/ann", "search/ben", "ads/eve"} {
+		spent, _ := f.spent("requests/" + strings.ReplaceAll("acme/"+user+"/laptop", "/", "%2F"))
+		rate += spent
+	}
+	require.Equal(t, opened, rate, "each attempt is a request")
+	require.GreaterOrEqual(t, rate, int64(len(f.model.ids())))
+}
+
+func id(i int) string { return fmt.Sprint("stream-", i) }
+
+// insist sends a request until it is known what came of it, to one gateway and then another. A fifth of them hang up.
+func (f *fixture) insist(i int) (h heard) {
+	hangUp := 0
+	if i%5 == 0 {
+		hangUp = 3 + i/5%15
+	}
+	secret := []string{"key-of-ann", "key-of-ben", "key-of-eve"}[i%3]
+	for n := range 3000 {
+		h = f.ask(f.bases[(i+n)%len(f.bases)], secret, id(i), fmt.Sprint("How is stream ", i, " metered?"), hangUp)
+		if h.Finish != "" || h.Problem == io.EOF.Error() {
+			return h
+		}
+		if h.Status != 0 && h.Status != http.StatusOK && h.Status != http.StatusConflict && h.Status != http.StatusServiceUnavailable {
+			break
+		}
+		time.Sleep(50 * time.Millisecond) // not as long as Retry-After says
+	}
+	f.t.Errorf("stream %d: %d %s", i, h.Status, h.Problem)
+	return h
+}
+
+// generous makes the limits no matter.
+func (f *fixture) generous() {
+	f.t.Helper()
+	_, err := f.pool.Exec(f.t.Context(), `update accounts set monthly = 1e12, tokens_per_minute = 1e12 where monthly is not null or tokens_per_minute is not null;
+		update accounts set requests_per_minute = 1e6 where level = 'key'`)
+	require.NoError(f.t, err)
+}
+
+func (f *fixture) zone() *time.Location {
+	f.t.Helper()
+	zone, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(f.t, err)
+	return zone
+}
+
+// ended is how many generations have ended.
+func (m *model) ended() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, g := range m.generations {
+		if g.Finish != "" {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// config is what a process is told.
+type config struct {
+	model string        // the address of the model's server
+	ttl   time.Duration // how long a request that nobody renews keeps what it holds
+}
+
+// gateway is one process of the application.
+type gateway struct {
+	cfg     config
+	pool    *pgxpool.Pool
+	river   *river.Client[pgx.Tx]
+	metered *metered.Client
+	wallet  *wallet.Book
+	http    *http.Client
+	closing chan struct{} // is closed when the process ends
+}
+
+func newGateway(pool *pgxpool.Pool, cfg config) (*gateway, error) {
+	g := &gateway{cfg: cfg, pool: pool, http: &http.Client{Transport: &http.Transport{ResponseHeaderTimeout: time.Minute}}, closing: make(chan struct{})}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, &sender{g: g})
+	river.AddWorker(workers, river.WorkFunc(g.sweep))
+	var err error
+	g.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
+		Workers: workers,
+		PeriodicJobs: []*river.PeriodicJob{river.NewPeriodicJob(river.PeriodicInterval(cfg.ttl),
+			func() (river.JobArgs, *river.InsertOpts) { return sweep{}, &river.InsertOpts{MaxAttempts: 1} }, nil)},
+		JobTimeout: 15 * time.Second, RescueStuckJobsAfter: 30 * time.Second, // of a gateway that died
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if g.metered, err = metered.New(pool, metered.Config{River: g.river, OnThreshold: g.alert}); err != nil {
+		return nil, err
+	}
+	g.wallet, err = wallet.New(g.metered.Budget, wallet.Config{Priorities: map[string]int{"promotional": 0, "paid": 1}})
+	return g, err
+}
+
+// sweep is a periodic job that writes down which holds have expired, and which lots. Both have ended without it.
+type sweep struct{}
+
+// Kind is the job's kind.
+func (sweep) Kind() string { return "sweep" }
+
+func (g *gateway) sweep(ctx context.Context, _ *river.Job[sweep]) error {
+	_, held := g.metered.Holds.Sweep(ctx, g.pool, holds.SweepOptions{})
+	_, lapsed := g.wallet.Expire(ctx, g.pool, wallet.ExpireOptions{})
+	return errors.Join(held, lapsed)
+}
+
+// handler serves
+//
+//	POST /v1/chat/completions {"model": "small", "messages": [{"role": "user", "content": "…"}], "max_tokens": 100}
+//	GET  /v1/usage                 what each level has used, and may use
+//	GET  /v1/invoice?month=2026-11 what the organisation has to pay, by day, team and user
+//	POST /v1/credit                {"id": "payment-1", "amount": 5000000, "expires": "2030-01-01T00:00:00Z"}
+//	GET  /                         a page that shows it live
+//
+// with Authorization: Bearer and a key's secret, or the admin's for the last two of /v1. A completion is streamed. With an
+// Idempotency-Key it can be asked for again.
+func (g *gateway) handler() http.Handler {
+	mux := http.NewServeMux()
+	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
+		"POST /v1/chat/completions": g.complete,
+		"GET /v1/usage":             g.usage,
+		"GET /v1/invoice":           g.invoice,
+		"POST /v1/credit":           g.credit,
+		"GET /v1/live":              g.live,
+		"GET /{$}":                  page,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-store")
+			if err := serve(w, r); err != nil {
+				fail(w, r, err)
+			}
+		})
+	}
+	return mux
+}
+
+// send ends a stream with what was settled. A replay has the whole text in one event.
+func send(w http.ResponseWriter, got completion, whole bool) error {
+	text := ""
+	if whole {
+		text = got.Text
+	}
+	if sendEvent(w, struct {
+		chunk
+		Cost int64 `json:"cost_microdollars"`
+	}{newChunk(got.Generation, text, got.Finish, got.Usage), got.Cost}) == nil {
+		_ = sendEvent(w, done)
+	}
+	return nil // the client has gone, or not: it is settled
+}
+
+var errRequest = &httpmetered.Problem{
+	Status: http.StatusBadRequest, Detail: "want a model (small or large), messages, and max_tokens from 1 to 4096",
+}
+
+// read reads a request, and who sent it. Its id is the Idempotency-Key, or a new one.
+func (g *gateway) read(w http.ResponseWriter, r *http.Request) (c *caller, id string, request chat, err error) {
+	if c, err = g.caller(r); err != nil {
+		return nil, "", chat{}, err
+	}
+	if id, err = httpmetered.OptionalKey(r); err != nil {
+		return nil, "", chat{}, err
+	}
+	request = chat{MaxTokens: 256}
+	err = json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&request)
+	if _, known := prices[request.Model]; err != nil || !known || request.MaxTokens < 1 || request.MaxTokens > 4096 || request.atMost().Prompt == 0 {
+		return nil, "", chat{}, errors.Join(errRequest, err)
+	}
+	request.Stream = true // whatever was asked for
+	return c, id, request, nil
+}
+
+// fail answers an error, and names the limits that refused. A stream that has begun ends with an event.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	problem := problemOf(err)
+	if problem.Status >= http.StatusInternalServerError {
+		slog.ErrorContext(r.Context(), r.Pattern, "status", problem.Status, "error", err)
+	}
+	if w.Header().Get("Content-Type") == "text/event-stream" {
+		_ = sendEvent(w, map[string]any{"error": problem})
+		return
+	}
+	problem.Write(w)
+}
+
+// problemOf says which limits refused.
+func problemOf(err error) httpmetered.Problem {
+	problem := httpmetered.ProblemOf(err)
+	var exceeded *budget.ExceededError
+	if errors.As(err, &exceeded) {
+		for _, refusal := range exceeded.Refusals {
+			problem.ViolatedPolicies = append(problem.ViolatedPolicies, refusal.Limit.Name)
+		}
+	}
+	return problem
+}

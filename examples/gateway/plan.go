@@ -1,0 +1,91 @@
+package main
+
+import (
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// dollar is a dollar in the unit of money, micro-dollars.
+const dollar = 1_000_000
+
+// price is what a model costs, in micro-dollars per token.
+type price struct{ prompt, completion int64 }
+
+var prices = map[string]price{"small": {1, 4}, "large": {10, 30}}
+
+func (p price) of(u usage) int64 { return p.prompt*u.Prompt + p.completion*u.Completion }
+
+// atMost is what a request can use. A token has at least one byte.
+func (r chat) atMost() usage {
+	u := usage{Completion: r.MaxTokens}
+	for _, m := range r.Messages {
+		u.Prompt += int64(len(m.Content))
+	}
+	return u
+}
+
+// credit is an organisation's wallet, and so what it spends. money is what an account below it spends.
+func credit(organisation string) string { return budget.ScopeKey("credit", organisation, "") }
+func money(account string) string       { return budget.ScopeKey("money", account, "") }
+
+// When an organisation is told.
+var (
+	lowCredit  = budget.Threshold{Name: "low", Left: 5 * dollar}
+	nearlyUsed = budget.Threshold{Name: "80 %", Percent: 80}
+	usedUp     = budget.Threshold{Name: "used up", Percent: 100}
+)
+
+// measure is a scope that a request uses, and must keep the limits of.
+type measure struct {
+	account, unit string // unit: money, tokens or requests
+	scope         string
+	limits        []budget.Limit
+}
+
+// measures are those of all levels. The spending of each is measured, for the invoice, whether it has a limit or not.
+func (c *caller) measures() (all []measure) {
+	for i, a := range c.levels {
+		spent := measure{a.ID, "money", money(a.ID), nil}
+		if i == 0 {
+			spent.scope, spent.limits = credit(a.ID), []budget.Limit{c.credit}
+		}
+		if a.Monthly != nil {
+			spent.limits = append(spent.limits, budget.PerMonth(*a.Monthly, c.zone, time.Time{}).Named(a.Level+"-monthly").Tell(nearlyUsed, usedUp))
+		}
+		all = append(all, spent)
+		perMinute := func(unit string, most *int64) {
+			if most != nil {
+				limit := budget.PerWindow(*most, time.Minute).Named(a.Level + "-" + unit)
+				all = append(all, measure{a.ID, unit, budget.ScopeKey(unit, a.ID, ""), []budget.Limit{limit}})
+			}
+		}
+		perMinute("tokens", a.TokensPerMinute)
+		perMinute("requests", a.RequestsPerMinute)
+	}
+	return all
+}
+
+// lines are what a use takes of money and tokens.
+func (c *caller) lines(p price, u usage) (lines []holds.Line) {
+	for _, m := range c.measures() {
+		switch m.unit {
+		case "money":
+			lines = append(lines, holds.Line{Scope: m.scope, Amount: p.of(u), Limits: m.limits})
+		case "tokens":
+			lines = append(lines, holds.Line{Scope: m.scope, Amount: u.Prompt + u.Completion, Limits: m.limits})
+		}
+	}
+	return lines
+}
+
+// requests are what an attempt takes, whatever comes of it.
+func (c *caller) requests() (charges []budget.Charge) {
+	for _, m := range c.measures() {
+		if m.unit == "requests" {
+			charges = append(charges, budget.Charge{Scope: m.scope, Amount: 1, Limits: m.limits})
+		}
+	}
+	return charges
+}
