@@ -900,11 +900,6 @@ begin
         e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
         perform metered.append(e);
     else
-        if e.crossed is not null then
-            e.credited := e.credited + units;
-            e.crossed := metered.rearmed(e);
-            e.credited := e.credited - units;
-        end if;
         e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
     end if;
     seq := e.seq;

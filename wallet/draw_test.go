@@ -134,7 +134,9 @@ func TestBatch_SpendsLots(t *testing.T) {
 	f.grant(wallet.Grant{Amount: 5, Reference: "ever"})
 	f.clock.Set(noon.Add(time.Hour))
 	charges := []budget.Charge{f.book.Charge("ann", 3), {Scope: "other", Amount: 1}, f.book.Charge("ann", 3), f.book.Charge("ann", 2)}
-	answers, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]budget.Result, error) { return f.ledger.ChargeEach(ctx, tx, charges...) })
+	answers, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]budget.Result, error) {
+		return f.ledger.ChargeEach(ctx, tx, charges...)
+	})
 	require.NoError(t, err)
 	for i, a := range answers {
 		if i == 2 {
