@@ -69,10 +69,24 @@ func (s *service) work() {
 		_, err := s.client.Budget.Charge(ctx, tx, budget.Charge{Scope: "alone", Amount: 1})
 		return err
 	}))
+	s.threshold()
 	s.lease()
 	s.wallets(clock)
 	s.session()
 	s.maintain(clock)
+}
+
+// threshold charges half of a limit, which is told.
+func (s *service) threshold() {
+	s.T.Helper()
+	l, err := budget.New(budget.Config{Observer: s.w, OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})
+	require.NoError(s.T, err)
+	limit := budget.Lifetime(10).Named("hourly").Tell(budget.Threshold{Name: "half", Percent: 50})
+	require.NoError(s.T, pgx.BeginFunc(s.T.Context(), s.pool, func(tx pgx.Tx) error {
+		_, err := l.Charge(s.T.Context(), tx, budget.Charge{Scope: "told", Amount: 5, Limits: []budget.Limit{limit}})
+		return err
+	}))
+	s.w.requireValue(1, "metered_thresholds_total")
 }
 
 // wallets grants, revokes and rolls over lots, and sweeps those that end.
