@@ -48,7 +48,7 @@ func (f *fixture) looks(name string, byLot bool) looks {
 	f.Helper()
 	b, err := f.book.Balance(f.Context(), f.pool, name)
 	require.NoError(f, err)
-	u, err := f.ledger.Usage(f.Context(), f.pool, name, budget.Limit{Max: 1, Lifetime: true})
+	u, err := f.ledger.Usage(f.Context(), f.pool, budget.Query{Scope: name})
 	require.NoError(f, err)
 	l := looks{Units: b.Units, Held: b.Held, Used: u[0].Used, HeldOfLimit: u[0].Held, Lots: map[string][2]int64{}}
 	require.Equal(f, b.Units, -u[0].Used-u[0].Held, "%s", name)
@@ -88,7 +88,7 @@ func TestReservations_WithMinimumsReadTheSameBeforeAndAfterTheSweep(t *testing.T
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	f := setUp(t, wallet.Config{Overdraft: overdraftOfLooks})
-	const wallets = 30
+	const wallets = 10
 	rolls := make([]bool, wallets)
 	for w := range wallets {
 		name := fmt.Sprint("w", w)
