@@ -907,13 +907,13 @@ begin
 end
 $$;
 
--- Refunds part of a charge. status is ok, or says why nothing was written:
+-- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written:
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
 -- than remains of the charge). remaining is what can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms int,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.units, wait_ms int,
     origin metered.origin, raising boolean,
-    out status text, out remaining bigint, out seq bigint, out at timestamptz)
+    out status text, out remaining bigint, out seq bigint, out at timestamptz, out amount bigint)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -924,8 +924,8 @@ declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
 begin
-    if not metered.key_fits(key, of_scope) then
-        perform metered.require(false, 'key');
+    if not metered.key_fits(key, of_scope) or units = 0 then
+        perform metered.require(false, 'refund');
     end if;
     perform metered.refuse_closed(e);
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
@@ -940,7 +940,8 @@ begin
     else
         remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
             where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
-        status := case when units > remaining then 'excess' end;
+        amount := coalesce(units, remaining);
+        status := case when amount > remaining or remaining = 0 then 'excess' end;
     end if;
     if status is not null then
         if metered.one_snapshot() then
@@ -954,9 +955,9 @@ begin
         return;
     end if;
     e.kind := 'r';
-    e.amount := units;
+    e.amount := refund.amount;
     e.ref := charge_seq;
-    e.refunded := e.refunded + units;
+    e.refunded := e.refunded + refund.amount;
     e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
     if e.lots_end is not null then
         e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
@@ -966,10 +967,10 @@ begin
         perform metered.refund_lots(e);
     end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
-    select of_scope, lv, charge_seq >> (4 * lv), units
+    select of_scope, lv, charge_seq >> (4 * lv), refund.amount
     from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
     on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
-    remaining := remaining - units;
+    remaining := remaining - refund.amount;
     status := 'ok';
     seq := e.seq;
     at := e.at;
@@ -6807,7 +6808,7 @@ comment on column metered.operations_horizon.at is 'ids of this time and before 
 comment on column metered.operations_horizon.one is 'there is one row';
 comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
 comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written, if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.';
-comment on function metered.refund(metered.scope_name, bigint, bigint, metered.amount, int, metered.origin, boolean) is 'Refunds part of a charge. status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
+comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.';
