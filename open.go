@@ -26,7 +26,9 @@ const DefaultTTL = time.Minute
 // Reservation declares a session: work whose cost is known at its end. ID and Lines are required.
 type Reservation struct {
 	// ID, Namespace, Name, Input and IssuedAt are as in Command: Settle is the command of that ID. The fingerprint has Name,
-	// Input, Holder, Metadata, and the scopes and amounts of Lines and Charges.
+	// Input, IssuedAt and Holder. What it costs is the server's estimate, so that a repetition is the same command when prices
+	// have changed; without Input it says what is asked for: then Metadata, and the scopes and amounts of Lines and Charges
+	// are in the fingerprint, too.
 	ID        string
 	Namespace string // also the hold's tenant
 	Name      string
@@ -45,6 +47,10 @@ type Reservation struct {
 	// Grace is how much longer the hold can be settled, as in holds.Request: a session that could not be renewed ends its work at
 	// the deadline, and settles within the grace. Defaults to a quarter of TTL.
 	Grace time.Duration
+
+	// OpenTimeout bounds Open, its waits for locks and connections among it, and not the session. What does not fit is an error as
+	// with a ctx that ends: ErrTimeout, ErrBusy, or *IndefiniteError. Defaults to no bound but ctx, and Config.LockTimeout.
+	OpenTimeout time.Duration
 
 	Holder   string // as in holds.Request, like the next two
 	Metadata json.RawMessage
@@ -81,7 +87,7 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 // *RunningError, ErrConflict, ErrRetired, ErrFuture; *IndefiniteError, after which the same call finds the reservation to be
 // running until its deadline; those of a failed command; ErrNested inside a command.
 //
-// The session's context is made from ctx.
+// The session's context is made from ctx, whose end is that of the work, too. Reservation.OpenTimeout bounds Open alone.
 func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err
@@ -89,8 +95,14 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 	if c.engine.Inside(ctx) {
 		return nil, ErrNested
 	}
+	opening := ctx
+	if r.OpenTimeout > 0 {
+		var over context.CancelFunc
+		opening, over = context.WithTimeout(ctx, r.OpenTimeout)
+		defer over()
+	}
 	for {
-		s, err := c.reserve(ctx, r)
+		s, err := c.reserve(opening, r)
 		if err == nil {
 			s.start(ctx)
 			s.tell(sessionOpened)
@@ -99,7 +111,7 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 		if !errors.Is(err, errRecorded) {
 			return nil, err
 		}
-		out, err := run[R](ctx, c, nil, s.command(nil), nil)
+		out, err := run[R](opening, c, nil, s.command(nil), nil)
 		if errors.Is(err, errPurged) {
 			continue // between the two
 		}
@@ -169,6 +181,9 @@ func (s *session) request() holds.Request {
 // prepare validates a reservation, and makes the call that places its hold.
 func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	r := &s.r
+	if r.OpenTimeout < 0 {
+		return nil, nil, invalid("Reservation.OpenTimeout", "is %v, want 0 or more", r.OpenTimeout)
+	}
 	r.TTL = cmp.Or(r.TTL, DefaultTTL)
 	r.Grace = cmp.Or(r.Grace, (r.TTL / 4).Truncate(time.Microsecond))
 	r.Lines, r.Charges = slices.Clone(r.Lines), slices.Clone(r.Charges)
@@ -187,7 +202,11 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 			return sent.String()
 		},
 		Fingerprint: func(placing []byte) []byte {
-			s.fingerprint, _ = fingerprint(s.command(nil), ledger.PresentedToken{}, []*ledger.Placing{{Identity: append([]byte("session\x00"), placing...)}})
+			identity := append([]byte("session\x00"), placing...)
+			if r.Input != nil {
+				identity = []byte("session of input\x00" + r.Holder)
+			}
+			s.fingerprint, _ = fingerprint(s.command(nil), ledger.PresentedToken{}, []*ledger.Placing{{Identity: identity}})
 			return s.fingerprint
 		},
 		Refused: s.refused,

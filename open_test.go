@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 type usage struct {
@@ -116,4 +118,81 @@ func TestOpen_RenewsItsHold(t *testing.T) {
 	require.NoError(t, s.Context().Err())
 	_, err = s.Settle(t.Context(), tokensUsed(3), says(3))
 	require.NoError(t, err)
+}
+
+// OpenTimeout bounds Open, which waits for a connection here, and says nothing of how long the work may take.
+func TestOpen_ItsTimeoutIsNotThatOfTheWork(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool := pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	c := newClient(t, pool, metered.Config{})
+	only, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	r := stream("1")
+	r.OpenTimeout = 50 * time.Millisecond
+	_, err = metered.Open[usage](t.Context(), c, r)
+	require.ErrorIs(t, err, metered.ErrTimeout)
+	require.Zero(t, stands(t, owner, c, "tokens"))
+	only.Release()
+	r.OpenTimeout = 2 * time.Minute
+	s, err := metered.Open[usage](t.Context(), c, r)
+	require.NoError(t, err)
+	_, bounded := s.Context().Deadline()
+	require.False(t, bounded)
+	require.NoError(t, s.Context().Err(), "Open has returned")
+	_, err = s.Settle(t.Context(), tokensUsed(5), says(5))
+	require.NoError(t, err)
+	again, err := metered.Open[usage](t.Context(), c, r)
+	require.NoError(t, err)
+	require.EqualValues(t, 5, again.Outcome().Result.Tokens)
+	r.OpenTimeout = -1
+	var argument *metered.ArgumentError
+	_, err = metered.Open[usage](t.Context(), c, r)
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "Reservation.OpenTimeout", argument.Field)
+}
+
+// What a server estimates does not say which command a client has sent, where an Input does: its repetition gets the first
+// answer when prices, scopes and fees have changed, and no second reservation while it runs.
+func TestOpen_ARepetitionAfterAPriceChangeIsTheSameCommandIfItHasAnInput(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	for _, input := range []any{"hello", nil} {
+		first := stream(fmt.Sprint("of ", input))
+		first.Input = input
+		s, err := metered.Open[usage](t.Context(), c, first)
+		require.NoError(t, err)
+		dearer := first
+		dearer.Lines = []holds.Line{{Scope: "tokens", Amount: 120}, {Scope: "dollars", Amount: 3}}
+		dearer.Charges, dearer.Metadata = []budget.Charge{{Scope: "requests", Amount: 2}}, []byte(`{"price":2}`)
+		others := make([]metered.Reservation, 3)
+		for i := range others {
+			others[i] = first
+		}
+		others[0].Input, others[1].Name, others[2].Holder = "else", "other", "bob"
+		of := func(r metered.Reservation, same, other error) {
+			t.Helper()
+			_, err := metered.Open[usage](t.Context(), c, r)
+			if input == nil {
+				same = other
+			}
+			require.ErrorIs(t, err, same)
+		}
+		of(dearer, metered.ErrRunning, metered.ErrConflict)
+		for _, r := range others {
+			of(r, metered.ErrConflict, metered.ErrConflict)
+		}
+		_, err = s.Settle(t.Context(), tokensUsed(5), says(5))
+		require.NoError(t, err)
+		of(dearer, nil, metered.ErrConflict)
+		for _, r := range others {
+			of(r, metered.ErrConflict, metered.ErrConflict)
+		}
+		again, err := metered.Open[usage](t.Context(), c, first)
+		require.NoError(t, err)
+		require.EqualValues(t, 5, again.Outcome().Result.Tokens)
+	}
+	require.Equal(t, [2]int64{10, 0}, stands(t, pool, c, "tokens"))
+	require.Equal(t, [2]int64{2, 0}, stands(t, pool, c, "requests"))
+	require.Zero(t, stands(t, pool, c, "dollars"))
 }

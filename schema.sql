@@ -907,13 +907,13 @@ begin
 end
 $$;
 
--- Refunds part of a charge. status is ok, or says why nothing was written:
+-- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written:
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
 -- than remains of the charge). remaining is what can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms int,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.units, wait_ms int,
     origin metered.origin, raising boolean,
-    out status text, out remaining bigint, out seq bigint, out at timestamptz)
+    out status text, out remaining bigint, out seq bigint, out at timestamptz, out amount bigint)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -924,8 +924,8 @@ declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
 begin
-    if not metered.key_fits(key, of_scope) then
-        perform metered.require(false, 'key');
+    if not metered.key_fits(key, of_scope) or units = 0 then
+        perform metered.require(false, 'refund');
     end if;
     perform metered.refuse_closed(e);
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
@@ -940,7 +940,8 @@ begin
     else
         remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
             where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
-        status := case when units > remaining then 'excess' end;
+        amount := coalesce(units, remaining);
+        status := case when amount > remaining or remaining = 0 then 'excess' end;
     end if;
     if status is not null then
         if metered.one_snapshot() then
@@ -954,9 +955,9 @@ begin
         return;
     end if;
     e.kind := 'r';
-    e.amount := units;
+    e.amount := refund.amount;
     e.ref := charge_seq;
-    e.refunded := e.refunded + units;
+    e.refunded := e.refunded + refund.amount;
     e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
     if e.lots_end is not null then
         e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
@@ -966,10 +967,10 @@ begin
         perform metered.refund_lots(e);
     end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
-    select of_scope, lv, charge_seq >> (4 * lv), units
+    select of_scope, lv, charge_seq >> (4 * lv), refund.amount
     from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
     on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
-    remaining := remaining - units;
+    remaining := remaining - refund.amount;
     status := 'ok';
     seq := e.seq;
     at := e.at;
@@ -1336,6 +1337,22 @@ begin
 end
 $$;
 
+-- What the lines of a wallet that are due keep of its lots: freed is what they give back when they expire. What they capture
+-- then is of the lots that are drawn first.
+create function metered.due_parts(tip metered.ledger, clk timestamptz) returns table (lot bigint, ends timestamptz, kept bigint, freed bigint)
+language plpgsql stable
+as $$
+begin
+    return query
+    select k.lot, k.expires_at, k.amount, least(k.amount, greatest(0, k.upto - greatest(l.at_least - l.captured, 0)))::bigint
+    from metered.hold_lines l,
+         lateral (select o.lot, o.amount, z.expires_at, sum(o.amount) over (order by z.priority, z.expires_at, z.no) as upto
+                  from metered.lot_holds o left join lateral (select x.no, x.priority, x.expires_at from metered.lots x where x.no = o.lot) z on true
+                  where o.scope = l.scope and o.seq = l.opened_seq) k
+    where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk;
+end
+$$;
+
 -- Of a wallet's credit, what lapses if the lots that are due are ended now, and the holds that are: what these keep of lots that have
 -- ended is nobody's.
 create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
@@ -1349,14 +1366,7 @@ begin
             where y.scope = tip.scope and y.open and y.expires_at <= greatest(clk, tip.at));
     end if;
     if tip.lots_end is not null and tip.next_due <= clk then
-        -- What a hold captures when it expires is of the lots that are drawn first.
-        units := units + (select coalesce(sum(y.amount), 0)
-            from metered.hold_lines l,
-                 lateral (select sum(least(k.amount, greatest(0, k.upto - greatest(l.at_least - l.captured, 0)))) filter (where k.expires_at <= greatest(clk, tip.at)) as amount
-                     from (select o.amount, z.expires_at, sum(o.amount) over (order by z.priority, z.expires_at, z.no) as upto
-                           from metered.lot_holds o left join lateral (select x.no, x.priority, x.expires_at from metered.lots x where x.no = o.lot) z on true
-                           where o.scope = l.scope and o.seq = l.opened_seq) k) y
-            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk);
+        units := units + (select coalesce(sum(d.freed), 0) from metered.due_parts(tip, clk) d where d.ends <= greatest(clk, tip.at));
     end if;
     return units;
 end
@@ -1976,24 +1986,25 @@ begin
     seq := tip.seq;
     due := case when tip.next_due <= clk then metered.overdue(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
-    units := metered.balance(tip) + due - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
+    units := metered.balance(tip) + due - case when tip.next_due <= clk then metered.minima(tip, null, clk) else 0 end
+        - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
     if tip.lots_end is null then
         return;
     end if;
     lots := (
-        with kept as (  -- what holds keep, by lot, and how much of that is due
-            select k.lot, sum(k.amount) as amount, sum(k.amount) filter (where due > 0 and k.seq = any (array(
-                    select l.opened_seq from metered.hold_lines l
-                    where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk))) as due
-            from metered.lot_holds k where k.scope = of_scope and k.lot > 0 group by k.lot
+        with due_parts as (
+            select d.lot, sum(d.kept) as kept, sum(d.freed) as freed from metered.due_parts(tip, clk) d where due > 0 group by d.lot
+        ), kept as (    -- what holds keep, by lot, without what is due, and what that gives back
+            select k.lot, sum(k.amount) - coalesce(max(d.kept), 0) as amount, coalesce(max(d.freed), 0) as freed
+            from metered.lot_holds k left join due_parts d on d.lot = k.lot where k.scope = of_scope and k.lot > 0 group by k.lot
         ), named as (
             select y.no from metered.lots y where y.scope = of_scope and y.open union select k.lot from kept k
         )
         select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.ends, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
             order by x.priority, x.ends, x.no) filter (where x.rest > 0 or x.held > 0)
-        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) - coalesce(k.due, 0) as held,
-                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.due, 0) else metered.rolls(y, wallet_balance.now) end as rest,
+        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) as held,
+                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.freed, 0) else metered.rolls(y, wallet_balance.now) end as rest,
                 case when y.expires_at > wallet_balance.now or metered.rolls(y, wallet_balance.now) = 0 then y.expires_at
                     when y.roll_for = interval '0' then 'infinity' else y.expires_at + y.roll_for end as ends
               from named n join metered.lots y on y.no = n.no left join kept k on k.lot = n.no) x
@@ -6797,7 +6808,7 @@ comment on column metered.operations_horizon.at is 'ids of this time and before 
 comment on column metered.operations_horizon.one is 'there is one row';
 comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
 comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written, if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.';
-comment on function metered.refund(metered.scope_name, bigint, bigint, metered.amount, int, metered.origin, boolean) is 'Refunds part of a charge. status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
+comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.';
@@ -7023,23 +7034,23 @@ begin
             carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
             clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
             created_json,credit,credit_lot,cross_lowered,cross_thresholds,crossed_at,draw,due_after,due_holds,
-            end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
-            find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,free_lots,fresh,
-            give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,kept_told,
-            key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,line_json,
-            lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,
-            look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_lot,missing_token,
-            named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,open_session,open_wallet,
-            others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,post,purge_holds,
-            purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,
-            rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,
-            refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,
-            release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
-            revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,
-            settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,take_lots,
-            threshold_key,tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,try_keys,
-            unbound_lock_wait,unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,
-            usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
+            due_parts,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
+            find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
+            free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
+            kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
+            line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,
+            lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_lot,
+            missing_token,named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,open_session,
+            open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,
+            post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,
+            raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,
+            refund_holds,refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
+            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
+            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,
+            settle_away,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,
+            take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,
+            try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,
+            usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
             write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid

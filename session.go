@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -149,6 +150,9 @@ type Used struct {
 //
 // ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …).
 //
+// Errors that pass (Retryable: Postgres is away, say) are tried again until ctx ends, or until what was held when Settle was called
+// has fallen due, TTL and Grace later at most. So fn may be called again.
+//
 // After an error the hold is as before, and renewed: settle again, otherwise perhaps, or Cancel. *holds.ExcessError: more was
 // used than is held, and Over is OverRefused; *budget.ExceededError: it does not fit. *LostError: the session's hold has ended,
 // and nothing is written, whoever settled the operation since.
@@ -166,7 +170,11 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 	}
 	h.own(call)
 	defer h.settle()()
-	out, err := run(ctx, h.client, nil, h.command(call), fn)
+	var out Outcome[R]
+	err = h.persist(ctx, func() (err error) {
+		out, err = run(ctx, h.client, nil, h.command(call), fn)
+		return err
+	})
 	if err == nil && !slices.ContainsFunc(out.Holds, func(of holds.Hold) bool { return of.ID == h.id }) {
 		err = &LostError{ID: h.r.ID, Cause: errSettled}
 	}
@@ -199,7 +207,7 @@ func (s *session) capture(used Used) holds.Capture {
 
 // Cancel frees what is held; nothing of it is charged. The operation is not recorded: the same ID can be opened anew. reason
 // is the hold's from then on. A second call does nothing. *LostError if the session was settled, or has lost its hold.
-// As for Settle, ctx must not be that of a request whose client is gone.
+// Errors that pass are tried again, as by Settle. As for Settle, ctx must not be that of a request whose client is gone.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
@@ -208,12 +216,14 @@ func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	note := h.r.Note
 	note.Reason = cmp.Or(reason, note.Reason)
 	defer h.settle()()
-	err := h.repeat(ctx, func(tx pgx.Tx) error {
-		_, err := h.client.Holds.Release(ctx, tx, holds.Release{Tenant: h.r.Namespace, IDs: []string{h.id}, Holder: h.r.Holder, Note: note})
-		if state := (*holds.StateError)(nil); errors.As(err, &state) && state.State == holds.Released {
-			return nil
-		}
-		return err
+	err := h.persist(ctx, func() error {
+		return h.client.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := h.client.Holds.Release(ctx, tx, holds.Release{Tenant: h.r.Namespace, IDs: []string{h.id}, Holder: h.r.Holder, Note: note})
+			if state := (*holds.StateError)(nil); errors.As(err, &state) && state.State == holds.Released {
+				return nil
+			}
+			return err
+		})
 	})
 	if err = h.lost(err); errors.Is(err, ErrLost) {
 		h.end(err, sessionLost)
@@ -223,12 +233,16 @@ func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	return err
 }
 
-// repeat is RunTx for what can be done twice, so that a COMMIT whose answer was lost is repeated.
-func (s *session) repeat(ctx context.Context, fn func(pgx.Tx) error) error {
-	for {
-		err := s.client.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(_ context.Context, tx pgx.Tx) error { return fn(tx) })
-		if !errors.Is(err, ErrCommitUnknown) || ctx.Err() != nil {
+// persist does what can be done twice, again after errors that pass: while ctx lives, and what is held now is not due.
+func (s *session) persist(ctx context.Context, try func() error) error {
+	until := time.Now().Add(s.left() + s.r.Grace)
+	for n := 1; ; n++ {
+		err := try()
+		if !Retryable(err) && !errors.Is(err, ErrCommitUnknown) || ctx.Err() != nil || !time.Now().Before(until) {
 			return err
+		}
+		if ended := pause.Before(ctx, n); ended != nil {
+			return fmt.Errorf("metered: %w, while retrying: %w", ended, err)
 		}
 	}
 }

@@ -17,11 +17,12 @@ import (
 type Refund struct {
 	Scope  string // with Seq it names the charge, as its Posted does
 	Seq    int64
-	Amount int64 // in units of yours, from 1 to what is left of the charge
+	Amount int64 // in units of yours, from 1 to what is left of the charge; either this or All is required
+	All    bool  // gives back all that is left of the charge, which must be something; the Posted says how much it was
 	Note   Note  // is stored with the entry; defaults to none
 }
 
-// RefundExceedsError says what could still be refunded.
+// RefundExceedsError says what could still be refunded. Requested is 0 if all of it was, and nothing is left.
 type RefundExceedsError struct{ Requested, Remaining int64 }
 
 func (e *RefundExceedsError) Error() string {
@@ -31,10 +32,10 @@ func (e *RefundExceedsError) Error() string {
 func (e *RefundExceedsError) Unwrap() error { return ErrRefundExceeds }
 
 const refundSQL = `
-select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch')
+select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0)
 from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::metered.origin, $7::bool)`
 
-// Refund gives back part or all of a charge, in one or several calls, never more than was charged. It counts at the
+// Refund gives back part of a charge or all that is left of it, in one or several calls, never more than was charged. It counts at the
 // time of the charge, so both leave a window together. ErrUnknownEntry, ErrEntryPurged, ErrNotCharge and
 // *RefundExceedsError leave tx usable.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
@@ -52,8 +53,14 @@ func (l *Ledger) prepareRefund(r Refund) (*ledger.Call[Posted], error) {
 	if r.Seq < 1 {
 		return nil, invalid("Refund.Seq", "%d is not the number of an entry", r.Seq)
 	}
-	if err := checkAmount("Refund.Amount", r.Amount); err != nil {
-		return nil, err
+	var units *int64 // null is all
+	if !r.All {
+		if err := checkAmount("Refund.Amount", r.Amount); err != nil {
+			return nil, err
+		}
+		units = &r.Amount
+	} else if r.Amount != 0 {
+		return nil, invalid("Refund.Amount", "is %d, and All is asked for", r.Amount)
 	}
 	if err := l.checkNote("Refund.Note", r.Note); err != nil {
 		return nil, err
@@ -62,18 +69,18 @@ func (l *Ledger) prepareRefund(r Refund) (*ledger.Call[Posted], error) {
 	return &ledger.Call[Posted]{
 		SQL: l.sql.refund, Locks: ledger.Locks{Keys: []int64{key}}, Scan: r.scan,
 		Args: func(s ledger.Sending) []any {
-			return []any{r.Scope, key, r.Seq, r.Amount, s.WaitMS, s.Origin(r.Note.json()), s.Raising}
+			return []any{r.Scope, key, r.Seq, units, s.WaitMS, s.Origin(r.Note.json()), s.Raising}
 		},
 	}, nil
 }
 
 func (r Refund) scan(row pgx.Row) (Posted, error) {
-	p := Posted{Scope: r.Scope, Amount: r.Amount}
+	p := Posted{Scope: r.Scope}
 	var answer struct {
 		Status    string
 		Remaining int64
 	}
-	err := row.Scan(&answer.Status, &answer.Remaining, &p.Seq, &p.At)
+	err := row.Scan(&answer.Status, &answer.Remaining, &p.Seq, &p.At, &p.Amount)
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr) && pgErr.Code == sqlstate.RefundRefused:

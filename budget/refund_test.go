@@ -63,6 +63,43 @@ func TestRefund_NeverSumsPastTheCharge(t *testing.T) {
 
 // Entry 1 outlives a purge, but what was refunded of it does not. It has the time
 // of the baseline here, so that no window would tell that it is purged.
+// What is left is found under the lock: after refunds in parts, once, and not of a charge that has nothing left.
+func TestRefund_OfAllIsOfWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := open(t)
+	mustCharge(t, pool, l, "a", 10)
+	mustCharge(t, pool, l, "a", 7)
+	require.NoError(t, refund(ctx, pool, l, "a", 1, 4))
+	var amounts []int64
+	var exceeds *budget.RefundExceedsError
+	for range 2 {
+		tx := begin(t, pool, pgx.ReadCommitted)
+		for _, seq := range []int64{1, 2} {
+			p, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: seq, All: true})
+			if err != nil {
+				require.ErrorAs(t, err, &exceeds)
+				require.Zero(t, *exceeds)
+			}
+			amounts = append(amounts, p.Amount)
+		}
+		_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 4, All: true})
+		require.ErrorIs(t, err, budget.ErrNotCharge)
+		require.NoError(t, tx.Commit(ctx))
+	}
+	require.Equal(t, []int64{6, 7, 0, 0}, amounts)
+	u := usage(t, pool, l, "a", time.Hour)
+	require.Zero(t, u.Used)
+	require.EqualValues(t, 17, u.Refunded)
+	var argument *budget.ArgumentError
+	_, err := l.Refund(ctx, begin(t, pool, pgx.ReadCommitted), budget.Refund{Scope: "a", Seq: 1, All: true, Amount: 1})
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "Refund.Amount", argument.Field)
+	report, err := l.Verify(ctx, pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Empty(t, report.Differences)
+}
+
 func TestRefund_OfAPurgedChargeIsRefused(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -44,6 +44,8 @@ func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error 
 		ID: key, Namespace: user, Name: "chat", Input: prompt,
 		Lines:   []holds.Line{{Scope: words, Amount: 100, Limits: []budget.Limit{budget.PerMonth(150, time.UTC, time.Time{})}}},
 		Charges: []budget.Charge{{Scope: budget.ScopeKey("requests", user, ""), Amount: 1, Limits: []budget.Limit{budget.PerWindow(60, time.Minute)}}},
+		// How long Open may wait; the work may go on for longer.
+		OpenTimeout: 5 * time.Second,
 	})
 	if err != nil {
 		return err // 402, 409 and 429 with Retry-After, 422, 503

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -50,20 +51,24 @@ func (b *Book) Balance(ctx context.Context, db Querier, wallet string) (Balance,
 			return Balance{}, failed("read lots", err)
 		}
 	}
-	// What holds that are due give back pays back what is overdrawn, lot by lot.
-	over := -max(0, r.Units)
+	// What holds that are due give back pays back what is overdrawn, lot by lot: first what was spent, then what is held.
+	rest, kept := int64(0), int64(0)
 	for _, l := range r.Lots {
-		over += l.Units
+		rest, kept = rest+l.Units, kept+l.Held
 	}
+	paid := rest - max(0, r.Units)
+	spent := rest - r.Units - (r.Held - kept)
 	for i := range r.Lots {
 		l := &r.Lots[i]
-		part := min(over, l.Units)
-		l.Units, over = l.Units-part, over-part
+		part := min(paid, l.Units)
+		l.Units, l.Held = l.Units-part, l.Held+part-min(spent, part)
+		paid, spent = paid-part, spent-min(spent, part)
 		l.GrantedAt = l.GrantedAt.UTC()
 		if !l.Expires.IsZero() {
 			l.Expires = l.Expires.UTC()
 		}
 	}
+	r.Lots = slices.DeleteFunc(r.Lots, func(l Lot) bool { return l.Units == 0 && l.Held == 0 })
 	return r, nil
 }
 

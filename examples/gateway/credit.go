@@ -15,8 +15,6 @@ import (
 
 var errCredit = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "want an id, and an amount of micro-dollars"}
 
-var errGrant = &httpmetered.Problem{Status: http.StatusConflict, Detail: "the id is of another payment, or the credit would have expired"}
-
 // credit grants a lot of credit: what was paid, or is given. The payment's id makes it one, however often it is told.
 func (g *gateway) credit(w http.ResponseWriter, r *http.Request) error {
 	organisation, err := g.admin(r)
@@ -40,9 +38,6 @@ func (g *gateway) credit(w http.ResponseWriter, r *http.Request) error {
 		})
 		return err
 	})
-	if errors.Is(err, wallet.ErrConflict) || errors.Is(err, wallet.ErrExpired) {
-		err = errors.Join(errGrant, err)
-	}
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request) error {
 // open holds what a request may use of every level, or says which limit refuses.
 func (g *gateway) open(ctx context.Context, c *caller, id string, request chat) (*metered.Session[completion], error) {
 	return metered.Open[completion](ctx, g.metered, metered.Reservation{
-		ID: id, Namespace: c.key(), Name: "chat", Input: request, TTL: g.cfg.ttl,
+		ID: id, Namespace: c.key(), Name: "chat", Input: request, TTL: g.cfg.ttl, OpenTimeout: openTimeout,
 		Lines: c.lines(prices[request.Model], request.atMost()), Charges: c.requests(), Note: budget.Note{Actor: c.key()},
 	})
 }
@@ -59,7 +59,7 @@ const writeSQL = `
 insert into completions (key, id, generation, model, prompt, completion, cost, finish) values ($1, $2, $3, $4, $5, $6, $7, $8)`
 
 // settle charges what was used, frees the rest, and writes the completion down, in one transaction. While the database is
-// away it tries again: the session keeps what it holds until it falls due.
+// away Settle tries again: the session keeps what it holds until it falls due.
 func (g *gateway) settle(
 	ctx context.Context, s *metered.Session[completion], c *caller, id string, request chat, got completion,
 ) (completion, error) {
@@ -67,16 +67,12 @@ func (g *gateway) settle(
 	defer cancel()
 	got.Cost = prices[request.Model].of(got.Usage)
 	used := metered.Used{Lines: c.lines(prices[request.Model], got.Usage), Over: holds.OverAllowed} // it was incurred
-	for {
-		out, err := s.Settle(ctx, used, func(ctx context.Context, tx *metered.Tx) (completion, error) {
-			_, err := tx.Exec(ctx, writeSQL, c.key(), id, got.Generation, request.Model, got.Usage.Prompt, got.Usage.Completion, got.Cost, got.Finish)
-			return got, err
-		})
-		if !metered.Retryable(err) || ctx.Err() != nil {
-			return out.Result, err
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+	out, err := s.Settle(ctx, used, func(ctx context.Context, tx *metered.Tx) (completion, error) {
+		_, err := tx.Exec(ctx, writeSQL, c.key(), id, got.Generation, request.Model, got.Usage.Prompt, got.Usage.Completion, got.Cost, got.Finish)
+		return got, err
+	})
+	return out.Result, err
 }
 
-const settleTimeout = time.Minute
+// How long the database may be away: before the model is asked, which is told to the client, and after, which costs money.
+const openTimeout, settleTimeout = 10 * time.Second, time.Minute

@@ -239,21 +239,21 @@ begin
 end
 $$;
 
--- Refunds part of a charge. status is ok, or says why nothing was written:
+-- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written:
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
 -- than remains of the charge). remaining is what can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
-create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.amount, wait_ms int,
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.units, wait_ms int,
     origin metered.origin, raising boolean,
-    out status text, out remaining bigint, out seq bigint, out at timestamptz)
+    out status text, out remaining bigint, out seq bigint, out at timestamptz, out amount bigint)
 language plpgsql volatile
 as $$
 declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
 begin
-    if not metered.key_fits(key, of_scope) then
-        perform metered.require(false, 'key');
+    if not metered.key_fits(key, of_scope) or units = 0 then
+        perform metered.require(false, 'refund');
     end if;
     perform metered.refuse_closed(e);
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
@@ -268,7 +268,8 @@ begin
     else
         remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
             where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
-        status := case when units > remaining then 'excess' end;
+        amount := coalesce(units, remaining);
+        status := case when amount > remaining or remaining = 0 then 'excess' end;
     end if;
     if status is not null then
         if metered.one_snapshot() then
@@ -282,9 +283,9 @@ begin
         return;
     end if;
     e.kind := 'r';
-    e.amount := units;
+    e.amount := refund.amount;
     e.ref := charge_seq;
-    e.refunded := e.refunded + units;
+    e.refunded := e.refunded + refund.amount;
     e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
     if e.lots_end is not null then
         e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
@@ -294,10 +295,10 @@ begin
         perform metered.refund_lots(e);
     end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
-    select of_scope, lv, charge_seq >> (4 * lv), units
+    select of_scope, lv, charge_seq >> (4 * lv), refund.amount
     from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
     on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
-    remaining := remaining - units;
+    remaining := remaining - refund.amount;
     status := 'ok';
     seq := e.seq;
     at := e.at;

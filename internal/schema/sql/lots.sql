@@ -242,6 +242,22 @@ begin
 end
 $$;
 
+-- What the lines of a wallet that are due keep of its lots: freed is what they give back when they expire. What they capture
+-- then is of the lots that are drawn first.
+create function metered.due_parts(tip metered.ledger, clk timestamptz) returns table (lot bigint, ends timestamptz, kept bigint, freed bigint)
+language plpgsql stable
+as $$
+begin
+    return query
+    select k.lot, k.expires_at, k.amount, least(k.amount, greatest(0, k.upto - greatest(l.at_least - l.captured, 0)))::bigint
+    from metered.hold_lines l,
+         lateral (select o.lot, o.amount, z.expires_at, sum(o.amount) over (order by z.priority, z.expires_at, z.no) as upto
+                  from metered.lot_holds o left join lateral (select x.no, x.priority, x.expires_at from metered.lots x where x.no = o.lot) z on true
+                  where o.scope = l.scope and o.seq = l.opened_seq) k
+    where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk;
+end
+$$;
+
 -- Of a wallet's credit, what lapses if the lots that are due are ended now, and the holds that are: what these keep of lots that have
 -- ended is nobody's.
 create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
@@ -255,14 +271,7 @@ begin
             where y.scope = tip.scope and y.open and y.expires_at <= greatest(clk, tip.at));
     end if;
     if tip.lots_end is not null and tip.next_due <= clk then
-        -- What a hold captures when it expires is of the lots that are drawn first.
-        units := units + (select coalesce(sum(y.amount), 0)
-            from metered.hold_lines l,
-                 lateral (select sum(least(k.amount, greatest(0, k.upto - greatest(l.at_least - l.captured, 0)))) filter (where k.expires_at <= greatest(clk, tip.at)) as amount
-                     from (select o.amount, z.expires_at, sum(o.amount) over (order by z.priority, z.expires_at, z.no) as upto
-                           from metered.lot_holds o left join lateral (select x.no, x.priority, x.expires_at from metered.lots x where x.no = o.lot) z on true
-                           where o.scope = l.scope and o.seq = l.opened_seq) k) y
-            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk);
+        units := units + (select coalesce(sum(d.freed), 0) from metered.due_parts(tip, clk) d where d.ends <= greatest(clk, tip.at));
     end if;
     return units;
 end

@@ -127,24 +127,25 @@ begin
     seq := tip.seq;
     due := case when tip.next_due <= clk then metered.overdue(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
-    units := metered.balance(tip) + due - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
+    units := metered.balance(tip) + due - case when tip.next_due <= clk then metered.minima(tip, null, clk) else 0 end
+        - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
     if tip.lots_end is null then
         return;
     end if;
     lots := (
-        with kept as (  -- what holds keep, by lot, and how much of that is due
-            select k.lot, sum(k.amount) as amount, sum(k.amount) filter (where due > 0 and k.seq = any (array(
-                    select l.opened_seq from metered.hold_lines l
-                    where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk))) as due
-            from metered.lot_holds k where k.scope = of_scope and k.lot > 0 group by k.lot
+        with due_parts as (
+            select d.lot, sum(d.kept) as kept, sum(d.freed) as freed from metered.due_parts(tip, clk) d where due > 0 group by d.lot
+        ), kept as (    -- what holds keep, by lot, without what is due, and what that gives back
+            select k.lot, sum(k.amount) - coalesce(max(d.kept), 0) as amount, coalesce(max(d.freed), 0) as freed
+            from metered.lot_holds k left join due_parts d on d.lot = k.lot where k.scope = of_scope and k.lot > 0 group by k.lot
         ), named as (
             select y.no from metered.lots y where y.scope = of_scope and y.open union select k.lot from kept k
         )
         select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.ends, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
             order by x.priority, x.ends, x.no) filter (where x.rest > 0 or x.held > 0)
-        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) - coalesce(k.due, 0) as held,
-                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.due, 0) else metered.rolls(y, wallet_balance.now) end as rest,
+        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) as held,
+                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.freed, 0) else metered.rolls(y, wallet_balance.now) end as rest,
                 case when y.expires_at > wallet_balance.now or metered.rolls(y, wallet_balance.now) = 0 then y.expires_at
                     when y.roll_for = interval '0' then 'infinity' else y.expires_at + y.roll_for end as ends
               from named n join metered.lots y on y.no = n.no left join kept k on k.lot = n.no) x
