@@ -1765,6 +1765,7 @@ begin
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
+    crossed := coalesce(crossed, metered.crossed_at(w.crossings, array[seq]));
     at := (made.entry).at;
 end
 $$;
