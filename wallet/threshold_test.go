@@ -291,3 +291,24 @@ func TestThresholds_NeedSomebodyToHearOfThem(t *testing.T) {
 	_, err = wallet.New(l, low(5))
 	require.NoError(t, err)
 }
+
+// What has ended and is not written down yet arms nothing: a refund looks at what can be drawn.
+func TestThresholds_AreNotArmedByWhatHasEnded(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t, low(50), nil)
+	f.grant(wallet.Grant{Amount: 30, For: time.Hour})
+	f.grant(wallet.Grant{Amount: 60, For: 2 * time.Hour})
+	f.grant(wallet.Grant{Amount: 20})
+	d := f.draw(30)
+	f.draw(35)
+	require.Equal(t, []string{"ann low 45"}, f.crossed())
+	f.clock.Set(noon.Add(2 * time.Hour))
+	f.refund(d.Seq, 30)
+	require.EqualValues(t, 50, f.balance().Units)
+	f.draw(1)
+	require.Empty(t, f.crossed())
+	f.refund(d.Seq+1, 35)
+	f.draw(34)
+	require.Equal(t, []string{"ann low 50"}, f.crossed())
+	f.verify()
+}

@@ -159,7 +159,8 @@ language plpgsql stable
 as $$
 declare
     had bigint := e.spent - e.refunded - e.credited + e.held
-        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
+        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end
+        + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x where (had <= (x.value ->> 'rearm')::bigint) is not true);
 end
