@@ -126,7 +126,7 @@ func TestTx_ADrawThatIsRefusedLeavesNothingOfItsCommand(t *testing.T) {
 		var exceeded *budget.ExceededError
 		require.ErrorAs(t, err, &exceeded)
 		require.Equal(t, d.Wallet, exceeded.Refusals[0].Scope)
-		require.Equal(t, "wallet", exceeded.Refusals[0].Limit.Name)
+		require.Equal(t, "credit", exceeded.Refusals[0].Limit.Name)
 		require.Equal(t, http.StatusPaymentRequired, httpmetered.ProblemOf(err).Status)
 		require.Equal(t, [][3]int64{{0, 0, 0}}, p.lots("ann"))
 	}

@@ -1187,7 +1187,9 @@ begin
     entry.amount := lot.amount;
     entry.credited := tip.credited + lot.amount;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
-    entry.crossed := case when entry.crossed is not null then metered.rearmed(entry) end;
+    if entry.crossed is not null and of_lot is null then    -- what goes on of another lot brings nothing
+        entry.crossed := metered.rearmed(entry);
+    end if;
     perform metered.append(entry);
     insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_for, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint)
@@ -1652,9 +1654,11 @@ end
 $$;
 
 -- Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
--- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.
-create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, wait_ms int, origin metered.origin,
-    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz)
+-- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
+-- of limits, which are not told of (cross_lowered).
+create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
+    wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1664,6 +1668,8 @@ as $$
 declare
     e metered.ledger;
     l metered.lots;
+    w record;
+    was bigint;
 begin
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
@@ -1673,6 +1679,13 @@ begin
         status := metered.missing_lot(e);
         return;
     end if;
+    was := e.seq;
+    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, e.at);
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
     e := metered.after_due_lots(e);
     l := metered.find_lot(of_scope, l.no, null);
     revoked := least(coalesce(units, l.rest), l.rest);
@@ -1682,11 +1695,13 @@ begin
         e := metered.take_back(e, l.no, revoked, 'v');
         seq := e.seq;
         at := e.at;
+        e.seq := e.seq + 1;
     elsif metered.one_snapshot() then
         status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     no := l.no;
     status := 'revoked';
+    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
 end
 $$;
 
@@ -1705,10 +1720,11 @@ end
 $$;
 
 -- Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same
--- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot.
-create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval, wait_ms int,
-    origin metered.origin,
-    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz)
+-- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends
+-- other lots, and would cross thresholds of limits, which are not told of (cross_lowered).
+create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
+    limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1719,6 +1735,8 @@ declare
     e    metered.ledger;
     l    metered.lots;
     made record;
+    w    record;
+    was  bigint;
 begin
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and lasts between interval '0' and interval '36525 days', 'roll_over');
@@ -1728,7 +1746,15 @@ begin
         status := metered.missing_lot(e);
         return;
     end if;
+    was := e.seq;
+    w := metered.cross_lowered(e, 0, limits, e.at);
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
     e := metered.after_due_lots(e);
+    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
     l := metered.find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
@@ -1749,6 +1775,7 @@ begin
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
+    crossed := coalesce(crossed, metered.crossed_at(w.crossings, array[seq]));
     at := (made.entry).at;
 end
 $$;
@@ -1762,11 +1789,13 @@ as $$
 $$;
 
 -- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With
--- only_scope, of that wallet, for whose lock it waits. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
+-- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
+-- told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
 -- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
 -- and last_no are where to go on, if there may be more.
-create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, wait_ms int,
-    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean)
+create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, limits metered.charge_limit[],
+    wait_ms int,
+    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean, out crossing text[], out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1779,6 +1808,8 @@ declare
     locked text[];
     s      record;
     tip    metered.ledger;
+    e      metered.ledger;
+    w      record;
 begin
     perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
     ended := 0;
@@ -1805,11 +1836,26 @@ begin
             end if;
         end loop;
     end if;
-    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
-    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.scope = any (locked) order by 1 loop
-        tip := metered.end_lots(metered.entry_for_write(s.scope), clk);
-    end loop;
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
+    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
+    for s in select y.scope, count(*) as lots from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked)
+        group by y.scope order by 1
+    loop
+        tip := metered.entry_for_write(s.scope);
+        w := metered.cross_lowered(tip, 0, limits, clk);
+        if w.silent then
+            crossing := crossing || s.scope;
+            locked := array_remove(locked, s.scope);
+            ended := ended - s.lots;
+            continue;
+        end if;
+        e := tip;
+        e.crossed := w.crossed;
+        e := metered.end_lots(e, clk);
+        if e.seq > tip.seq and w.crossings is not null then
+            crossed := coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[e.seq]);
+        end if;
+    end loop;
     if keep_untold then
         untold := array(select metered.untold_json(y) from metered.lots y
             where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
@@ -1910,7 +1956,7 @@ $$;
 -- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command's draw raises, because COMMIT
 -- follows, and what it drew is kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
-    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb)
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1950,6 +1996,7 @@ begin
     if denied is not null then
         return;
     end if;
+    crossed := posted.crossed;
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
@@ -2617,7 +2664,8 @@ language plpgsql stable
 as $$
 declare
     had bigint := e.spent - e.refunded - e.credited + e.held
-        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
+        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end
+        + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x where (had <= (x.value ->> 'rearm')::bigint) is not true);
 end
@@ -2641,23 +2689,30 @@ begin
 end
 $$;
 
--- What credit that lapses crosses, of which no charge says so. e is the scope's last entry, with credited as it will be. The caller
--- appends the next one with crossed, and tells of crossings.
-create function metered.cross_lowered(e metered.ledger, of_limits metered.charge_limit[], clk timestamptz,
-    out crossed jsonb, out crossings jsonb)
+-- What crosses thresholds where no charge says so: the end of lots, and units that are revoked. e is the scope's last entry, with its lots
+-- that are due. The caller appends what follows it with crossed, and tells of crossings. silent: it did not say that it will.
+create function metered.cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+    out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
-    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
+    held bigint := e.held;
     w    record;
 begin
     crossed := e.crossed;
+    silent := false;
     if cardinality(lifetimes) > 0 then
+        e.credited := e.credited - units - metered.lapsing(e, clk);
+        if e.next_due <= clk then
+            held := held - metered.overdue(e.scope, e.next_due, clk);
+            e.spent := e.spent + metered.minima(e, null, clk);
+        end if;
         w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
             array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
         crossed := (w.tips[1]).crossed;
         crossings := w.crossings;
+        silent := w.silent;
     end if;
 end
 $$;
@@ -6811,9 +6866,9 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
-comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.';
-comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot.';
-comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With only_scope, of that wallet, for whose lock it waits. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
+comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
+comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends other lots, and would cross thresholds of limits, which are not told of (cross_lowered).';
+comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks what lapsed of lots as told: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
 comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command''s draw raises, because COMMIT follows, and what it drew is kept for its record.';

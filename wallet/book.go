@@ -2,7 +2,9 @@ package wallet
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pgmetered/metered/budget"
@@ -20,6 +22,10 @@ type Config struct {
 	// Priorities are those of lots by category, for grants that name none: lower is drawn first. Defaults to 0 for every category.
 	Priorities  map[string]int
 	LateRefunds time.Duration // sets Grant.LateRefunds, where that is 0; defaults to DefaultLateRefunds
+	// Thresholds are of what can be drawn, for budget.Config.OnThreshold: Left is so many units, Overdraft among them (none: nothing
+	// is left), and Used so many below zero. Draws, charges and lines of the Book tell, and so do Expire, ExpireWallet, Revoke and
+	// Rollover of what they take back, each once. A lot that ends in passing, in a grant, a refund or behind a hold, is told of by the next of these. Defaults to none.
+	Thresholds []budget.Threshold
 	// Subscribers are told of what lapses, in order (Expire). A Book that sweeps needs them. Defaults to none.
 	Subscribers []Subscriber
 }
@@ -41,6 +47,7 @@ const (
 type Book struct {
 	ledger   *budget.Ledger
 	cfg      Config
+	limit    budget.Limit
 	schema   schema.Name
 	wait     time.Duration
 	sql      statements
@@ -87,11 +94,32 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 		priorities[category] = p
 	}
 	cfg.Priorities, cfg.Subscribers = priorities, slices.Clone(cfg.Subscribers)
-	return &Book{ledger: l, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: ledgerObserver(l)}, nil
+	b := &Book{ledger: l, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: ledgerObserver(l)}
+	b.limit = budget.CreditLine(cfg.Overdraft).Named("credit").Tell(cfg.Thresholds...)
+	b.cfg.Thresholds = b.limit.Thresholds()
+	_, err := b.priced("-", someone)
+	var argument *ArgumentError
+	if errors.As(err, &argument) {
+		err = invalid(strings.Replace(argument.Field, "charges[0].Limits[0].Tell", "Config.Thresholds", 1), "%s", argument.Reason)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
-// Limit is that of a draw: what was credited, and Config.Overdraft beyond that.
-func (b *Book) Limit() budget.Limit { return budget.CreditLine(b.cfg.Overdraft).Named("wallet") }
+// priced is a charge of the wallet, for its checks, and for its thresholds as they are sent and told of.
+func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budget.Receipt], error) {
+	charge := b.Charge(wallet, 1)
+	charge.Note = note
+	return prepareCharges(b.ledger, charge)
+}
+
+// someone is the actor of what is not written.
+var someone = budget.Note{Actor: "-"}
+
+// Limit is that of a draw, named "credit": what was credited, and Config.Overdraft beyond that, with Config.Thresholds.
+func (b *Book) Limit() budget.Limit { return b.limit }
 
 // Charge is a draw of a wallet as a charge: for metered.Command.Charges, Tx.Charge, or with other scopes in one call of budget.Ledger.Charge.
 func (b *Book) Charge(wallet string, amount int64) budget.Charge {

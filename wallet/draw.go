@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -44,7 +46,7 @@ type Part struct {
 }
 
 const drawSQL = `
-select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), denied
+select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), denied, crossed
 from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int, $5::metered.origin)`
 
 // Draw takes units from a wallet: from as few lots as it needs, in their order. Where there is too little it is denied with
@@ -59,7 +61,15 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 		tellDenied(ctx, b.observer, err)
 		span.End(err)
 	}()
-	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS()})...))
+	drawn, err = call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS()})...))
+	if !errors.Is(err, ledger.ErrCrossing) {
+		return drawn, err
+	}
+	// Nothing was written. Again, with what is told of it.
+	return savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (Drawn, error) {
+		drawn, err := call.Scan(sub.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: true})...))
+		return drawn, errors.Join(err, call.Cross(ctx, sub))
+	})
 }
 
 // prepareDraw validates a draw as Draw does, without any SQL.
@@ -73,15 +83,17 @@ func (b *Book) prepareDraw(d Draw) (*ledger.Call[Drawn], error) {
 	if err != nil {
 		return nil, err
 	}
+	var crossed []byte
 	return &ledger.Call[Drawn]{
 		SQL: b.sql.draw, Locks: call.Locks,
+		Cross: func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) },
 		Args: func(s ledger.Sending) []any {
-			return []any{ledger.Charges(call.Charges), d.UpTo, call.Tolerance, s.WaitMS, s.Origin("")}
+			return []any{ledger.Charges(ledger.Telling(call.Charges, s.Telling)), d.UpTo, call.Tolerance, s.WaitMS, s.Origin("")}
 		},
 		Scan: func(row pgx.Row) (Drawn, error) {
 			drawn := Drawn{Wallet: d.Wallet}
 			var lots, denied []byte
-			if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn, &drawn.Left, &denied); err != nil {
+			if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn, &drawn.Left, &denied, &crossed); err != nil {
 				return Drawn{}, call.Failed(err)
 			}
 			if len(denied) > 0 {

@@ -11,7 +11,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -49,14 +52,14 @@ type ExpireOptions struct {
 type ExpireReport struct {
 	Ended   int `json:"ended"`   // lots that lapsed or rolled over in this pass
 	Told    int `json:"told"`    // breakages of which Subscribers were told, whoever ended the lot
-	Failed  int `json:"failed"`  // of which one failed: they are told again
+	Failed  int `json:"failed"`  // of which one failed, and wallets whose OnThreshold did: they are told again
 	Busy    int `json:"busy"`    // lots of wallets in use, left for the next pass
 	Batches int `json:"batches"` // transactions
 }
 
 const sweepSQL = `
-select seen, ended, busy, untold, last_end, coalesce(last_no, 0), more
-from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool, $6::int)`
+select seen, ended, busy, untold, last_end, coalesce(last_no, 0), more, crossing, crossed
+from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool, (($6::metered.new_charge[])[1]).limits, $7::int)`
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
@@ -85,7 +88,7 @@ func (b *Book) Expire(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 }
 
 // ExpireWallet ends the lots of one wallet that are due: for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers
-// are joined and returned, with the report: commit all the same to keep what was done.
+// and of OnThreshold are joined and returned, with the report: commit all the same to keep what was done.
 func (b *Book) ExpireWallet(ctx context.Context, tx pgx.Tx, wallet string) (ExpireReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return ExpireReport{}, err
@@ -174,14 +177,61 @@ func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 }
 
 func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
-	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
 	s.done.ExpireReport, s.done.refusals, s.done.lapsed = ExpireReport{}, nil, 0
-	var seen int
+	crossing, err := s.pass(ctx, tx, s.only, false)
+	for _, wallet := range crossing {
+		before := s.done
+		_, failed := savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) ([]string, error) { return s.pass(ctx, sub, &wallet, true) })
+		var refusal *budget.CrossingError
+		if ctx.Err() == nil && errors.As(failed, &refusal) {
+			s.done = before
+			s.done.Failed++
+			s.done.refusals = append(s.done.refusals, failed)
+		} else if failed != nil {
+			return failed
+		}
+	}
+	return err
+}
+
+// pass ends lots, and tells of them. Wallets that would cross thresholds are left to a pass of each, which is telling: they are named.
+func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, only *string, telling bool) (crossing []string, err error) {
+	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
+	wallet := "-"
+	if only != nil {
+		wallet = *only
+	}
+	charge, err := b.priced(wallet, someone)
+	if err != nil {
+		return nil, err
+	}
+	var seen, ended, busy int
+	var end *time.Time
+	var no int64
+	var more bool
 	var untold [][]byte
-	err := tx.QueryRow(ctx, b.sql.sweep, s.end, s.no, s.batch, s.only, subscribed || b.observer != nil, b.waitMS()).
-		Scan(&seen, &s.done.Ended, &s.done.Busy, &untold, &s.done.end, &s.done.no, &s.done.more)
-	if err != nil || len(untold) == 0 {
-		return failed("expire", err)
+	var crossed []byte
+	err = tx.QueryRow(ctx, b.sql.sweep, s.end, s.no, s.batch, only, subscribed || b.observer != nil,
+		ledger.Charges(ledger.Telling(charge.Charges, telling)), b.waitMS()).
+		Scan(&seen, &ended, &busy, &untold, &end, &no, &more, &crossing, &crossed)
+	if err != nil {
+		return nil, failed("expire", err)
+	}
+	s.done.Ended += ended
+	if !telling {
+		s.done.Busy, s.done.end, s.done.no, s.done.more = busy, end, no, more
+	}
+	if err := charge.Cross(ctx, tx, crossed); err != nil {
+		return nil, err
+	}
+	return crossing, s.tell(ctx, tx, untold)
+}
+
+// tell tells of what lapsed.
+func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
+	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
+	if len(untold) == 0 {
+		return nil
 	}
 	nos, units := []int64{}, []int64{} // not nil, which is sent as null
 	for _, raw := range untold {
@@ -199,15 +249,16 @@ func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
 			nos, units = append(nos, lapsed.Lot), append(units, lapsed.Amount)
 			s.done.lapsed += lapsed.Amount
 		case ctx.Err() == nil && errors.As(err, &refusal):
+			s.done.Failed++
 			s.done.refusals = append(s.done.refusals, err)
 		default:
 			return err
 		}
 	}
-	if s.done.Failed = len(s.done.refusals); subscribed {
-		s.done.Told = len(nos)
+	if subscribed {
+		s.done.Told += len(nos)
 	}
-	_, err = tx.Exec(ctx, b.sql.told, nos, units)
+	_, err := tx.Exec(ctx, b.sql.told, nos, units)
 	return failed("expire", err)
 }
 

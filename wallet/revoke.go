@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/savepoint"
 )
 
 // Revoke takes credit back: a payment that bounced.
@@ -31,8 +32,8 @@ type Revoked struct {
 }
 
 const revokeSQL = `
-select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0)
-from metered.revoke_lot($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, $6::int, $7::metered.origin)`
+select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0), crossed
+from metered.revoke_lot($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)`
 
 // Revoke takes back units of a lot, as far as they are neither drawn nor held, and says what is missing. A lot that has ended has nothing
 // left. It can be repeated: all of a lot is taken back once. Errors: ErrUnknownLot.
@@ -56,10 +57,13 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 		units = &r.Amount
 	}
 	var status string
-	err = tx.QueryRow(ctx, b.sql.revoke, r.Wallet, named.key, named.lot, named.reference, units, b.waitMS(), named.origin).
-		Scan(&status, &revoked.Lot, &revoked.Amount, &revoked.Missing, &revoked.Seq)
+	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
+		err = tx.QueryRow(ctx, b.sql.revoke, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
+			Scan(&status, &revoked.Lot, &revoked.Amount, &revoked.Missing, &revoked.Seq, &crossed)
+		return crossed, failed("revoke", err)
+	})
 	if err != nil {
-		return Revoked{}, failed("revoke", err)
+		return Revoked{}, err
 	}
 	if revoked.Amount > 0 {
 		b.tellLots(ctx, "revoked")
@@ -88,8 +92,8 @@ type Rolled struct {
 }
 
 const rolloverSQL = `
-select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at
-from metered.roll_over($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, $6::interval, $7::int, $8::metered.origin)`
+select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at, crossed
+from metered.roll_over($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, $6::interval, (($7::metered.new_charge[])[1]).limits, $8::int, $9::metered.origin)`
 
 // Rollover is done once for a lot: a second call answers what the first one did, or what was done at the lot's end. Errors: ErrUnknownLot.
 func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Rolled, err error) {
@@ -109,10 +113,13 @@ func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Roll
 	defer func() { span.End(err) }()
 	var status string
 	var at, expires *time.Time
-	err = tx.QueryRow(ctx, b.sql.rollover, r.Wallet, named.key, named.lot, named.reference, r.Cap, max(0, r.For), b.waitMS(), named.origin).
-		Scan(&status, &rolled.Lot, &rolled.Amount, &rolled.Seq, &at, &expires)
+	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
+		err = tx.QueryRow(ctx, b.sql.rollover, r.Wallet, named.key, named.lot, named.reference, r.Cap, max(0, r.For), charges, b.waitMS(), named.origin).
+			Scan(&status, &rolled.Lot, &rolled.Amount, &rolled.Seq, &at, &expires, &crossed)
+		return crossed, failed("roll over", err)
+	})
 	if err != nil {
-		return Rolled{}, failed("roll over", err)
+		return Rolled{}, err
 	}
 	if status == "rolled" {
 		b.tellLots(ctx, "rolled over")
@@ -127,6 +134,7 @@ type namedLot struct {
 	key            int64
 	lot, reference any // one of them is nil
 	origin         string
+	charge         *ledger.ChargeCall[budget.Receipt] // of the wallet, with its thresholds
 }
 
 func (b *Book) named(call, wallet string, lot int64, reference string, note budget.Note) (n namedLot, err error) {
@@ -143,12 +151,26 @@ func (b *Book) named(call, wallet string, lot int64, reference string, note budg
 		n.reference = reference
 	}
 	// A charge of the same note, for its checks.
-	charges, err := prepareCharges(b.ledger, budget.Charge{Scope: wallet, Amount: 1, Note: note})
-	if err != nil {
+	if n.charge, err = b.priced(wallet, note); err != nil {
 		return n, err
 	}
-	n.origin = ledger.Origin{Note: charges.Charges[0].Note}.String()
+	n.origin = ledger.Origin{Note: n.charge.Charges[0].Note}.String()
 	return n, nil
+}
+
+// lower makes a call that may lower the wallet. Where that crosses thresholds it wrote nothing, and is made again, with what is told of it.
+func (n namedLot) lower(ctx context.Context, tx pgx.Tx, status *string, call func(tx pgx.Tx, charges string) (crossed []byte, err error)) error {
+	if _, err := call(tx, ledger.Charges(n.charge.Charges)); err != nil || *status != "crossing" {
+		return err
+	}
+	_, err := savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (any, error) {
+		crossed, err := call(sub, ledger.Charges(ledger.Telling(n.charge.Charges, true)))
+		if err != nil {
+			return nil, err
+		}
+		return nil, n.charge.Cross(ctx, sub, crossed)
+	})
+	return err
 }
 
 func (n namedLot) known(status string) error {

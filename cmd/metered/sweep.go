@@ -26,7 +26,7 @@ what is left of these lapses, or rolls over. The units of such holds are free al
 those of a lease are free only then.
 
 A hold, and what lapses of a lot, is announced once, by whoever sweeps. This command calls no subscribers (of holds.Config
-and wallet.Config): where the application has some, let the application sweep, or leave lots out with --no-lots. With --notify those who listen (holds.Book.Listen) hear of it.
+and wallet.Config, its Thresholds too): where the application has some, let the application sweep, or leave lots out with --no-lots. With --notify those who listen (holds.Book.Listen) hear of it.
 
 Any number may run at once. Each batch is a transaction of its own.`,
 		Example: `  metered sweep

@@ -33,7 +33,7 @@ func (s *service) render(ctx context.Context, id, account string, units int64) (
 			return nil, err
 		}
 		receipt, err := s.metered.Budget.Charge(ctx, tx, budget.Charge{
-			Scope: scope(account), Amount: units, Limits: []budget.Limit{s.book.Limit().Named("credit"), month},
+			Scope: scope(account), Amount: units, Limits: []budget.Limit{s.book.Limit(), month},
 			Note: budget.Note{Actor: account, Correlation: id, Reason: "render"},
 		})
 		if err != nil {

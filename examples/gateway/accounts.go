@@ -76,7 +76,7 @@ func (g *gateway) caller(r *http.Request) (*caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := caller{credit: g.wallet.Limit().Named("credit").Tell(lowCredit)}
+	c := caller{credit: g.wallet.Limit()}
 	var zone string
 	var a account
 	_, err = pgx.ForEachRow(rows, []any{&zone, &a.ID, &a.Level, &a.Monthly, &a.TokensPerMinute, &a.RequestsPerMinute}, func() (err error) {

@@ -58,7 +58,9 @@ func newGateway(pool *pgxpool.Pool, cfg config) (*gateway, error) {
 	if g.metered, err = metered.New(pool, metered.Config{River: g.river, OnThreshold: g.alert}); err != nil {
 		return nil, err
 	}
-	g.wallet, err = wallet.New(g.metered.Budget, wallet.Config{Priorities: map[string]int{"promotional": 0, "paid": 1}})
+	g.wallet, err = wallet.New(g.metered.Budget, wallet.Config{
+		Priorities: map[string]int{"promotional": 0, "paid": 1}, Thresholds: []budget.Threshold{lowCredit},
+	})
 	return g, err
 }
 

@@ -147,12 +147,24 @@ func TestSessions_AreToldFromOtherHolds(t *testing.T) {
 func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	clock := pgtest.SetClock(t, f.pool, pgtest.Tomorrow(9))
-	f.charge("c", "org/a", 1)
-	execute(t, f.pool, `update metered.ledger set crossed = jsonb_build_object(
-		'p/plan/80 %', jsonb_build_object('until', metered.clock() + interval '1 day'),
-		'p/plan/over', jsonb_build_object('until', metered.clock() + interval '1 hour'),
-		'l/credit/low', '{"rearm": -500}'::jsonb, 'w/hourly/half', jsonb_build_object('until', metered.clock(), 'net', 50))`)
+	nine := pgtest.Tomorrow(9)
+	clock := pgtest.SetClock(t, f.pool, nine)
+	var heard []string
+	ledger, err := budget.New(budget.Config{OnThreshold: func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
+		heard = append(heard, c.Limit.Name+"/"+c.Threshold.Name)
+		return nil
+	}})
+	require.NoError(t, err)
+	f.tx(func(tx pgx.Tx) error {
+		_, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "org/a", Amount: 80, Limits: []budget.Limit{
+			budget.PerDay(100, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80}, budget.Threshold{Name: "over"}),
+			budget.PerPeriod(90, time.Hour, nine).Named("hour").Tell(budget.Threshold{Name: "10 left", Left: 10}),
+			budget.Lifetime(100).Named("credit").Tell(budget.Threshold{Name: "low", Left: 20, Rearm: 5}),
+			budget.PerWindow(160, time.Hour).Named("hourly").Tell(budget.Threshold{Name: "half", Percent: 50}),
+		}})
+		return err
+	})
+	require.Equal(t, []string{"plan/80 %", "hour/10 left", "credit/low", "hourly/half"}, heard)
 	var told map[string]any
 	require.NoError(t, f.role.QueryRow(t.Context(), `select told from metered.scopes where scope = 'org/a'`).Scan(&told))
 	require.Len(t, told, 4)
@@ -160,10 +172,10 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 	f.read(func(ctx context.Context, r *inspect.Reader) {
 		d, err := r.Scope(ctx, "org/a")
 		require.NoError(t, err)
-		back := int64(-500)
+		back := int64(75)
 		require.Equal(t, []inspect.Told{
 			{Name: "credit/low", Of: "lifetime", Rearm: &back}, {Name: "hourly/half", Of: "window"},
-			{Name: "plan/80 %", Of: "period", Until: d.Now.Add(22 * time.Hour)},
+			{Name: "plan/80 %", Of: "period", Until: nine.Truncate(24*time.Hour).AddDate(0, 0, 1)},
 		}, d.Told, "a period that is over is told of anew")
 	})
 }

@@ -17,14 +17,18 @@ end
 $$;
 
 -- Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
--- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown.
-create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, wait_ms int, origin metered.origin,
-    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz)
+-- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
+-- of limits, which are not told of (cross_lowered).
+create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
+    wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
     e metered.ledger;
     l metered.lots;
+    w record;
+    was bigint;
 begin
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
@@ -34,6 +38,13 @@ begin
         status := metered.missing_lot(e);
         return;
     end if;
+    was := e.seq;
+    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, e.at);
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
     e := metered.after_due_lots(e);
     l := metered.find_lot(of_scope, l.no, null);
     revoked := least(coalesce(units, l.rest), l.rest);
@@ -43,11 +54,13 @@ begin
         e := metered.take_back(e, l.no, revoked, 'v');
         seq := e.seq;
         at := e.at;
+        e.seq := e.seq + 1;
     elsif metered.one_snapshot() then
         status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     no := l.no;
     status := 'revoked';
+    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
 end
 $$;
 
@@ -66,16 +79,19 @@ end
 $$;
 
 -- Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same
--- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot.
-create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval, wait_ms int,
-    origin metered.origin,
-    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz)
+-- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends
+-- other lots, and would cross thresholds of limits, which are not told of (cross_lowered).
+create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
+    limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
     e    metered.ledger;
     l    metered.lots;
     made record;
+    w    record;
+    was  bigint;
 begin
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and lasts between interval '0' and interval '36525 days', 'roll_over');
@@ -85,7 +101,15 @@ begin
         status := metered.missing_lot(e);
         return;
     end if;
+    was := e.seq;
+    w := metered.cross_lowered(e, 0, limits, e.at);
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
     e := metered.after_due_lots(e);
+    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
     l := metered.find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
@@ -106,6 +130,7 @@ begin
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
+    crossed := coalesce(crossed, metered.crossed_at(w.crossings, array[seq]));
     at := (made.entry).at;
 end
 $$;
@@ -119,11 +144,13 @@ as $$
 $$;
 
 -- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With
--- only_scope, of that wallet, for whose lock it waits. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
+-- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
+-- told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
 -- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
 -- and last_no are where to go on, if there may be more.
-create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, wait_ms int,
-    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean)
+create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, limits metered.charge_limit[],
+    wait_ms int,
+    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean, out crossing text[], out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -132,6 +159,8 @@ declare
     locked text[];
     s      record;
     tip    metered.ledger;
+    e      metered.ledger;
+    w      record;
 begin
     perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
     ended := 0;
@@ -158,11 +187,26 @@ begin
             end if;
         end loop;
     end if;
-    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
-    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.scope = any (locked) order by 1 loop
-        tip := metered.end_lots(metered.entry_for_write(s.scope), clk);
-    end loop;
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
+    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
+    for s in select y.scope, count(*) as lots from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked)
+        group by y.scope order by 1
+    loop
+        tip := metered.entry_for_write(s.scope);
+        w := metered.cross_lowered(tip, 0, limits, clk);
+        if w.silent then
+            crossing := crossing || s.scope;
+            locked := array_remove(locked, s.scope);
+            ended := ended - s.lots;
+            continue;
+        end if;
+        e := tip;
+        e.crossed := w.crossed;
+        e := metered.end_lots(e, clk);
+        if e.seq > tip.seq and w.crossings is not null then
+            crossed := coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[e.seq]);
+        end if;
+    end loop;
     if keep_untold then
         untold := array(select metered.untold_json(y) from metered.lots y
             where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);

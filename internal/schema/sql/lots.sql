@@ -92,7 +92,9 @@ begin
     entry.amount := lot.amount;
     entry.credited := tip.credited + lot.amount;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
-    entry.crossed := case when entry.crossed is not null then metered.rearmed(entry) end;
+    if entry.crossed is not null and of_lot is null then    -- what goes on of another lot brings nothing
+        entry.crossed := metered.rearmed(entry);
+    end if;
     perform metered.append(entry);
     insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_for, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint)

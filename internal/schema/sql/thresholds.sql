@@ -159,7 +159,8 @@ language plpgsql stable
 as $$
 declare
     had bigint := e.spent - e.refunded - e.credited + e.held
-        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
+        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end
+        + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x where (had <= (x.value ->> 'rearm')::bigint) is not true);
 end
@@ -183,23 +184,30 @@ begin
 end
 $$;
 
--- What credit that lapses crosses, of which no charge says so. e is the scope's last entry, with credited as it will be. The caller
--- appends the next one with crossed, and tells of crossings.
-create function metered.cross_lowered(e metered.ledger, of_limits metered.charge_limit[], clk timestamptz,
-    out crossed jsonb, out crossings jsonb)
+-- What crosses thresholds where no charge says so: the end of lots, and units that are revoked. e is the scope's last entry, with its lots
+-- that are due. The caller appends what follows it with crossed, and tells of crossings. silent: it did not say that it will.
+create function metered.cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+    out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
 declare
     lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
-    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
+    held bigint := e.held;
     w    record;
 begin
     crossed := e.crossed;
+    silent := false;
     if cardinality(lifetimes) > 0 then
+        e.credited := e.credited - units - metered.lapsing(e, clk);
+        if e.next_due <= clk then
+            held := held - metered.overdue(e.scope, e.next_due, clk);
+            e.spent := e.spent + metered.minima(e, null, clk);
+        end if;
         w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
             array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
         crossed := (w.tips[1]).crossed;
         crossings := w.crossings;
+        silent := w.silent;
     end if;
 end
 $$;

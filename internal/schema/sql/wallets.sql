@@ -59,7 +59,7 @@ $$;
 -- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command's draw raises, because COMMIT
 -- follows, and what it drew is kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
-    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb)
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -95,6 +95,7 @@ begin
     if denied is not null then
         return;
     end if;
+    crossed := posted.crossed;
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.

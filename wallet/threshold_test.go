@@ -1,0 +1,314 @@
+package wallet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/wallet"
+)
+
+var errNotNow = errors.New("not now")
+
+// setUpTelling is setUp, with a book whose thresholds are told into a table; of wallets in failing they are not.
+func setUpTelling(t *testing.T, cfg wallet.Config, failing *atomic.Value) *fixture {
+	t.Helper()
+	f := setUp(t, wallet.Config{})
+	_, err := f.pool.Exec(t.Context(), `create table crossed (n bigint generated always as identity, wallet text, name text, seq bigint, left_over bigint)`)
+	require.NoError(t, err)
+	f.ledger, err = budget.New(budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		_, err := tx.Exec(ctx, `insert into crossed (wallet, name, seq, left_over) values ($1, $2, $3, $4)`, c.Scope, c.Threshold.Name, c.Seq, c.Available)
+		if failing != nil && failing.Load() == c.Scope {
+			return errNotNow
+		}
+		return err
+	}})
+	require.NoError(t, err)
+	f.holds, err = holds.New(f.ledger, holds.Config{MaxTTL: 365 * day, MaxLifetime: 365 * day})
+	require.NoError(t, err)
+	f.book, err = wallet.New(f.ledger, cfg)
+	require.NoError(t, err)
+	return f
+}
+
+// crossed is what was told, in order, with what was left and whether its entry is the last one; and forgets it.
+func (f *fixture) crossed() []string {
+	f.Helper()
+	rows, err := f.pool.Query(f.Context(), `with gone as (delete from crossed returning *)
+		select format('%s %s %s%s', wallet, name, left_over, case when seq <> (select max(l.seq) from metered.ledger l where l.scope = wallet) then ' behind' end)
+		from gone order by n`)
+	require.NoError(f, err)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(f, err)
+	return all
+}
+
+func (f *fixture) expire() wallet.ExpireReport {
+	f.Helper()
+	r, err := f.book.Expire(f.Context(), f.pool, wallet.ExpireOptions{})
+	require.NoError(f, err)
+	return r
+}
+
+func low(left int64) wallet.Config {
+	return wallet.Config{Thresholds: []budget.Threshold{{Name: "low", Left: left}}}
+}
+
+func TestThresholds_AreToldByWhateverLowersABalance(t *testing.T) {
+	t.Parallel()
+	for by, lower := range map[string]func(f *fixture){
+		"draw": func(f *fixture) { f.draw(60) },
+		"draw up to": func(f *fixture) {
+			_, err := f.tryDraw(wallet.Draw{Amount: 1000, UpTo: true})
+			require.NoError(f, err)
+		},
+		"charge": func(f *fixture) {
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+				return f.ledger.Charge(ctx, tx, f.book.Charge("ann", 60))
+			})
+			require.NoError(f, err)
+		},
+		"line": func(f *fixture) { f.place("r", 60, day) },
+		"sweep": func(f *fixture) {
+			f.clock.Set(noon.Add(time.Hour))
+			require.Equal(f, wallet.ExpireReport{Ended: 1, Batches: 1}, f.expire())
+		},
+		"sweep of the wallet": func(f *fixture) {
+			f.clock.Set(noon.Add(time.Hour))
+			r, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.ExpireReport, error) {
+				return f.book.ExpireWallet(ctx, tx, "ann")
+			})
+			require.NoError(f, err)
+			require.Equal(f, wallet.ExpireReport{Ended: 1, Batches: 1}, r)
+		},
+		"revoke": func(f *fixture) {
+			_, err := f.revoke(wallet.Revoke{Reference: "hour", Amount: 55})
+			require.NoError(f, err)
+		},
+		"revoke of another lot": func(f *fixture) {
+			f.clock.Set(noon.Add(time.Hour))
+			r, err := f.revoke(wallet.Revoke{Reference: "kept", Amount: 1})
+			require.NoError(f, err)
+			require.EqualValues(f, 1, r.Amount)
+		},
+		"rollover of another lot": func(f *fixture) {
+			f.clock.Set(noon.Add(time.Hour))
+			require.EqualValues(f, 5, f.rollover(wallet.Rollover{Reference: "kept", Cap: 5, For: day}).Amount)
+		},
+		"charge behind it": func(f *fixture) {
+			f.clock.Set(noon.Add(time.Hour))
+			f.draw(1)
+		},
+	} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			f := setUpTelling(t, low(50), nil)
+			f.grant(wallet.Grant{Amount: 40, Reference: "kept"})
+			f.grant(wallet.Grant{Amount: 60, Reference: "hour", For: time.Hour})
+			f.draw(1)
+			require.Empty(t, f.crossed())
+			lower(f)
+			left := map[string]int64{"draw": 39, "draw up to": 0, "charge": 39, "line": 39, "revoke": 44, "revoke of another lot": 39, "charge behind it": 39}[by]
+			if left == 0 && by != "draw up to" {
+				left = 40
+			}
+			want := fmt.Sprintf("ann low %d", left)
+			if by == "rollover of another lot" {
+				want += " behind" // by the lapse, before what rolls over
+			}
+			require.Equal(t, []string{want}, f.crossed())
+			f.clock.Set(noon.Add(2 * time.Hour))
+			f.expire()
+			if units := f.balance().Units; units > 0 {
+				f.draw(units)
+			}
+			require.Empty(t, f.crossed(), "once")
+			f.grant(wallet.Grant{Amount: 100})
+			f.draw(60)
+			require.Equal(t, []string{"ann low 40"}, f.crossed(), "a grant arms it")
+			f.verify()
+		})
+	}
+}
+
+// Left counts what can be drawn, with the overdraft; Used what is overdrawn.
+func TestThresholds_AndOverdraft(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t, wallet.Config{Overdraft: 100, Thresholds: []budget.Threshold{
+		{Name: "150 can be drawn", Left: 150}, {Name: "none of its own", Left: 100}, {Name: "20 owed", Used: 20, Rearm: 20}, {Name: "nothing can be drawn"},
+	}}, nil)
+	require.Equal(t, "credit", f.book.Limit().Name)
+	f.grant(wallet.Grant{Amount: 100})
+	for _, step := range []struct {
+		draw int64
+		told []string
+	}{{49, []string{}}, {1, []string{"ann 150 can be drawn 150"}}, {50, []string{"ann none of its own 100"}}, {20, []string{"ann 20 owed 80"}}, {80, []string{"ann nothing can be drawn 0"}}} {
+		f.draw(step.draw)
+		require.Equal(t, step.told, f.crossed())
+	}
+	_, err := f.tryDraw(wallet.Draw{Amount: 1})
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, "credit", exceeded.Refusals[0].Limit.Name)
+	f.verify()
+}
+
+// A lot rolls over while another one lapses: what goes on brings nothing, and arms nothing in between.
+func TestThresholds_AreNotArmedByWhatRollsOver(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"sweep", "draw"} {
+		f := setUpTelling(t, low(50), nil)
+		f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 4, RollFor: day})
+		f.grant(wallet.Grant{Amount: 100, For: 2 * time.Hour})
+		f.clock.Set(noon.Add(2 * time.Hour))
+		if by == "sweep" {
+			f.expire()
+		} else {
+			f.draw(1)
+		}
+		require.Len(t, f.crossed(), 1)
+		f.draw(1)
+		require.Empty(t, f.crossed(), by)
+		f.verify()
+	}
+}
+
+// What OnThreshold refuses is not done, for that wallet alone; the next pass tells.
+func TestThresholds_AFailureLeavesTheWalletToTheNextPass(t *testing.T) {
+	t.Parallel()
+	var failing atomic.Value
+	failing.Store("bob")
+	var told []string
+	cfg := low(50)
+	cfg.Subscribers = []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {
+		told = append(told, b.Wallet)
+		return nil
+	}}
+	f := setUpTelling(t, cfg, &failing)
+	for _, name := range []string{"ann", "bob", "cid"} {
+		f.grant(wallet.Grant{Wallet: name, Amount: 60, For: time.Hour})
+		f.grant(wallet.Grant{Wallet: name, Amount: 40, Reference: "kept"})
+	}
+	require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+		_, err := f.book.Revoke(t.Context(), tx, wallet.Revoke{Wallet: "bob", Reference: "kept"})
+		require.NoError(t, err, "60 are left")
+		_, err = f.book.Draw(t.Context(), tx, wallet.Draw{Wallet: "bob", Amount: 20})
+		require.ErrorIs(t, err, errNotNow)
+		return nil
+	}))
+	f.clock.Set(noon.Add(time.Hour))
+	r, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	var refused *budget.CrossingError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "bob", refused.Crossing.Scope)
+	require.Equal(t, wallet.ExpireReport{Ended: 2, Told: 2, Failed: 1, Batches: 1}, r)
+	require.Equal(t, []string{"ann low 40", "cid low 40"}, f.crossed())
+	failing.Store("nobody")
+	require.Equal(t, wallet.ExpireReport{Ended: 1, Told: 1, Batches: 1}, f.expire())
+	require.Equal(t, []string{"bob low 0"}, f.crossed())
+	require.Equal(t, []string{"ann", "cid", "bob"}, told)
+	f.verify()
+}
+
+// A draw of a command that crosses is run again before its COMMIT; a replay tells nothing.
+func TestThresholds_AreToldByACommandsDraw(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t, low(50), nil)
+	f.grant(wallet.Grant{Amount: 100})
+	c, err := metered.New(f.pool, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		_, err := tx.Exec(ctx, `insert into crossed (wallet, name, seq, left_over) values ($1, $2, $3, $4)`, c.Scope, c.Threshold.Name, c.Seq, c.Available)
+		return err
+	}})
+	require.NoError(t, err)
+	for range 2 {
+		out, err := metered.Do(t.Context(), c, metered.Command{ID: "once", Input: 1}, func(_ context.Context, tx *metered.Tx) (int, error) {
+			return 0, tx.Draw(f.book, wallet.Draw{Wallet: "ann", Amount: 70})
+		})
+		require.NoError(t, err)
+		require.EqualValues(t, 70, out.Draws[0].Amount)
+	}
+	require.Equal(t, []string{"ann low 30"}, f.crossed())
+	f.verify()
+}
+
+// Sweeps, revokes and draws race for one crossing: one of them tells.
+func TestThresholds_AreToldOnceWhoeverRaces(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		f := setUpTelling(t, low(50), nil)
+		f.grant(wallet.Grant{Amount: 60, Reference: "hour", For: time.Hour})
+		f.grant(wallet.Grant{Amount: 40, Reference: "kept"})
+		f.clock.Set(noon.Add(time.Hour))
+		require.NoError(t, pgtest.InParallel(8, func(worker int) error {
+			for {
+				err := pgx.BeginTxFunc(f.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) (err error) {
+					switch worker % 4 {
+					case 0:
+						_, err = f.book.ExpireWallet(f.Context(), tx, "ann")
+					case 1:
+						_, err = f.book.Revoke(f.Context(), tx, wallet.Revoke{Wallet: "ann", Reference: "kept", Amount: 1})
+					case 2:
+						_, err = f.book.Draw(f.Context(), tx, wallet.Draw{Wallet: "ann", Amount: 1})
+					default:
+						_, err = f.book.Rollover(f.Context(), tx, wallet.Rollover{Wallet: "ann", Reference: "kept", Cap: 3, For: day})
+					}
+					return err
+				})
+				if !sqlstate.Collided(err) {
+					return err
+				}
+			}
+		}))
+		require.Len(t, f.crossed(), 1, level)
+		f.verify()
+	}
+}
+
+func TestThresholds_NeedSomebodyToHearOfThem(t *testing.T) {
+	t.Parallel()
+	l, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	_, err = wallet.New(l, low(5))
+	var argument *wallet.ArgumentError
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "Config.Thresholds", argument.Field)
+	l, err = budget.New(budget.Config{RequireActor: true, OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})
+	require.NoError(t, err)
+	_, err = wallet.New(l, wallet.Config{Thresholds: []budget.Threshold{{Name: "half", Percent: 50}}})
+	require.ErrorAs(t, err, &argument)
+	require.Equal(t, "Config.Thresholds[0].Percent", argument.Field)
+	_, err = wallet.New(l, low(5))
+	require.NoError(t, err)
+}
+
+// What has ended and is not written down yet arms nothing: a refund looks at what can be drawn.
+func TestThresholds_AreNotArmedByWhatHasEnded(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t, low(50), nil)
+	f.grant(wallet.Grant{Amount: 30, For: time.Hour})
+	f.grant(wallet.Grant{Amount: 60, For: 2 * time.Hour})
+	f.grant(wallet.Grant{Amount: 20})
+	d := f.draw(30)
+	f.draw(35)
+	require.Equal(t, []string{"ann low 45"}, f.crossed())
+	f.clock.Set(noon.Add(2 * time.Hour))
+	f.refund(d.Seq, 30)
+	require.EqualValues(t, 50, f.balance().Units)
+	f.draw(1)
+	require.Empty(t, f.crossed())
+	f.refund(d.Seq+1, 35)
+	f.draw(34)
+	require.Equal(t, []string{"ann low 50"}, f.crossed())
+	f.verify()
+}
