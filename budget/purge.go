@@ -21,7 +21,7 @@ type PurgeOptions struct {
 	Batch     int           // how many entries one transaction deletes, 16 to 100,000; defaults to 5,000
 	// Forget reports whether an idle scope may be deleted whole, as if nobody had ever charged it. Report true only if
 	// all its limits have a Limit.Reach up to OlderThan, no lifetimes, and no older charge of it is refunded (numbers begin at 1 again).
-	// Scopes with credit, an open hold or an active claim stay anyway. Defaults to none.
+	// Scopes with credit, a wallet's debt, an open hold or an active claim stay anyway. Defaults to none.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
 	// DryRun counts what would be deleted now, without a lock, in READ ONLY transactions. Not with Forget. Defaults to false.

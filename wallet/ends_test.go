@@ -211,6 +211,20 @@ func TestExpire_TellsOfEachBreakageOnce(t *testing.T) {
 	require.Equal(t, wallet.ExpireReport{Batches: 1}, r)
 }
 
+func TestPurge_ForgetsNoDebt(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 50})
+	f.grant(wallet.Grant{Amount: 10, For: time.Hour})
+	f.clock.Advance(2 * time.Hour)
+	_, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	require.NoError(t, err)
+	f.draw(20)
+	f.clock.Advance(100 * day)
+	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: 50 * day, Forget: func(string) bool { return true }})
+	require.NoError(t, err)
+	require.EqualValues(t, -20, f.balance().Units)
+}
+
 func TestPurge_ChangesNoBalance(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
