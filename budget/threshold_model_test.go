@@ -245,7 +245,7 @@ func TestThreshold_AgreesWithTheModel(t *testing.T) {
 	defer conn.Release()
 	stats := map[string]int{}
 	for seed := range uint64(25) {
-		clock.Set(start.Add(time.Duration(seed) * time.Minute))
+		clock.Set(start.Add(time.Duration(seed) * time.Millisecond))
 		h = &tellings{T: t, Rand: rand.New(rand.NewPCG(seed, 39)), conn: conn.Conn(), ledger: l, clock: clock, told: map[string]time.Time{}, stats: stats, seed: seed,
 			model: &model{scope: fmt.Sprint(seed), tolerance: time.Hour, kept: 1, outer: t, spans: map[budget.Period]span{}}}
 		h.quiet, h.level = h.IntN(2) == 0, isolations[h.IntN(len(isolations))]
