@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	given := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	checks := "300"
+	checks := "200"
 	if testing.Short() {
 		checks = "100"
 	}
