@@ -74,7 +74,7 @@ var Functions = []Function{
 	{"roll_over", Application, write},
 	{"sweep_lots", Application, write},
 	{"told_lots", Application, write},
-	{"wallet_balance", Application | Reporting, write},
+	{"wallet_balance", Application | Reporting, purgeBatch},
 
 	{"place", Application, write},
 	{"look_place", Application, write},
