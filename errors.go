@@ -85,7 +85,8 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 // library's. An error has the same code in every package: budget.ErrBusy is metered.ErrBusy.
 //
 //	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
-//	try again       busy timeout stale_read serialization; not known: indefinite commit_unknown
+//	try again       busy timeout stale_read serialization
+//	outcome unknown indefinite commit_unknown
 //	arguments       invalid_argument ttl_too_short ttl_too_long
 //	set-up          not_migrated not_granted schema_version schema_differs no_river job_plugin
 //	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
