@@ -83,6 +83,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 
 // Code returns the stable code of err, for metrics and other programs; "" for nil and for errors that are not this
 // library's. An error has the same code in every package: budget.ErrBusy is metered.ErrBusy.
+// docs/http.md says what a client does. Most errors of a connection have none: ask Retryable.
 //
 //	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
 //	try again       busy timeout stale_read serialization
@@ -100,8 +101,6 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	wallet          wallet_conflict wallet_expired wallet_unknown_lot
 //	others          operation_unknown sticky_failed position_unknown event_late batcher_closed leases_unavailable leases_closed
 //	httpmetered     idempotency_key_missing idempotency_key_invalid idempotency_key_in_flight answer_unrecordable
-//
-// docs/http.md says what a client does. Most errors of a connection have none: ask Retryable.
 func Code(err error) string { return fault.Code(err) }
 
 // Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP.

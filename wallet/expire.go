@@ -37,8 +37,8 @@ type Breakage struct {
 	Seq       int64     `json:"seq"`        // the last entry of the lot
 }
 
-// Subscriber is told of each breakage, in the transaction of the sweep and a savepoint. What it writes through tx commits with it. An error or a panic
-// takes back what it wrote alone: the lot has ended, and is told again by the next sweep. It does not end tx.
+// Subscriber is told of each breakage, in the transaction of the sweep and a savepoint. What it writes through tx commits with it. An error
+// takes back what it wrote alone: the lot has ended, and is told again by the next sweep. A panic takes back the batch. It does not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
 // ExpireOptions says how Expire works. The zero value ends all lots that are due.
@@ -241,7 +241,7 @@ func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 		}
 		var err error
 		if subscribed {
-			err = b.tell(ctx, tx, lapsed)
+			_, err = savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (struct{}, error) { return struct{}{}, b.tell(ctx, sub, lapsed) })
 		}
 		var refusal *SubscriberError
 		switch {
@@ -262,53 +262,21 @@ func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 	return failed("expire", err)
 }
 
-// undoTimeout bounds how long it takes back what a subscriber did whose context has ended.
-const undoTimeout = 5 * time.Second
-
 var errSwallowed = errors.New("wallet: a statement of the subscriber failed, and it returned no error")
 
-// tell tells the subscribers of a breakage, in a savepoint. Where that cannot be taken back, since one ended it or left the connection in use,
-// the connection is closed.
+// tell tells the subscribers of a breakage. The first error of one is returned as a *SubscriberError.
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, lapsed Breakage) error {
 	lapsed.GrantedAt, lapsed.Expires = lapsed.GrantedAt.UTC(), lapsed.Expires.UTC()
-	sub, err := tx.Begin(ctx)
-	if err != nil {
-		return failed("savepoint", err)
-	}
 	for _, subscriber := range b.cfg.Subscribers {
-		err := protect(func() error { return subscriber(ctx, sub, lapsed) })
-		if conn := sub.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'E' {
-			err = errSwallowed
-		}
-		if err == nil {
-			err = ctx.Err()
+		err := subscriber(ctx, tx, lapsed)
+		if conn := tx.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'E' {
+			err = errSwallowed // else the savepoint could not be released
 		}
 		if err != nil {
-			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-			defer cancel()
-			if rollback := sub.Rollback(undo); rollback != nil {
-				if conn := tx.Conn(); conn != nil {
-					_ = conn.Close(undo)
-				}
-				return errors.Join(rollback, err)
-			}
 			return &SubscriberError{Breakage: lapsed, Cause: err}
 		}
 	}
-	if err := sub.Commit(ctx); err != nil {
-		return failed("savepoint", err)
-	}
 	return nil
-}
-
-// protect turns a panic into an error.
-func protect(f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v", p)
-		}
-	}()
-	return f()
 }
 
 // SubscriberError says which breakage a Subscriber did not take.
