@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -117,9 +118,9 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 		case status == "denied":
 			return Lease{}, call.Denied(denied)
 		case status == "conflict":
-			return Lease{}, ErrCarved
+			return Lease{}, of(ErrCarved, g.Child)
 		case status == "used":
-			return Lease{}, ErrChildUsed
+			return Lease{}, of(ErrChildUsed, g.Child)
 		}
 		return l, call.Cross(ctx, tx, crossed)
 	}
@@ -147,10 +148,13 @@ func (c *Carver) Close(ctx context.Context, tx pgx.Tx, child string, note budget
 func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Lease, status string, err error) {
 	l, status, err = c.scan(tx.QueryRow(ctx, c.sql.close, child, by, c.wait))
 	if err == nil && status == "unknown" {
-		return l, status, ErrUnknownChild
+		return l, status, of(ErrUnknownChild, child)
 	}
 	return l, status, failed("close a child", err)
 }
+
+// of says of which child an error is.
+func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child) }
 
 // Received is a child's side of a Carving that is Away.
 type Received struct {
@@ -173,7 +177,7 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, err
 	}
 	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, r.Child, r.Amount, r.EndsAt, c.by(r.Note), noteJSON(r.Note), c.wait))
 	if err == nil && status == "used" {
-		return Lease{}, ErrChildUsed
+		return Lease{}, of(ErrChildUsed, r.Child)
 	}
 	return l, failed("receive units", err)
 }
@@ -199,7 +203,7 @@ func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *
 	}
 	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.settle, child, used, c.by(note), c.wait))
 	if err == nil && status == "unknown" {
-		return Lease{}, ErrUnknownChild
+		return Lease{}, of(ErrUnknownChild, child)
 	}
 	return l, failed("settle a child", err)
 }
@@ -211,7 +215,7 @@ func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Leas
 	}
 	l, _, err := c.scan(db.QueryRow(ctx, c.sql.get, pgx.QueryExecModeExec, child))
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Lease{}, ErrUnknownChild
+		return Lease{}, of(ErrUnknownChild, child)
 	}
 	return l, failed("get a child", err)
 }

@@ -87,7 +87,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	case status == "conflict":
 		return Granted{}, fmt.Errorf("%w: wallet %q, reference %q", ErrConflict, g.Wallet, g.Reference)
 	case status == "ended":
-		return Granted{}, fmt.Errorf("%w: it ends at %v, and it is %v", ErrExpired, g.Expires, granted.At)
+		return Granted{}, fmt.Errorf("%w: it ends at %s, and it is %s", ErrExpired, g.Expires.UTC().Format(time.RFC3339Nano), granted.At.Format(time.RFC3339Nano))
 	case status == "granted":
 		b.tellLots(ctx, "granted")
 	}

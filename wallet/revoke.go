@@ -175,7 +175,10 @@ func (n namedLot) lower(ctx context.Context, tx pgx.Tx, status *string, call fun
 
 func (n namedLot) known(status string) error {
 	if status == "unknown" {
-		return fmt.Errorf("%w: wallet %q, lot %v%v", ErrUnknownLot, n.wallet, n.lot, n.reference)
+		if n.lot != nil {
+			return fmt.Errorf("%w: wallet %q, lot %d", ErrUnknownLot, n.wallet, n.lot)
+		}
+		return fmt.Errorf("%w: wallet %q, reference %q", ErrUnknownLot, n.wallet, n.reference)
 	}
 	return nil
 }
