@@ -136,7 +136,8 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 //
 // If units of the child are still held, by holds, by leases of a Pool or by children of its own, these can end and be
 // captured. The Lease then comes back with no SettledAt, and all of it counts at the parent until Close or Sweep
-// finds nothing held. Close again does nothing more. Locks: the scopes of parent and child.
+// finds nothing held. Close again does nothing more. What the child's own Usage shows as left has gone back: see the Lease.
+// Locks: the scopes of parent and child.
 func (c *Carver) Close(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err

@@ -27,10 +27,12 @@ type Grant struct {
 	// Priority is what is drawn first: the lower one, an int32. Defaults to that of the Category (Config.Priorities).
 	Priority *int
 	// Reference makes the grant idempotent: the same grant to the wallet under the same reference is made once, until a purge has
-	// taken its lot. Another one is ErrConflict. Defaults to none: each call grants.
+	// taken its lot. Another one is ErrConflict, also with other Expires: make it of the payment's time, or use For, and not of
+	// time.Now, which the second delivery of a webhook has another of. Defaults to none: each call grants.
 	Reference string
 	// RollCap is how much of what is left goes on in another lot at the lot's end, which lasts RollFor longer, or for ever
-	// (Forever). It is done once: that lot does not roll over. Whoever ends the lot does it, so no sweep can be too early. Defaults to 0: nothing.
+	// (Forever). With Expires at the end of a month, the end of the next one is RollFor: next.Sub(expires). It is done once: that
+	// lot does not roll over. Whoever ends the lot does it, so no sweep can be too early. Defaults to 0: nothing.
 	RollCap int64
 	RollFor time.Duration
 	// LateRefunds is what becomes of a refund to the lot after its end: Lapse, Forever, or how long it lasts, in a new lot. Defaults to that of
