@@ -43,10 +43,10 @@ type Grant struct {
 
 // Granted is a lot that was granted.
 type Granted struct {
-	Lot      int64     `json:"lot"`              // its number
-	Seq      int64     `json:"seq"`              // the entry of the ledger
-	At       time.Time `json:"at"`               // by the database's clock
-	Expires  time.Time `json:"expires,omitzero"` // zero if it never ends
+	Lot      int64     `json:"lot"`                 // its number
+	Seq      int64     `json:"seq"`                 // the entry of the ledger
+	At       time.Time `json:"at"`                  // by the database's clock
+	Expires  time.Time `json:"expires_at,omitzero"` // zero if it never ends
 	Replayed bool      `json:"replayed,omitempty"`
 }
 

@@ -87,8 +87,8 @@ type Rolled struct {
 	Amount   int64     `json:"amount"`
 	Seq      int64     `json:"seq"`
 	At       time.Time `json:"at,omitzero"`
-	Expires  time.Time `json:"expires,omitzero"`   // zero if it never ends
-	Replayed bool      `json:"replayed,omitempty"` // the lot was rolled over before: that is the answer
+	Expires  time.Time `json:"expires_at,omitzero"` // zero if it never ends
+	Replayed bool      `json:"replayed,omitempty"`  // the lot was rolled over before: that is the answer
 }
 
 const rolloverSQL = `
