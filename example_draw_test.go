@@ -39,7 +39,9 @@ func ExampleTx_Draw() {
 		log.Fatal(err)
 	}
 
-	command := metered.Command{ID: "report/17", Input: "2026-11", Charges: []budget.Charge{book.Charge("ann", 30)}}
+	command := metered.Command{ID: "report/17", Input: "2026-11", Charges: []budget.Charge{
+		book.Charge("ann", 30, budget.PerMonth(100, time.UTC, time.Time{})), // and the plan's cap of the month
+	}}
 	write := func(ctx context.Context, tx *metered.Tx) (string, error) {
 		// Draws come before the charges of the command: what it declares must be left.
 		return "report", tx.Draw(book, wallet.Draw{Wallet: "ann", Amount: 8})

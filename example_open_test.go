@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -69,7 +70,8 @@ func ExampleOpen() {
 	// it was done before: 240
 }
 
-// More was used than was held, and as much of it is charged as the limit has room for.
+// More was used than was held. Over says what becomes of that: it is refused, charged if it fits, or charged as far as the limit has
+// room for it.
 func ExampleSession_Settle() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -86,6 +88,9 @@ func ExampleSession_Settle() {
 	used := metered.Used{Lines: []holds.Line{{Scope: "seconds/ann", Amount: 1200}}}
 	_, err = s.Settle(ctx, used, nil)
 	fmt.Println(err)
+	used.Over = holds.OverIfFits
+	_, err = s.Settle(ctx, used, nil)
+	fmt.Println(metered.Code(err))
 	used.Over = holds.OverUpTo
 	out, err := s.Settle(ctx, used, nil)
 	if err != nil {
@@ -94,6 +99,7 @@ func ExampleSession_Settle() {
 	fmt.Println("charged", out.Holds[0].Lines[0].Captured)
 	// Output:
 	// holds: the capture exceeds what is held: scope "seconds/ann": requested 1200, held 600
+	// budget_exceeded
 	// charged 1000
 }
 
@@ -122,4 +128,38 @@ func ExampleSession_Cancel() {
 	}
 	fmt.Println(usage[0].Used, usage[0].Held)
 	// Output: 0 0
+}
+
+// The process dies. What was held is free when the hold falls due, swept or not, but for the minimum, which the provider bills in any case.
+// Then the same id runs anew.
+func ExampleReservation_minimum() {
+	ctx := context.Background()
+	pool, setClock, done := exampleDatabaseAt(time.Date(2026, time.November, 23, 12, 0, 0, 0, time.UTC))
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	request := reserve("job-1")
+	request.Lines[0].AtLeast = 30
+	request.TTL, request.Grace = 20*time.Second, 10*time.Second
+	shows := func(what string) {
+		usage, err := client.Budget.Usage(ctx, pool, budget.Query{Scope: "seconds/ann"})
+		check(err)
+		fmt.Println(what, usage[0].Used, "used,", usage[0].Held, "held")
+	}
+	s, err := metered.Open[any](ctx, client, request)
+	check(err)
+	shows("opened:")
+	s.Close() // as a process that dies: nothing is sent
+	shows("dead:")
+	setClock(time.Date(2026, time.November, 23, 12, 0, 30, 0, time.UTC))
+	shows("30 seconds later:")
+	s, err = metered.Open[any](ctx, client, request)
+	check(err)
+	defer s.Close()
+	shows("opened anew:")
+	// Output:
+	// opened: 0 used, 600 held
+	// dead: 0 used, 600 held
+	// 30 seconds later: 30 used, 0 held
+	// opened anew: 30 used, 600 held
 }

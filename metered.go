@@ -13,8 +13,9 @@
 //	    return stored, nil
 //	})
 //
-// Most programs want [Do], which owns its transaction; [DoTx] runs the same command inside one of yours. Packages
-// budget, holds, tokens and jobs also work alone. docs/model.md shows a command on one page.
+// Most programs want [Do], which owns its transaction; [DoTx] runs the same command inside one of yours. [Open] is for
+// work whose cost is known at its end: a stream, an agent's call. Prepaid credit that expires is package wallet. It and
+// budget, holds, leases, tokens and jobs also work alone. docs/model.md shows a command on one page.
 //
 // Limits can have thresholds: Config.OnThreshold is told of the charge that crosses one, before it commits.
 //

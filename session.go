@@ -165,6 +165,11 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 	if err != nil {
 		return Outcome[R]{}, renamed(err, "Capture", "Used")
 	}
+	for i, l := range used.Lines {
+		if !slices.ContainsFunc(h.r.Lines, func(of holds.Line) bool { return of.Scope == l.Scope }) {
+			return Outcome[R]{}, invalid(fmt.Sprintf("Used.Lines[%d].Scope", i), "%q is not held: the Reservation has no line of it", l.Scope)
+		}
+	}
 	if h.client.engine.Inside(ctx) {
 		return Outcome[R]{}, ErrNested
 	}

@@ -279,6 +279,8 @@ func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
 	_, err = s.Settle(t.Context(), metered.Used{}, says(0))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "Used.Lines", argument.Field)
+	_, err = s.Settle(t.Context(), metered.Used{Lines: []holds.Line{{Scope: "tokns", Amount: 1}}}, says(0))
+	require.EqualError(t, err, `metered: invalid argument: Used.Lines[0].Scope: "tokns" is not held: the Reservation has no line of it`)
 	more := tokensUsed(1130)
 	more.Over = holds.OverIfFits
 	_, err = s.Settle(t.Context(), more, says(1130))

@@ -25,6 +25,7 @@ func ExampleLimit_Tell() {
 	})
 	check(err)
 	plan := budget.Lifetime(1_000).Tell(budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "used up"})
+	fmt.Println(len(plan.Thresholds()), "levels")
 
 	for _, amount := range []int64{700, 150, 150} {
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -42,6 +43,7 @@ func ExampleLimit_Tell() {
 	})
 	check(err)
 	// Output:
+	// 2 levels
 	// 80% 850
 	// used up 1000
 }

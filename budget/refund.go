@@ -26,6 +26,9 @@ type Refund struct {
 type RefundExceedsError struct{ Requested, Remaining int64 }
 
 func (e *RefundExceedsError) Error() string {
+	if e.Requested == 0 {
+		return fmt.Sprintf("%v: nothing is left of it", ErrRefundExceeds)
+	}
 	return fmt.Sprintf("%v: requested %d, left %d", ErrRefundExceeds, e.Requested, e.Remaining)
 }
 
@@ -55,6 +58,9 @@ func (l *Ledger) prepareRefund(r Refund) (*ledger.Call[Posted], error) {
 	}
 	var units *int64 // null is all
 	if !r.All {
+		if r.Amount == 0 {
+			return nil, invalid("Refund.Amount", "is 0: say how many units, or All")
+		}
 		if err := checkAmount("Refund.Amount", r.Amount); err != nil {
 			return nil, err
 		}

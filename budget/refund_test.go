@@ -50,13 +50,17 @@ func TestRefund_NeverSumsPastTheCharge(t *testing.T) {
 		require.ErrorIs(t, err, refused.err)
 		require.EqualError(t, err, refused.text)
 	}
-	_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 1, Amount: 6})
+	_, err := l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 1})
+	require.EqualError(t, err, "budget: invalid argument: Refund.Amount: is 0: say how many units, or All")
+	_, err = l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 1, Amount: 6})
 	require.NoError(t, err, "a refusal leaves the transaction usable")
 	require.NoError(t, tx.Commit(ctx))
 	err = refund(ctx, pool, l, "a", 1, 1)
 	var exceeds *budget.RefundExceedsError
 	require.ErrorAs(t, err, &exceeds)
 	require.Equal(t, budget.RefundExceedsError{Requested: 1}, *exceeds)
+	_, err = l.Refund(ctx, begin(t, pool, pgx.ReadCommitted), budget.Refund{Scope: "a", Seq: 1, All: true})
+	require.EqualError(t, err, "budget: refund exceeds what is left of the charge: nothing is left of it")
 	require.Zero(t, usage(t, pool, l, "a", time.Hour).Used)
 	requireVerified(t, pool, l)
 }

@@ -57,7 +57,7 @@ type Crossing struct {
 	At        time.Time `json:"at"`  // when, by the database's clock
 	Limit     Limit     `json:"limit"`
 	Threshold Threshold `json:"threshold"`
-	Used      int64     `json:"used"`      // what counts then, holds aside; negative while there is credit
+	Used      int64     `json:"used"`      // what counts then, holds aside; less than 0 while there is credit
 	Held      int64     `json:"held"`      // what open holds and leases keep then
 	Available int64     `json:"available"` // what is left
 	// The period of a limit by period; zero for others.

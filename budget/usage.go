@@ -20,8 +20,10 @@ type Query struct {
 
 // Usage is what a scope stands at. In JSON its window is written as that of a Limit; a lifetime comes back as Forever.
 type Usage struct {
-	Query    `json:"-"`
-	Used     int64         `json:"used"`             // in this window or period, without holds; for a lifetime Spent - Refunded - Credited
+	Query `json:"-"`
+	// Used is what counts in this window or period, without holds. For a lifetime it is Spent - Refunded - Credited: less than 0
+	// while there is credit left, as in a wallet, of which Available(0) is what can be spent.
+	Used     int64         `json:"used"`
 	Held     int64         `json:"held"`             // what open holds keep of the scope
 	Leased   int64         `json:"leased,omitempty"` // what open leases keep and have not spent; what they spent is Used
 	HoldDue  time.Duration `json:"-"`                // how long until an open hold may fall due, if Held > 0; in JSON "hold_due_us"

@@ -82,7 +82,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	case !known:
 		return nil, invalid("Capture.Over", "%q is not a policy", c.Over)
 	case len(c.Lines) == 0 && !c.All:
-		return nil, invalid("Capture.Lines", "are none: set All to capture all that is held; if nothing was used, call Release")
+		return nil, invalid("Capture.Lines", "are none: set All to capture all that is held; if nothing was used, release it")
 	case len(c.Lines) > 0 && c.All:
 		return nil, invalid("Capture.Lines", "are not for All, which captures all that is held")
 	case len(c.Lines) > 0 && len(c.IDs) > 1:

@@ -66,6 +66,10 @@ func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error 
 	defer cancel()
 	used := metered.Used{Lines: []holds.Line{{Scope: words, Amount: int64(len(strings.Fields(answer)))}}, Over: holds.OverAllowed}
 	_, err = s.Settle(ctx, used, func(context.Context, *metered.Tx) (streamed, error) { return streamed{answer}, nil })
+	if err != nil && answer != "" { // the answer has begun: the client hears of it by the cut
+		log.Print(err)
+		panic(http.ErrAbortHandler)
+	}
 	return err
 }
 

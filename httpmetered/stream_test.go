@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -78,4 +79,40 @@ func TestStream_AClientThatHangsUpPaysForWhatWasStreamed(t *testing.T) {
 	require.NoError(t, err)
 	_ = third.Body.Close()
 	require.Equal(t, http.StatusNoContent, third.StatusCode)
+}
+
+// What cannot be settled was streamed all the same: the client sees that the answer is cut, and nothing is appended to it.
+func TestStream_AnAnswerThatCannotBeSettledIsCut(t *testing.T) {
+	t.Parallel()
+	pool, client := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
+	clock := pgtest.SetClock(t, pool, time.Now())
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := chat(client, tooLate{w, clock}, r); err != nil {
+			httpmetered.Write(w, err)
+		}
+	}))
+	defer server.Close()
+	request, err := http.NewRequest(http.MethodPost, server.URL, strings.NewReader("hello"))
+	require.NoError(t, err)
+	request.SetBasicAuth("ann", "")
+	request.Header.Set("Idempotency-Key", "4711")
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	body, err := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	require.Equal(t, "you said hello ", string(body))
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+}
+
+// tooLate is a writer that takes so long that the session's hold is due.
+type tooLate struct {
+	http.ResponseWriter
+	clock *pgtest.Clock
+}
+
+func (w tooLate) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w tooLate) Write(p []byte) (int, error) {
+	w.clock.Advance(time.Hour)
+	return w.ResponseWriter.Write(p)
 }

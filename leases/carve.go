@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -72,8 +73,8 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 type Carving struct {
 	Child string        // the scope that gets the units; it has no entries yet, and is used for this alone
 	From  budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
-	// TTL is for how long, 1ms to MaxCarveTTL, after which Sweep closes the child. A child of a child ends with that one at
-	// the latest. Required.
+	// TTL is for how long, 1ms to MaxCarveTTL, after which Sweep closes the child: run it, for runs that crash. Until somebody has
+	// closed it, the child can be charged, and its units are held. A child of a child ends with that one at the latest. Required.
 	TTL time.Duration
 	// Away means that the child is on another cluster: it gets nothing here, and only SettleAway and WriteOff end it.
 	Away bool
@@ -117,9 +118,9 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 		case status == "denied":
 			return Lease{}, call.Denied(denied)
 		case status == "conflict":
-			return Lease{}, ErrCarved
+			return Lease{}, of(ErrCarved, g.Child)
 		case status == "used":
-			return Lease{}, ErrChildUsed
+			return Lease{}, of(ErrChildUsed, g.Child)
 		}
 		return l, call.Cross(ctx, tx, crossed)
 	}
@@ -135,7 +136,8 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 //
 // If units of the child are still held, by holds, by leases of a Pool or by children of its own, these can end and be
 // captured. The Lease then comes back with no SettledAt, and all of it counts at the parent until Close or Sweep
-// finds nothing held. Close again does nothing more. Locks: the scopes of parent and child.
+// finds nothing held. Close again does nothing more. What the child's own Usage shows as left has gone back: see the Lease.
+// Locks: the scopes of parent and child.
 func (c *Carver) Close(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
@@ -147,10 +149,13 @@ func (c *Carver) Close(ctx context.Context, tx pgx.Tx, child string, note budget
 func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Lease, status string, err error) {
 	l, status, err = c.scan(tx.QueryRow(ctx, c.sql.close, child, by, c.wait))
 	if err == nil && status == "unknown" {
-		return l, status, ErrUnknownChild
+		return l, status, of(ErrUnknownChild, child)
 	}
 	return l, status, failed("close a child", err)
 }
+
+// of says of which child an error is.
+func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child) }
 
 // Received is a child's side of a Carving that is Away.
 type Received struct {
@@ -173,7 +178,7 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, err
 	}
 	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, r.Child, r.Amount, r.EndsAt, c.by(r.Note), noteJSON(r.Note), c.wait))
 	if err == nil && status == "used" {
-		return Lease{}, ErrChildUsed
+		return Lease{}, of(ErrChildUsed, r.Child)
 	}
 	return l, failed("receive units", err)
 }
@@ -199,7 +204,7 @@ func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *
 	}
 	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.settle, child, used, c.by(note), c.wait))
 	if err == nil && status == "unknown" {
-		return Lease{}, ErrUnknownChild
+		return Lease{}, of(ErrUnknownChild, child)
 	}
 	return l, failed("settle a child", err)
 }
@@ -211,7 +216,7 @@ func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Leas
 	}
 	l, _, err := c.scan(db.QueryRow(ctx, c.sql.get, pgx.QueryExecModeExec, child))
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Lease{}, ErrUnknownChild
+		return Lease{}, of(ErrUnknownChild, child)
 	}
 	return l, failed("get a child", err)
 }

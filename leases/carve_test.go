@@ -228,6 +228,7 @@ func TestCarve_HappensOncePerChild(t *testing.T) {
 	require.ErrorIs(t, err, leases.ErrUnknownChild)
 	_, err = f.close(pgx.ReadCommitted, "never")
 	require.ErrorIs(t, err, leases.ErrUnknownChild)
+	require.EqualError(t, err, `leases: no such child: "never"`)
 	f.stands("user", 0, 0, 300)
 
 	// Two parents for one child, at the same time: one has it.

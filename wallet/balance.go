@@ -28,7 +28,7 @@ type Lot struct {
 	GrantedAt time.Time `json:"granted_at"`
 	Expires   time.Time `json:"expires_at,omitzero"` // zero if it never ends
 	Amount    int64     `json:"amount"`              // that it was granted with
-	Units     int64     `json:"rest"`                // that can be drawn
+	Units     int64     `json:"units"`               // that can be drawn
 	Held      int64     `json:"held"`                // that open holds and leases keep
 }
 
@@ -47,8 +47,16 @@ func (b *Book) Balance(ctx context.Context, db Querier, wallet string) (Balance,
 	}
 	r.Now, r.Overdrawn = r.Now.UTC(), max(0, -r.Units)
 	if len(lots) > 0 {
-		if err := json.Unmarshal(lots, &r.Lots); err != nil {
+		var rows []struct {
+			Lot
+			Rest int64 `json:"rest"`
+		}
+		if err := json.Unmarshal(lots, &rows); err != nil {
 			return Balance{}, failed("read lots", err)
+		}
+		for _, row := range rows {
+			row.Units = row.Rest
+			r.Lots = append(r.Lots, row.Lot)
 		}
 	}
 	// What holds that are due give back pays back what is overdrawn, lot by lot: first what was spent, then what is held.

@@ -18,7 +18,9 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	Overdraft int64 // how far draws may go below what there is, 0 to budget.MaxLimit; defaults to 0: not at all
+	// Overdraft is how far draws may go below what there is, 0 to budget.MaxLimit. A wallet that was never granted anything has it
+	// too, a mistyped one among them: budget.Config.MustExist guards against that. Defaults to 0: not at all.
+	Overdraft int64
 	// Priorities are those of lots by category, for grants that name none: lower is drawn first. Defaults to 0 for every category.
 	Priorities  map[string]int
 	LateRefunds time.Duration // sets Grant.LateRefunds, where that is 0; defaults to DefaultLateRefunds
@@ -122,13 +124,14 @@ var someone = budget.Note{Actor: "-"}
 func (b *Book) Limit() budget.Limit { return b.limit }
 
 // Charge is a draw of a wallet as a charge: for metered.Command.Charges, Tx.Charge, or with other scopes in one call of budget.Ledger.Charge.
-func (b *Book) Charge(wallet string, amount int64) budget.Charge {
-	return budget.Charge{Scope: wallet, Amount: amount, Limits: []budget.Limit{b.Limit()}}
+// It keeps Limit, and limits beside it: a plan's cap of the month. A charge that leaves Limit out is let in whatever the wallet has.
+func (b *Book) Charge(wallet string, amount int64, limits ...budget.Limit) budget.Charge {
+	return budget.Charge{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }
 
-// Line is a reservation of a wallet as a line of a hold, for holds.Request.Lines.
-func (b *Book) Line(wallet string, amount int64) holds.Line {
-	return holds.Line{Scope: wallet, Amount: amount, Limits: []budget.Limit{b.Limit()}}
+// Line is a reservation of a wallet as a line of a hold or session, with limits as in Charge.
+func (b *Book) Line(wallet string, amount int64, limits ...budget.Limit) holds.Line {
+	return holds.Line{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }
 
 func (b *Book) made() error { return fault.Made(errArgument, "book", b != nil && b.ledger != nil) }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -113,6 +114,41 @@ func TestOverdraft_IsPaidBackByTheNextGrant(t *testing.T) {
 	require.Equal(t, map[string]int64{"third": 20, "second": 1}, f.left())
 	f.refund(d.Seq, 7)
 	require.Equal(t, map[string]int64{"third": 20, "second": 3, "first": 5}, f.left())
+}
+
+// A charge or line of the Book keeps the wallet's limit and those beside it. One that leaves the wallet's out is not bounded by it, and
+// a wallet that was granted nothing has its overdraft, unless it must exist.
+func TestCharge_KeepsTheLimitsThatItNames(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 10})
+	f.grant(wallet.Grant{Amount: 100})
+	charge := func(c budget.Charge) error {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) { return f.ledger.Charge(ctx, tx, c) })
+		return err
+	}
+	refusedBy := func(err error, limit string) {
+		t.Helper()
+		var exceeded *budget.ExceededError
+		require.ErrorAs(t, err, &exceeded)
+		require.Equal(t, limit, exceeded.Refusals[0].Limit.Name)
+		require.Len(t, exceeded.Refusals, 1)
+	}
+	month := budget.PerMonth(40, time.UTC, time.Time{}).Named("month")
+	refusedBy(charge(f.book.Charge("ann", 41, month)), "month")
+	refusedBy(charge(f.book.Charge("ann", 111)), "credit")
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+		return f.holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{f.book.Line("ann", 41, month)}})
+	})
+	refusedBy(err, "month")
+	require.NoError(t, charge(f.book.Charge("ann", 40, month)))
+	require.NoError(t, charge(budget.Charge{Scope: "ann", Amount: 150}))
+	require.EqualValues(t, 90, f.balance().Overdrawn)
+
+	mistyped := f.book.Charge("an", 1)
+	mistyped.MustExist = true
+	require.ErrorIs(t, charge(mistyped), budget.ErrScopeUnknown)
+	mistyped.MustExist = false
+	require.NoError(t, charge(mistyped))
 }
 
 func TestWallet_BeginsWithWhatTheScopeHas(t *testing.T) {

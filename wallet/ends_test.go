@@ -103,6 +103,9 @@ func TestRevoke_TakesWhatIsThereAndSaysWhatIsMissing(t *testing.T) {
 	f.has(5)
 	_, err = f.revoke(wallet.Revoke{Reference: "none"})
 	require.ErrorIs(t, err, wallet.ErrUnknownLot)
+	require.EqualError(t, err, `wallet: the wallet has no such lot: wallet "ann", reference "none"`)
+	_, err = f.revoke(wallet.Revoke{Lot: 99})
+	require.EqualError(t, err, `wallet: the wallet has no such lot: wallet "ann", lot 99`)
 }
 
 func TestRollover_IsDoneOnceWhoeverEndsTheLot(t *testing.T) {

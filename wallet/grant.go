@@ -27,10 +27,12 @@ type Grant struct {
 	// Priority is what is drawn first: the lower one, an int32. Defaults to that of the Category (Config.Priorities).
 	Priority *int
 	// Reference makes the grant idempotent: the same grant to the wallet under the same reference is made once, until a purge has
-	// taken its lot. Another one is ErrConflict. Defaults to none: each call grants.
+	// taken its lot. Another one is ErrConflict, also with other Expires: make it of the payment's time, or use For, and not of
+	// time.Now, which the second delivery of a webhook has another of. Defaults to none: each call grants.
 	Reference string
 	// RollCap is how much of what is left goes on in another lot at the lot's end, which lasts RollFor longer, or for ever
-	// (Forever). It is done once: that lot does not roll over. Whoever ends the lot does it, so no sweep can be too early. Defaults to 0: nothing.
+	// (Forever). With Expires at the end of a month, the end of the next one is RollFor: next.Sub(expires). It is done once: that
+	// lot does not roll over. Whoever ends the lot does it, so no sweep can be too early. Defaults to 0: nothing.
 	RollCap int64
 	RollFor time.Duration
 	// LateRefunds is what becomes of a refund to the lot after its end: Lapse, Forever, or how long it lasts, in a new lot. Defaults to that of
@@ -41,10 +43,10 @@ type Grant struct {
 
 // Granted is a lot that was granted.
 type Granted struct {
-	Lot      int64     `json:"lot"`              // its number
-	Seq      int64     `json:"seq"`              // the entry of the ledger
-	At       time.Time `json:"at"`               // by the database's clock
-	Expires  time.Time `json:"expires,omitzero"` // zero if it never ends
+	Lot      int64     `json:"lot"`                 // its number
+	Seq      int64     `json:"seq"`                 // the entry of the ledger
+	At       time.Time `json:"at"`                  // by the database's clock
+	Expires  time.Time `json:"expires_at,omitzero"` // zero if it never ends
 	Replayed bool      `json:"replayed,omitempty"`
 }
 
@@ -87,7 +89,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	case status == "conflict":
 		return Granted{}, fmt.Errorf("%w: wallet %q, reference %q", ErrConflict, g.Wallet, g.Reference)
 	case status == "ended":
-		return Granted{}, fmt.Errorf("%w: it ends at %v, and it is %v", ErrExpired, g.Expires, granted.At)
+		return Granted{}, fmt.Errorf("%w: it ends at %s, and it is %s", ErrExpired, g.Expires.UTC().Format(time.RFC3339Nano), granted.At.Format(time.RFC3339Nano))
 	case status == "granted":
 		b.tellLots(ctx, "granted")
 	}

@@ -40,6 +40,7 @@ func TestGrant_OfAReferenceIsMadeOnce(t *testing.T) {
 	require.Error(t, func() error {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return f.book.Grant(ctx, tx, g) })
 		require.ErrorIs(t, err, wallet.ErrExpired)
+		require.ErrorContains(t, err, ": it ends at 2026-11-22T12:00:00Z, and it is 2026-11-23T12:00:00Z")
 		return err
 	}())
 }

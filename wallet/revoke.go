@@ -87,8 +87,8 @@ type Rolled struct {
 	Amount   int64     `json:"amount"`
 	Seq      int64     `json:"seq"`
 	At       time.Time `json:"at,omitzero"`
-	Expires  time.Time `json:"expires,omitzero"`   // zero if it never ends
-	Replayed bool      `json:"replayed,omitempty"` // the lot was rolled over before: that is the answer
+	Expires  time.Time `json:"expires_at,omitzero"` // zero if it never ends
+	Replayed bool      `json:"replayed,omitempty"`  // the lot was rolled over before: that is the answer
 }
 
 const rolloverSQL = `
@@ -175,7 +175,10 @@ func (n namedLot) lower(ctx context.Context, tx pgx.Tx, status *string, call fun
 
 func (n namedLot) known(status string) error {
 	if status == "unknown" {
-		return fmt.Errorf("%w: wallet %q, lot %v%v", ErrUnknownLot, n.wallet, n.lot, n.reference)
+		if n.lot != nil {
+			return fmt.Errorf("%w: wallet %q, lot %d", ErrUnknownLot, n.wallet, n.lot)
+		}
+		return fmt.Errorf("%w: wallet %q, reference %q", ErrUnknownLot, n.wallet, n.reference)
 	}
 	return nil
 }

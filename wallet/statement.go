@@ -57,8 +57,9 @@ order by m.seq, m.nth`
 // statementPage is how many entries are read between two looks at their moves.
 const statementPage = 200
 
-// Statement is what happened to a wallet: the entries that opts says (see budget.Ledger.Entries), with the running balance and the lots. It reads
-// pages; what is written meanwhile may be among the later ones. On error it yields that last.
+// Statement is what happened to a wallet: the entries that opts says (see budget.Ledger.Entries), with the running balance and the
+// lots. The opening balance of a range is that of the last line before it: To its beginning, NewestFirst, Max 1. It reads pages;
+// what is written meanwhile may be among the later ones. On error it yields that last.
 func (b *Book) Statement(ctx context.Context, db Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
 	return func(yield func(Line, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {

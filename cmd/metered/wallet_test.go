@@ -52,7 +52,8 @@ func TestWallet_SaysWhatIsThereByLotAndCategory(t *testing.T) {
 	w := l.object("wallet", "user/ann", "--expiring-before", time.Now().UTC().AddDate(0, 0, 2).Format(time.RFC3339))
 	require.Equal(t, []any{38.0, 8.0, 0.0, 0.0, 0.0}, []any{w["units"], w["held"], w["overdrawn"], w["next_units"], w["expiring"]})
 	require.Equal(t, []any{"gift", "invoice-17"}, values(objects(w["lots"]), "reference"))
-	require.Equal(t, []any{38.0, 0.0}, values(objects(w["categories"]), "rest"))
+	require.Equal(t, []any{38.0, 0.0}, values(objects(w["categories"]), "units"))
+	require.Equal(t, []any{0.0, 38.0}, values(objects(w["lots"]), "units"))
 	text := l.ok("wallet", "user/ann", "--expiring-before", "2999-01-01")
 	for _, part := range []string{"has 38 to draw, and 8 held", "0 of it end before 2999", "never", "promotional  0     6"} {
 		require.Contains(t, text, part)

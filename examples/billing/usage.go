@@ -32,10 +32,9 @@ func (s *service) render(ctx context.Context, id, account string, units int64) (
 		if err != nil {
 			return nil, err
 		}
-		receipt, err := s.metered.Budget.Charge(ctx, tx, budget.Charge{
-			Scope: scope(account), Amount: units, Limits: []budget.Limit{s.book.Limit(), month},
-			Note: budget.Note{Actor: account, Correlation: id, Reason: "render"},
-		})
+		charge := s.book.Charge(scope(account), units, month)
+		charge.Note = budget.Note{Actor: account, Correlation: id, Reason: "render"}
+		receipt, err := s.metered.Budget.Charge(ctx, tx, charge)
 		if err != nil {
 			return nil, err
 		}
@@ -50,31 +49,20 @@ func (s *service) render(ctx context.Context, id, account string, units int64) (
 // room to the month in which they were drawn.
 func (s *service) refund(ctx context.Context, id, account string, units int64, reason string) (given int64, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		r := budget.Refund{Scope: scope(account), Amount: units, Note: budget.Note{Correlation: id, Reason: reason}}
-		var drawn int64
-		err := tx.QueryRow(ctx, `select units, entry from renders where account = $1 and id = $2`, account, id).Scan(&drawn, &r.Seq)
+		r := budget.Refund{Scope: scope(account), Amount: units, All: units == 0, Note: budget.Note{Correlation: id, Reason: reason}}
+		err := tx.QueryRow(ctx, `select entry from renders where account = $1 and id = $2`, account, id).Scan(&r.Seq)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return errNoRender
 		} else if err != nil {
 			return err
 		}
-		if units == 0 {
-			r.Amount = drawn
+		back, err := s.book.Refund(ctx, tx, r)
+		if r.All && errors.Is(err, budget.ErrRefundExceeds) {
+			return nil // all of it was given back before
 		}
-		_, err = s.book.Refund(ctx, tx, r)
-		var excess *budget.RefundExceedsError
-		if errors.As(err, &excess) && units == 0 {
-			if r.Amount = excess.Remaining; r.Amount == 0 {
-				return nil // all of it was given back before
-			}
-			_, err = s.book.Refund(ctx, tx, r)
-		}
-		given = r.Amount
+		given = back.Amount
 		return err
 	})
-	if err != nil {
-		given = 0
-	}
 	return given, err
 }
 

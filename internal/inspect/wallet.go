@@ -24,7 +24,7 @@ type Wallet struct {
 // CategoryRest is what the lots of a category have.
 type CategoryRest struct {
 	Category string `json:"category"`
-	Units    int64  `json:"rest"`
+	Units    int64  `json:"units"`
 	Held     int64  `json:"held"`
 }
 

@@ -1,0 +1,132 @@
+package metered_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// Support gives back what an operation cost, and knows its id: the record says what was charged, and what a hold captured. The
+// refund is a command, so it can be sent again. What is given back of one charge is never more than it was.
+func ExampleTx_Refund() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	seconds := budget.Query{Scope: "seconds/ann"}
+
+	// The operation: a job of unknown length, that costs another unit when it is done.
+	s, err := metered.Open[any](ctx, client, reserve("job-1"))
+	check(err)
+	defer s.Close()
+	_, err = s.Settle(ctx, metered.Used{Lines: []holds.Line{{Scope: "seconds/ann", Amount: 240}}},
+		func(_ context.Context, tx *metered.Tx) (any, error) {
+			return nil, tx.Charge(budget.Charge{Scope: "seconds/ann", Amount: 1})
+		})
+	check(err)
+
+	giveBack := func(request, operation string) error {
+		op, err := client.Lookup(ctx, pool, "ann", operation)
+		if err != nil {
+			return err
+		}
+		_, err = metered.Do(ctx, client, metered.Command{ID: request, Namespace: "support", Name: "refund", Input: operation},
+			func(_ context.Context, tx *metered.Tx) (any, error) {
+				for _, charged := range op.Receipt.Entries {
+					if err := tx.RefundCharge(budget.Refund{Scope: charged.Scope, Seq: charged.Seq, All: true}); err != nil {
+						return nil, err
+					}
+				}
+				for _, hold := range op.Holds {
+					if err := tx.Refund(holds.Refund{Tenant: hold.Tenant, IDs: []string{hold.ID}, All: true}); err != nil {
+						return nil, err
+					}
+				}
+				return nil, nil
+			})
+		return err
+	}
+	for _, request := range []string{"refund", "refund", "dispute"} {
+		err := giveBack(request, "job-1")
+		usage, lost := client.Budget.Usage(ctx, pool, seconds)
+		check(lost)
+		fmt.Printf("%s: %d used, nothing was left: %t\n", request, usage[0].Used, errors.Is(err, budget.ErrRefundExceeds))
+	}
+	// Output:
+	// refund: 0 used, nothing was left: false
+	// refund: 0 used, nothing was left: false
+	// dispute: 0 used, nothing was left: true
+}
+
+// A table is held for ten minutes. Ten more cost a unit, and commit with it, or neither does.
+func ExampleTx_Extend() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	_, err = metered.Do(ctx, client, metered.Command{ID: "table-7", Namespace: "ann", Holds: []holds.Request{{
+		ID: "table-7", TTL: 10 * time.Minute, Lines: []holds.Line{{Scope: "table/7", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
+	}}}, func(context.Context, *metered.Tx) (any, error) { return nil, nil })
+	check(err)
+	longer := func(request string) {
+		out, err := metered.Do(ctx, client, metered.Command{ID: request, Namespace: "ann", Name: "longer", Input: "table-7"},
+			func(_ context.Context, tx *metered.Tx) (any, error) {
+				return nil, errors.Join(
+					tx.Charge(budget.Charge{Scope: "extensions/ann", Amount: 1, Limits: []budget.Limit{budget.PerDay(1, time.UTC, time.Time{})}}),
+					tx.Extend(holds.Extend{IDs: []string{"table-7"}, By: 10 * time.Minute}))
+			})
+		if err != nil {
+			fmt.Println(metered.Code(err))
+			return
+		}
+		fmt.Println("held for", out.Holds[0].Deadline.Sub(out.Holds[0].PlacedAt))
+	}
+	longer("longer-1")
+	longer("longer-2")
+	// Output:
+	// held for 20m0s
+	// budget_exceeded
+}
+
+// A command mints an invitation. Sent again, it answers with the same link, which is stored nowhere.
+func ExampleTx_Secret() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	key := []byte("\x8f\x1d\x6b\x0a\x93\xe2\x4c\x75\xb1\xf0\xa2\xd3\x5e\x67\x9c\x48\x10\x29\x38\x47\x56\xac\xbe\xdf\x0f\x1e\x2d\x3c\x4b\x5a\x69\x78") // from your secret store
+	client, err := metered.New(pool, metered.Config{SecretKey: key, TokenPrefix: "acme_invite"})
+	check(err)
+	invite := func(request string) (tokens.Token, error) {
+		_, err := metered.Do(ctx, client, metered.Command{ID: request, Namespace: "ann", Name: "invite", Input: "bob@example.com"},
+			func(ctx context.Context, tx *metered.Tx) (any, error) {
+				secret, err := tx.Secret("invitation")
+				if err != nil {
+					return nil, err
+				}
+				_, err = client.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "invite", Subject: "bob@example.com", Secret: secret})
+				return nil, err
+			})
+		if err != nil {
+			return tokens.Token{}, err
+		}
+		secret, err := client.Secret("ann", request, "invitation") // that of the first time
+		if err != nil {
+			return tokens.Token{}, err
+		}
+		return client.Tokens.Token(secret)
+	}
+	first, err := invite("request-1")
+	check(err)
+	again, err := invite("request-1")
+	check(err)
+	fmt.Println("the same:", first.Equal(again))
+	// Output: the same: true
+}
