@@ -16,6 +16,14 @@ with tip as (
     select * from metered.lots y where y.scope = $1
 ), moves as (
     select * from metered.lot_moves y where y.scope = $1 and y.seq >= $2
+), did as (
+    select m.lot, coalesce(sum(m.amount) filter (where m.kind = 'd'), 0) as granted,
+        coalesce(sum(case when m.kind in ('t', 'p', 'u') then m.amount when m.kind = 'g' then -m.amount end), 0) as drawn,
+        coalesce(sum(case when m.kind in ('h', 'q') then m.amount when m.kind in ('u', 'f') then -m.amount end), 0) as held,
+        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(m.amount) filter (where m.kind = 'v'), 0) as revoked,
+        coalesce(sum(m.amount) filter (where m.kind = 'o'), 0) as rolled,
+        coalesce(sum(m.amount) filter (where m.kind = 'g'), 0) as given, sum(m.back) as back
+    from moves m group by m.lot
 ), kept as (
     select * from metered.lot_holds y where y.scope = $1
 ), opened as (
@@ -52,16 +60,20 @@ from metered.ledger e
     left join (select l.granted_seq as seq, sum(l.amount) as units from lots l where l.origin = 'c' group by l.granted_seq) c on c.seq = e.seq and e.kind = 'r'
 where e.scope = $1 and e.seq >= $2 and e.lots_end is not null and e.kind not in ('k', 'z') and coalesce(m.units, 0) + coalesce(c.units, 0) <> e.amount
 union all
-select l.granted_seq, 'moves of lot ' || l.no, format('%s drawn, %s held, %s lapsed, %s revoked, %s rolled over', m.drawn, m.held, m.lapsed, m.revoked, m.rolled),
-    format('%s drawn, %s held, %s lapsed, %s revoked, %s rolled over', l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
-from lots l left join (
-    select m.lot, coalesce(sum(case when m.kind in ('t', 'p', 'u') then m.amount when m.kind = 'g' then -m.amount end), 0) as drawn,
-        coalesce(sum(case when m.kind in ('h', 'q') then m.amount when m.kind in ('u', 'f') then -m.amount end), 0) as held,
-        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(m.amount) filter (where m.kind = 'v'), 0) as revoked,
-        coalesce(sum(m.amount) filter (where m.kind = 'o'), 0) as rolled
-    from moves m group by m.lot) m on m.lot = l.no
-where l.granted_seq >= $2 and (coalesce(m.drawn, 0), coalesce(m.lapsed, 0), coalesce(m.revoked, 0), coalesce(m.rolled, 0)) <> (l.drawn, l.lapsed, l.revoked, l.rolled)
-   or l.granted_seq >= $2 and l.origin <> 'c' and coalesce(m.held, 0) <> l.held     -- what was held when the scope became a wallet has no move
+select l.granted_seq, 'moves of lot ' || l.no, format(l.told, m.granted, m.drawn, m.held, m.lapsed, m.revoked, m.rolled),
+    format(l.told, l.amount, l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
+from (select *, '%s granted, %s drawn, %s held, %s lapsed, %s revoked, %s rolled over' as told from lots) l left join did m on m.lot = l.no
+where l.granted_seq >= $2 and ((coalesce(m.drawn, 0), coalesce(m.lapsed, 0), coalesce(m.revoked, 0), coalesce(m.rolled, 0)) <> (l.drawn, l.lapsed, l.revoked, l.rolled)
+    -- What became a lot behind an entry of something else has no move, nor what was held of it then.
+    or l.origin <> 'c' and (coalesce(m.granted, 0), coalesce(m.held, 0)) <> (l.amount, l.held))
+union all
+select l.granted_seq, 'given back to lot ' || l.no, m.given::text, m.back::text
+from lots l join did m on m.lot = l.no
+where l.granted_seq >= $2 and m.given <> m.back
+union all
+select m.seq, 'moves of lots', 'of lot ' || m.lot, 'of a lot of the wallet'
+from moves m left join lots l on l.no = m.lot
+where m.lot <> 0 and l.no is null
 union all
 select m.seq, 'drawn of lot ' || m.lot, e.at::text, 'before its end, ' || l.expires_at
 from moves m join lots l on l.no = m.lot join metered.ledger e on e.scope = m.scope and e.seq = m.seq
