@@ -923,6 +923,7 @@ as $$
 declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
+    stays  metered.ledger;  -- e, less what of it lapses at once
 begin
     if not metered.key_fits(key, of_scope) or units = 0 then
         perform metered.require(false, 'refund');
@@ -958,7 +959,11 @@ begin
     e.amount := refund.amount;
     e.ref := charge_seq;
     e.refunded := e.refunded + refund.amount;
-    e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
+    if e.crossed is not null then
+        stays := e;
+        stays.refunded := e.refunded - case when e.lots_end is not null then metered.refund_lapses(e) else 0 end;
+        e.crossed := metered.rearmed(stays);
+    end if;
     if e.lots_end is not null then
         e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
     end if;
@@ -1049,7 +1054,8 @@ begin
         get diagnostics rest = row_count;
         deleted := deleted + rest;
         delete from metered.refund_sum r where r.scope = of_scope;
-        perform metered.purge_lots(of_scope, 0, tip.seq + 1);
+        delete from metered.lot_moves m where m.scope = of_scope;
+        delete from metered.lots l where l.scope = of_scope;
         tip.seq := tip.seq + 1;
         perform metered.append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
@@ -1088,6 +1094,7 @@ begin
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
     e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
+    e.lots_end := case when e.lots_end is not null then clk end;    -- lots that are held may end again: found anew
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
@@ -1109,6 +1116,15 @@ as $$
     select t.credited - t.spent + t.refunded - t.held
 $$;
 
+-- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
+-- wherever it stands.
+create function metered.goes_on(for_so_long interval) returns boolean
+language sql immutable
+as $$
+    select for_so_long between interval '0' and interval '36525 days' and least(extract(year from for_so_long), extract(month from for_so_long),
+        extract(day from for_so_long), extract(hour from for_so_long), extract(minute from for_so_long), extract(second from for_so_long)) >= 0
+$$;
+
 -- What goes on of a lot in another one, if it is ended now. Inlined wherever it stands.
 create function metered.rolls(l metered.lots, clk timestamptz) returns bigint
 language sql stable
@@ -1122,30 +1138,38 @@ create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as
 language plpgsql volatile
 as $$
 declare
-    m record;
+    m     record;
+    first int := -2147483648;           -- where the next lot is: behind the last one, whose index entry is still in the way
+    ends  timestamptz := '-infinity';
+    after bigint := 0;
 begin
     taken := 0;
     while taken < units loop
         with f as (
-            select y.no, least(y.rest, units - taken) as part from metered.lots y
-            where y.scope = of_scope and y.open order by y.priority, y.expires_at, y.no limit 1
+            select y.no, y.priority, y.expires_at, least(y.rest, units - taken) as part from metered.lots y
+            where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
+            order by y.priority, y.expires_at, y.no limit 1
         ), u as (
             update metered.lots y set rest = y.rest - f.part, open = y.rest > f.part, last_seq = at_seq,
                 drawn = y.drawn + case when of_hold is null then f.part else 0 end,
                 held = y.held + case when of_hold is null then 0 else f.part end
             from f where y.no = f.no
-            returning y.no, f.part
+            returning f.no, f.priority, f.expires_at, f.part
+        ), i as (
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
+            select of_scope, at_seq, take_lots.nth, u.no, as_kind, u.part from u
         )
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
-        select of_scope, at_seq, take_lots.nth, u.no, as_kind, u.part from u
-        returning lot, amount into m;
-        exit when m.lot is null;
+        select u.no, u.part, u.priority, u.expires_at into m from u;
+        exit when m.no is null;
         if of_hold is not null then
-            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, m.lot, m.amount)
+            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, m.no, m.part)
             on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
         end if;
-        taken := taken + m.amount;
+        taken := taken + m.part;
         nth := nth + 1;
+        first := m.priority;
+        ends := m.expires_at;
+        after := m.no;
     end loop;
 end
 $$;
@@ -1555,6 +1579,37 @@ begin
 end
 $$;
 
+-- Of a refund that is to be written, what refund_lots will give to lots that have ended, and that let it lapse: it is there for nobody.
+create function metered.refund_lapses(refund metered.ledger) returns bigint
+language plpgsql stable
+as $$
+declare
+    over bigint := greatest(0, refund.amount - metered.balance(refund))
+        - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0);
+begin
+    return (
+        with charged as (
+            select y.lot, y.amount - y.back as units, sum(y.amount - y.back) over (order by y.nth desc) as upto
+            from metered.lot_moves y
+            where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back
+        ), direct as (
+            select c.lot, least(c.units, greatest(0, refund.amount - c.upto + c.units)) as part from charged c
+        ), bare as (
+            select b.units - greatest(0, least(b.units, over)) as units
+            from (select refund.amount - coalesce(sum(d.part) filter (where d.lot > 0), 0) as units from direct d) b
+        ), paid as (
+            select y.lot, y.amount - y.back as units, sum(y.amount - y.back) over (order by y.seq desc, y.nth desc) as upto
+            from metered.lot_moves y
+            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back and (select b.units from bare b) > 0
+        )
+        select coalesce(sum(g.part), 0)
+        from (select d.lot, d.part from direct d
+              union all select p.lot, least(p.units, greatest(0, b.units - p.upto + p.units)) from paid p, bare b) g,
+             lateral (select x.expires_at, x.late from metered.lots x where x.no = g.lot) l
+        where l.expires_at <= refund.at and l.late is null);
+end
+$$;
+
 -- Before which none of the lots ends that a refund of a charge gives back to, of those that have not ended by now.
 create function metered.refund_end(of_scope text, charge_seq bigint, clk timestamptz) returns timestamptz
 language plpgsql stable
@@ -1740,7 +1795,7 @@ declare
     was  bigint;
 begin
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
-        and lasts between interval '0' and interval '36525 days', 'roll_over');
+        and metered.goes_on(lasts), 'roll_over');
     e := metered.next_entry(of_scope, key, wait_ms, origin);
     l := metered.find_lot(of_scope, of_lot, of_reference);
     if l.no is null then
@@ -1813,21 +1868,23 @@ declare
     w      record;
 begin
     perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    max_lots := least(max_lots, 2000);  -- each may take a lock of the server's table, as in sweep_holds
     ended := 0;
     if only_scope is not null then
         perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
         clk := metered.clock();
         locked := array[only_scope];
         select array_agg(y.no order by y.expires_at, y.no) into due from metered.lots y
-        where y.scope = only_scope and y.open and y.expires_at <= clk or y.scope = only_scope and y.untold > 0;
+        where y.scope = only_scope and (y.expires_at, y.no) > (after_end, after_no) and (y.open and y.expires_at <= clk or y.untold > 0);
+        more := coalesce(cardinality(due) > max_lots, false);
+        due := due[1:max_lots];
         seen := coalesce(cardinality(due), 0);
-        more := false;
+        last_end := (select y.expires_at from metered.lots y where y.no = due[seen]);
     else
         select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
         from (select y.no, y.expires_at from metered.lots y
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
               order by y.expires_at, y.no limit max_lots) d;
-        last_no := due[seen];
         for s in
             select x.scope, metered.scope_key(x.scope) as key
             from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
@@ -1837,19 +1894,17 @@ begin
             end if;
         end loop;
     end if;
+    last_no := due[seen];
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
-    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
-    for s in select y.scope, count(*) as lots from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked)
-        group by y.scope order by 1
-    loop
+    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) order by 1 loop
         tip := metered.entry_for_write(s.scope);
         w := metered.cross_lowered(tip, 0, limits, clk);
         if w.silent then
             crossing := crossing || s.scope;
             locked := array_remove(locked, s.scope);
-            ended := ended - s.lots;
             continue;
         end if;
+        ended := ended + (select count(*) from metered.lots y where y.scope = s.scope and y.open and y.expires_at <= greatest(clk, tip.at));
         e := tip;
         e.crossed := w.crossed;
         e := metered.end_lots(e, clk);
@@ -1917,8 +1972,7 @@ begin
         and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
         and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
         and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
-        and coalesce(lot.roll_for between interval '0' and interval '36525 days', true)
-        and coalesce(lot.late between interval '0' and interval '36525 days', true), 'lot');
+        and coalesce(metered.goes_on(lot.roll_for), true) and coalesce(metered.goes_on(lot.late), true), 'lot');
     e := metered.next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
         select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
@@ -1940,6 +1994,7 @@ begin
     end if;
     lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
     if lot.expires_at <= e.at then
+        status := metered.missing_lot(e);   -- it was not granted before, as of now
         status := 'ended';
         at := e.at;
         return;
@@ -7096,22 +7151,22 @@ begin
             created_json,credit,credit_lot,cross_lowered,cross_thresholds,crossed_at,draw,due_after,due_holds,
             due_parts,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
             find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
-            free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
-            kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
-            line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,
-            lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_lot,
-            missing_token,named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,open_session,
-            open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,
-            post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,
-            raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,
-            refund_holds,refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
-            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
-            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,
-            settle_away,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,
-            take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,
-            try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,
-            usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
-            write_exact,write_plain,written_here}')
+            free_lots,fresh,give_back,goes_on,grant_lot,held_here,hold_as_json,hold_json,inspect_token,
+            judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,
+            leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,
+            lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,
+            missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,
+            open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,
+            placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,
+            purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,
+            refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,refuse_closed,refuse_hold,
+            refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
+            require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,
+            rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,spent_since,
+            sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,
+            told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,
+            untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,
+            with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -122,7 +122,7 @@ type statements struct {
 	entries, newest, search, usageAt                          string
 	scopes, purge, purgeable, ahead, repair                   string
 	chain, anchors, refundSums, refunded, held                string
-	leases, carved, lots                                      string
+	leases, carved, lots, carried                             string
 	create, retire, resources                                 string
 }
 
@@ -133,7 +133,7 @@ func render(n schema.Name) statements {
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL), search: n.SQL(searchSQL), usageAt: n.SQL(usageAtSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL), ahead: n.SQL(aheadSQL), repair: n.SQL(repairSQL),
 		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
-		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL), lots: n.SQL(lotsSQL),
+		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL), lots: n.SQL(lotsSQL), carried: n.SQL(carriedSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 	}
 }

@@ -16,6 +16,14 @@ with tip as (
     select * from metered.lots y where y.scope = $1
 ), moves as (
     select * from metered.lot_moves y where y.scope = $1 and y.seq >= $2
+), did as (
+    select m.lot, coalesce(sum(m.amount) filter (where m.kind = 'd'), 0) as granted,
+        coalesce(sum(case when m.kind in ('t', 'p', 'u') then m.amount when m.kind = 'g' then -m.amount end), 0) as drawn,
+        coalesce(sum(case when m.kind in ('h', 'q') then m.amount when m.kind in ('u', 'f') then -m.amount end), 0) as held,
+        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(m.amount) filter (where m.kind = 'v'), 0) as revoked,
+        coalesce(sum(m.amount) filter (where m.kind = 'o'), 0) as rolled,
+        coalesce(sum(m.amount) filter (where m.kind = 'g'), 0) as given, sum(m.back) as back
+    from moves m group by m.lot
 ), kept as (
     select * from metered.lot_holds y where y.scope = $1
 ), opened as (
@@ -35,7 +43,7 @@ where t.lots_end is not null and coalesce(s.rest, 0) <> greatest(0, t.credited -
    or t.lots_end is null and s.rest is not null
 union all
 select t.seq, 'lots_end', t.lots_end::text, 'at most ' || l.expires_at
-from tip t, lots l where l.expires_at > t.at and (l.open or l.held > 0) and t.lots_end > l.expires_at
+from tip t, lots l where (l.open or l.held > 0 and l.expires_at > t.at) and t.lots_end > l.expires_at
 union all
 select l.granted_seq, 'held of lot ' || l.no, l.held::text, coalesce(k.units, 0)::text
 from lots l left join (select k.lot, sum(k.amount) as units from kept k group by k.lot) k on k.lot = l.no
@@ -49,18 +57,23 @@ select e.seq, 'moves of lots', coalesce(m.units, 0)::text, e.amount::text
 from metered.ledger e
     left join lateral (select sum(m.amount) as units from metered.lot_moves m
         where m.scope = e.scope and m.seq = e.seq and m.kind = case e.kind when 'c' then 't' when 'r' then 'g' when 'l' then 'f' when 'x' then 'f' else e.kind end) m on true
-    left join lateral (select sum(l.amount) as units from lots l where e.kind = 'r' and l.origin = 'c' and l.granted_seq = e.seq) c on true
+    left join (select l.granted_seq as seq, sum(l.amount) as units from lots l where l.origin = 'c' group by l.granted_seq) c on c.seq = e.seq and e.kind = 'r'
 where e.scope = $1 and e.seq >= $2 and e.lots_end is not null and e.kind not in ('k', 'z') and coalesce(m.units, 0) + coalesce(c.units, 0) <> e.amount
 union all
-select l.granted_seq, 'moves of lot ' || l.no, format('%s drawn, %s held, %s lapsed, %s revoked, %s rolled over', m.drawn, m.held, m.lapsed, m.revoked, m.rolled),
-    format('%s drawn, %s held, %s lapsed, %s revoked, %s rolled over', l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
-from lots l, lateral (
-    select coalesce(sum(case when m.kind in ('t', 'p', 'u') then m.amount when m.kind = 'g' then -m.amount end), 0) as drawn,
-        coalesce(sum(case when m.kind in ('h', 'q') then m.amount when m.kind in ('u', 'f') then -m.amount end), 0) as held,
-        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(m.amount) filter (where m.kind = 'v'), 0) as revoked,
-        coalesce(sum(m.amount) filter (where m.kind = 'o'), 0) as rolled
-    from moves m where m.lot = l.no) m
-where l.granted_seq >= $2 and l.origin <> 'c' and (m.drawn, m.held, m.lapsed, m.revoked, m.rolled) is distinct from (l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
+select l.granted_seq, 'moves of lot ' || l.no, format(l.told, m.granted, m.drawn, m.held, m.lapsed, m.revoked, m.rolled),
+    format(l.told, l.amount, l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
+from (select *, '%s granted, %s drawn, %s held, %s lapsed, %s revoked, %s rolled over' as told from lots) l left join did m on m.lot = l.no
+where l.granted_seq >= $2 and ((coalesce(m.drawn, 0), coalesce(m.lapsed, 0), coalesce(m.revoked, 0), coalesce(m.rolled, 0)) <> (l.drawn, l.lapsed, l.revoked, l.rolled)
+    -- What became a lot behind an entry of something else has no move, nor what was held of it then.
+    or l.origin <> 'c' and (coalesce(m.granted, 0), coalesce(m.held, 0)) <> (l.amount, l.held))
+union all
+select l.granted_seq, 'given back to lot ' || l.no, m.given::text, m.back::text
+from lots l join did m on m.lot = l.no
+where l.granted_seq >= $2 and m.given <> m.back
+union all
+select m.seq, 'moves of lots', 'of lot ' || m.lot, 'of a lot of the wallet'
+from moves m left join lots l on l.no = m.lot
+where m.lot <> 0 and l.no is null
 union all
 select m.seq, 'drawn of lot ' || m.lot, e.at::text, 'before its end, ' || l.expires_at
 from moves m join lots l on l.no = m.lot join metered.ledger e on e.scope = m.scope and e.seq = m.seq
@@ -71,17 +84,36 @@ from (select m.seq, sum(m.back) as back, bool_or(m.back not between 0 and m.amou
     left join metered.refund_sum r on r.scope = $1 and r.level = 0 and r.block = m.seq
 where m.back <> coalesce(r.amount, 0) or m.wrong`
 
-// lots checks the lots of a wallet.
+// carriedSQL finds entries, from $2 on, that lost what each entry carries on from the one before: that the scope has lots, and which
+// thresholds were told, which what is freed leaves as it is, and what is credited or refunded only arms again.
+const carriedSQL = `
+select e.seq, 'lots_end', 'none', 'one, as before'
+from (select y.seq, y.lots_end, lag(y.lots_end) over (order by y.seq) as before from metered.ledger y where y.scope = $1 and y.seq >= $2) e
+where e.lots_end is null and e.before is not null
+union all
+select e.seq, 'crossed', coalesce(e.crossed::text, 'none'), coalesce(e.before::text, 'none') || case when e.kind in ('d', 'r') then ', or less' else '' end
+from (select y.seq, y.kind, y.crossed, lag(y.crossed) over w as before, lag(y.seq) over w is null as first
+    from metered.ledger y where y.scope = $1 and y.seq >= $2 window w as (order by y.seq)) e
+where not e.first and (e.kind in ('l', 'x', 'z') and e.crossed is distinct from e.before
+    or e.kind in ('d', 'r') and not coalesce(e.before, '{}') @> coalesce(e.crossed, '{}'))
+order by 1`
+
+// lots checks the lots of a wallet, and what entries carry on.
 func (v *verification) lots(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
-	rows, err := tx.Query(ctx, v.ledger.sql.lots, pgx.QueryExecModeExec, scope, first)
-	if err != nil {
-		return failed("verify lots", err)
+	for _, sql := range []string{v.ledger.sql.lots, v.ledger.sql.carried} {
+		rows, err := tx.Query(ctx, sql, pgx.QueryExecModeExec, scope, first)
+		if err != nil {
+			return failed("verify lots", err)
+		}
+		var seq int64
+		var field, got, want string
+		_, err = pgx.ForEachRow(rows, []any{&seq, &field, &got, &want}, func() error {
+			v.differs(Entry{Scope: scope, Seq: seq}, field, got, want)
+			return nil
+		})
+		if err != nil {
+			return failed("verify lots", err)
+		}
 	}
-	var seq int64
-	var field, got, want string
-	_, err = pgx.ForEachRow(rows, []any{&seq, &field, &got, &want}, func() error {
-		v.differs(Entry{Scope: scope, Seq: seq}, field, got, want)
-		return nil
-	})
-	return failed("verify lots", err)
+	return nil
 }

@@ -96,9 +96,14 @@ func (b *Book) ExpireWallet(ctx context.Context, tx pgx.Tx, wallet string) (Expi
 	s := sweeper{book: b, end: "-infinity", batch: MaxBatch, only: &wallet}
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "wallet.expire"})
 	err := s.sweep(ctx, tx)
-	if err == nil {
+	for err == nil {
 		s.add(ctx, true)
-		err = errors.Join(s.refusals...)
+		if !s.done.more {
+			err = errors.Join(s.refusals...)
+			break
+		}
+		s.next()
+		err = s.sweep(ctx, tx)
 	}
 	span.End(err)
 	return s.report, err
@@ -136,9 +141,12 @@ func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 		if !s.done.more || s.report.Batches == opts.Max {
 			return errors.Join(s.refusals...)
 		}
-		s.end, s.no = *s.done.end, s.done.no
+		s.next()
 	}
 }
+
+// next is where the next batch begins.
+func (s *sweeper) next() { s.end, s.no = *s.done.end, s.done.no }
 
 // add adds the batch to the report, and tells the observer. pending: it is in the caller's transaction.
 func (s *sweeper) add(ctx context.Context, pending bool) {

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
@@ -50,37 +52,78 @@ func TestStatement_SaysWhatEachEntryDidToTheLots(t *testing.T) {
 
 func TestVerify_FindsWhatIsWrongWithLots(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, wallet.Config{Overdraft: 5})
+	cfg := low(13)
+	cfg.Overdraft = 5
+	f := setUpTelling(t, cfg, nil)
 	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour})
 	f.grant(wallet.Grant{Amount: 10, Reference: "b"})
-	d := f.draw(12)
-	f.refund(d.Seq, 1)
+	d := f.draw(12) // entry 3
+	f.refund(d.Seq, 10)
 	f.place("r", 3, day)
+	f.place("s", 4, day)
 	f.clock.Set(noon.Add(time.Hour))
-	f.draw(1)
-	for _, damage := range []struct{ sql, undo, field string }{
-		{"update metered.lots set rest = rest + 1 where reference = 'b'", "update metered.lots set rest = rest - 1 where reference = 'b'", "lot 2"},
-		{"update metered.lots set rest = rest + 1, amount = amount + 1 where reference = 'b'", "update metered.lots set rest = rest - 1, amount = amount - 1 where reference = 'b'", "rests of lots"},
-		{"update metered.lots set open = false where reference = 'b'", "update metered.lots set open = true where reference = 'b'", "lot 2"},
-		{"update metered.lots set drawn = drawn - 1, rest = rest + 1, open = true where reference = 'a'", "update metered.lots set drawn = drawn + 1, rest = rest - 1, open = false where reference = 'a'", "moves of lot 1"},
-		{"update metered.lots set held = held - 1, rest = rest + 1 where reference = 'b'", "update metered.lots set held = held + 1, rest = rest - 1 where reference = 'b'", "held of lot 2"},
-		{"update metered.lot_holds set amount = amount + 1", "update metered.lot_holds set amount = amount - 1", "held of lots"},
-		{"update metered.lot_moves set amount = amount + 1 where seq = 3 and nth = 1", "update metered.lot_moves set amount = amount - 1 where seq = 3 and nth = 1", "moves of lots"},
-		{"update metered.lot_moves set back = back + 1 where seq = 3 and nth = 2", "update metered.lot_moves set back = back - 1 where seq = 3 and nth = 2", "given back to lots"},
-		{"update metered.lots set expires_at = granted_at where reference = 'a'", "update metered.lots set expires_at = '2026-11-21 13:00+00' where reference = 'a'", "drawn of lot 1"},
-		{"update metered.lots set expires_at = granted_at + interval '2 h' where reference = 'b'", "update metered.lots set expires_at = 'infinity' where reference = 'b'", "lots_end"},
-	} {
-		_, err := f.pool.Exec(t.Context(), damage.sql)
+	o := f.draw(11) // behind what lapsed; lots cover 10
+	f.grant(wallet.Grant{Amount: 9, Reference: "c"})
+	for range 2 {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+			return f.ledger.Credit(ctx, tx, budget.Credit{Scope: "ann", Amount: 7})
+		})
 		require.NoError(t, err)
-		r, err := f.ledger.Verify(context.Background(), f.pool, budget.VerifyOptions{})
+	}
+	f.draw(15)
+	f.release("s")
+	f.refund(o.Seq, 5)
+	tables := []string{"ledger", "lots", "lot_moves", "lot_holds"}
+	for _, table := range tables {
+		_, err := f.pool.Exec(t.Context(), fmt.Sprintf("create table kept_%[1]s as select * from metered.%[1]s", table))
+		require.NoError(t, err)
+	}
+	for damage, field := range map[string]string{
+		"update metered.lots set rest = rest + 1 where reference = 'b'":                                    "lot 2",
+		"update metered.lots set rest = rest + 1, amount = amount + 1 where reference = 'b'":               "rests of lots",
+		"update metered.lots set open = not open where reference = 'b'":                                    "lot 2",
+		"update metered.lots set untold = lapsed + 1 where reference = 'a'":                                "lot 1",
+		"update metered.lots set drawn = drawn - 1, rest = rest + 1, open = true where reference = 'a'":    "moves of lot 1",
+		"update metered.lots set lapsed = 0, untold = 0, rest = lapsed, open = true where reference = 'a'": "moves of lot 1",
+		"update metered.lots set held = held - 1, rest = rest + 1, open = true where reference = 'a'":      "held of lot 1",
+		`update metered.lots set drawn = drawn + case no when 3 then 1 else -1 end, rest = rest - case no when 3 then 1 else -1 end,
+			open = rest - case no when 3 then 1 else -1 end > 0 where no in (3, 4)`: "moves of lot 3",
+		`update metered.lots set drawn = drawn + case no when 5 then 1 else -1 end, rest = rest - case no when 5 then 1 else -1 end,
+			open = rest - case no when 5 then 1 else -1 end > 0 where no in (4, 5)`: "moves of lot 5",
+		"update metered.lots set scope = 'bob' where reference = 'a'":                                 "moves of lots",
+		"update metered.lots set expires_at = granted_at where reference = 'a'":                       "drawn of lot 1",
+		"update metered.lots set expires_at = granted_at + interval '2 h' where reference = 'b'":      "lots_end",
+		"delete from metered.lots where reference = 'a'":                                              "moves of lots",
+		"update metered.lot_holds set amount = amount + 1":                                            "held of lots",
+		"update metered.lot_holds set lot = 2":                                                        "held of lot 1",
+		"update metered.lot_holds set seq = 6":                                                        "held of lots",
+		"delete from metered.lot_holds":                                                               "held of lots",
+		"update metered.lot_moves set amount = amount + 1 where seq = 3 and nth = 1":                  "moves of lots",
+		"update metered.lot_moves set lot = 2 where seq = 3 and nth = 1":                              "moves of lot 1",
+		"update metered.lot_moves set lot = 2 where kind = 'd' and lot = 3":                           "moves of lot 3",
+		"update metered.lot_moves set kind = 'p' where seq = 3 and nth = 1":                           "moves of lots",
+		"update metered.lot_moves set back = back + 1 where seq = 3 and nth = 2":                      "given back to lots",
+		"update metered.lot_moves set back = back - 1 where kind = 'p' and back > 0":                  "given back to lot 3",
+		"delete from metered.lot_moves where seq = 3 and nth = 2":                                     "moves of lots",
+		"update metered.ledger set lots_end = null where seq = 5":                                     "lots_end",
+		"update metered.ledger set lots_end = null where seq = (select max(seq) from metered.ledger)": "lots_end",
+		"update metered.ledger set crossed = null where kind = 'l'":                                   "crossed",
+		`update metered.ledger set crossed = '{"more": {"rearm": 1}}' where kind = 'r'`:               "crossed",
+	} {
+		tag, err := f.pool.Exec(t.Context(), damage)
+		require.NoError(t, err, damage)
+		require.NotZero(t, tag.RowsAffected(), damage)
+		r, err := f.ledger.Verify(t.Context(), f.pool, budget.VerifyOptions{Scope: "ann"})
 		require.NoError(t, err)
 		var fields []string
 		for _, diff := range r.Differences {
 			fields = append(fields, diff.Field)
 		}
-		require.Contains(t, fields, damage.field, damage.sql)
-		_, err = f.pool.Exec(t.Context(), damage.undo)
-		require.NoError(t, err)
+		assert.Contains(t, fields, field, damage)
+		for _, table := range tables {
+			_, err := f.pool.Exec(t.Context(), fmt.Sprintf("truncate metered.%[1]s; insert into metered.%[1]s overriding system value select * from kept_%[1]s", table))
+			require.NoError(t, err)
+		}
 		f.verify()
 	}
 }

@@ -312,3 +312,37 @@ func TestThresholds_AreNotArmedByWhatHasEnded(t *testing.T) {
 	require.Equal(t, []string{"ann low 50"}, f.crossed())
 	f.verify()
 }
+
+// What a refund gives to a lot that has ended, and that lets it lapse, is there for nobody: it arms nothing. What goes on in a new lot does.
+func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
+	t.Parallel()
+	for late, told := range map[time.Duration][]string{wallet.Lapse: nil, 2 * time.Hour: {"ann low 25"}} {
+		cfg := low(25) // of which 20 are overdraft
+		cfg.Overdraft, cfg.LateRefunds = 20, late
+		f := setUpTelling(t, cfg, nil)
+		refund := func(d wallet.Drawn) {
+			f.refund(d.Seq, d.Amount)
+			if units := f.balance().Units; told != nil {
+				f.draw(units - 5)
+			} else {
+				f.draw(1)
+			}
+			require.ElementsMatch(t, told, f.crossed())
+		}
+		f.grant(wallet.Grant{Amount: 30, For: time.Hour})
+		f.grant(wallet.Grant{Amount: 20})
+		d := f.draw(30)
+		f.draw(15)
+		require.Equal(t, []string{"ann low 25"}, f.crossed())
+		f.clock.Set(noon.Add(time.Hour))
+		refund(d)
+
+		// The same of what was overdrawn, and paid back by a lot that has ended since.
+		d = f.draw(f.balance().Units + 15)
+		f.grant(wallet.Grant{Amount: 40, For: time.Hour})
+		f.clock.Set(noon.Add(2 * time.Hour))
+		f.expire()
+		require.Equal(t, []string{"ann low 20"}, f.crossed())
+		refund(d)
+	}
+}

@@ -251,6 +251,7 @@ as $$
 declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
+    stays  metered.ledger;  -- e, less what of it lapses at once
 begin
     if not metered.key_fits(key, of_scope) or units = 0 then
         perform metered.require(false, 'refund');
@@ -286,7 +287,11 @@ begin
     e.amount := refund.amount;
     e.ref := charge_seq;
     e.refunded := e.refunded + refund.amount;
-    e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
+    if e.crossed is not null then
+        stays := e;
+        stays.refunded := e.refunded - case when e.lots_end is not null then metered.refund_lapses(e) else 0 end;
+        e.crossed := metered.rearmed(stays);
+    end if;
     if e.lots_end is not null then
         e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
     end if;
@@ -373,7 +378,8 @@ begin
         get diagnostics rest = row_count;
         deleted := deleted + rest;
         delete from metered.refund_sum r where r.scope = of_scope;
-        perform metered.purge_lots(of_scope, 0, tip.seq + 1);
+        delete from metered.lot_moves m where m.scope = of_scope;
+        delete from metered.lots l where l.scope = of_scope;
         tip.seq := tip.seq + 1;
         perform metered.append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
@@ -408,6 +414,7 @@ begin
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
     e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
+    e.lots_end := case when e.lots_end is not null then clk end;    -- lots that are held may end again: found anew
     perform metered.append(e);
     seq := e.seq;
     at := e.at;

@@ -94,7 +94,7 @@ declare
     was  bigint;
 begin
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
-        and lasts between interval '0' and interval '36525 days', 'roll_over');
+        and metered.goes_on(lasts), 'roll_over');
     e := metered.next_entry(of_scope, key, wait_ms, origin);
     l := metered.find_lot(of_scope, of_lot, of_reference);
     if l.no is null then
@@ -163,21 +163,23 @@ declare
     w      record;
 begin
     perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    max_lots := least(max_lots, 2000);  -- each may take a lock of the server's table, as in sweep_holds
     ended := 0;
     if only_scope is not null then
         perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
         clk := metered.clock();
         locked := array[only_scope];
         select array_agg(y.no order by y.expires_at, y.no) into due from metered.lots y
-        where y.scope = only_scope and y.open and y.expires_at <= clk or y.scope = only_scope and y.untold > 0;
+        where y.scope = only_scope and (y.expires_at, y.no) > (after_end, after_no) and (y.open and y.expires_at <= clk or y.untold > 0);
+        more := coalesce(cardinality(due) > max_lots, false);
+        due := due[1:max_lots];
         seen := coalesce(cardinality(due), 0);
-        more := false;
+        last_end := (select y.expires_at from metered.lots y where y.no = due[seen]);
     else
         select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
         from (select y.no, y.expires_at from metered.lots y
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
               order by y.expires_at, y.no limit max_lots) d;
-        last_no := due[seen];
         for s in
             select x.scope, metered.scope_key(x.scope) as key
             from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
@@ -187,19 +189,17 @@ begin
             end if;
         end loop;
     end if;
+    last_no := due[seen];
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
-    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
-    for s in select y.scope, count(*) as lots from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked)
-        group by y.scope order by 1
-    loop
+    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) order by 1 loop
         tip := metered.entry_for_write(s.scope);
         w := metered.cross_lowered(tip, 0, limits, clk);
         if w.silent then
             crossing := crossing || s.scope;
             locked := array_remove(locked, s.scope);
-            ended := ended - s.lots;
             continue;
         end if;
+        ended := ended + (select count(*) from metered.lots y where y.scope = s.scope and y.open and y.expires_at <= greatest(clk, tip.at));
         e := tip;
         e.crossed := w.crossed;
         e := metered.end_lots(e, clk);

@@ -159,6 +159,37 @@ begin
 end
 $$;
 
+-- Of a refund that is to be written, what refund_lots will give to lots that have ended, and that let it lapse: it is there for nobody.
+create function metered.refund_lapses(refund metered.ledger) returns bigint
+language plpgsql stable
+as $$
+declare
+    over bigint := greatest(0, refund.amount - metered.balance(refund))
+        - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0);
+begin
+    return (
+        with charged as (
+            select y.lot, y.amount - y.back as units, sum(y.amount - y.back) over (order by y.nth desc) as upto
+            from metered.lot_moves y
+            where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back
+        ), direct as (
+            select c.lot, least(c.units, greatest(0, refund.amount - c.upto + c.units)) as part from charged c
+        ), bare as (
+            select b.units - greatest(0, least(b.units, over)) as units
+            from (select refund.amount - coalesce(sum(d.part) filter (where d.lot > 0), 0) as units from direct d) b
+        ), paid as (
+            select y.lot, y.amount - y.back as units, sum(y.amount - y.back) over (order by y.seq desc, y.nth desc) as upto
+            from metered.lot_moves y
+            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back and (select b.units from bare b) > 0
+        )
+        select coalesce(sum(g.part), 0)
+        from (select d.lot, d.part from direct d
+              union all select p.lot, least(p.units, greatest(0, b.units - p.upto + p.units)) from paid p, bare b) g,
+             lateral (select x.expires_at, x.late from metered.lots x where x.no = g.lot) l
+        where l.expires_at <= refund.at and l.late is null);
+end
+$$;
+
 -- Before which none of the lots ends that a refund of a charge gives back to, of those that have not ended by now.
 create function metered.refund_end(of_scope text, charge_seq bigint, clk timestamptz) returns timestamptz
 language plpgsql stable

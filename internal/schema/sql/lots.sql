@@ -13,6 +13,15 @@ as $$
     select t.credited - t.spent + t.refunded - t.held
 $$;
 
+-- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
+-- wherever it stands.
+create function metered.goes_on(for_so_long interval) returns boolean
+language sql immutable
+as $$
+    select for_so_long between interval '0' and interval '36525 days' and least(extract(year from for_so_long), extract(month from for_so_long),
+        extract(day from for_so_long), extract(hour from for_so_long), extract(minute from for_so_long), extract(second from for_so_long)) >= 0
+$$;
+
 -- What goes on of a lot in another one, if it is ended now. Inlined wherever it stands.
 create function metered.rolls(l metered.lots, clk timestamptz) returns bigint
 language sql stable
@@ -26,30 +35,38 @@ create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as
 language plpgsql volatile
 as $$
 declare
-    m record;
+    m     record;
+    first int := -2147483648;           -- where the next lot is: behind the last one, whose index entry is still in the way
+    ends  timestamptz := '-infinity';
+    after bigint := 0;
 begin
     taken := 0;
     while taken < units loop
         with f as (
-            select y.no, least(y.rest, units - taken) as part from metered.lots y
-            where y.scope = of_scope and y.open order by y.priority, y.expires_at, y.no limit 1
+            select y.no, y.priority, y.expires_at, least(y.rest, units - taken) as part from metered.lots y
+            where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
+            order by y.priority, y.expires_at, y.no limit 1
         ), u as (
             update metered.lots y set rest = y.rest - f.part, open = y.rest > f.part, last_seq = at_seq,
                 drawn = y.drawn + case when of_hold is null then f.part else 0 end,
                 held = y.held + case when of_hold is null then 0 else f.part end
             from f where y.no = f.no
-            returning y.no, f.part
+            returning f.no, f.priority, f.expires_at, f.part
+        ), i as (
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
+            select of_scope, at_seq, take_lots.nth, u.no, as_kind, u.part from u
         )
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
-        select of_scope, at_seq, take_lots.nth, u.no, as_kind, u.part from u
-        returning lot, amount into m;
-        exit when m.lot is null;
+        select u.no, u.part, u.priority, u.expires_at into m from u;
+        exit when m.no is null;
         if of_hold is not null then
-            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, m.lot, m.amount)
+            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, m.no, m.part)
             on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
         end if;
-        taken := taken + m.amount;
+        taken := taken + m.part;
         nth := nth + 1;
+        first := m.priority;
+        ends := m.expires_at;
+        after := m.no;
     end loop;
 end
 $$;

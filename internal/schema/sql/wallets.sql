@@ -19,8 +19,7 @@ begin
         and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
         and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
         and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
-        and coalesce(lot.roll_for between interval '0' and interval '36525 days', true)
-        and coalesce(lot.late between interval '0' and interval '36525 days', true), 'lot');
+        and coalesce(metered.goes_on(lot.roll_for), true) and coalesce(metered.goes_on(lot.late), true), 'lot');
     e := metered.next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
         select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
@@ -42,6 +41,7 @@ begin
     end if;
     lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
     if lot.expires_at <= e.at then
+        status := metered.missing_lot(e);   -- it was not granted before, as of now
         status := 'ended';
         at := e.at;
         return;

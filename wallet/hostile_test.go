@@ -1,0 +1,167 @@
+package wallet_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// However many lots of a wallet are to be told, they are told batch by batch, each with no more locks than a server has room for.
+func TestExpire_TellsOfAWalletsLotsHoweverMany(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	o := new(pgtest.Recorder)
+	ledger, err := budget.New(budget.Config{Observer: o})
+	require.NoError(t, err)
+	book, err := wallet.New(ledger, wallet.Config{})
+	require.NoError(t, err)
+	const lots = 10_001
+	for _, sweep := range []func() (wallet.ExpireReport, error){
+		func() (wallet.ExpireReport, error) {
+			return book.Expire(t.Context(), pool, wallet.ExpireOptions{Batch: wallet.MaxBatch})
+		},
+		func() (r wallet.ExpireReport, err error) {
+			err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				r, err = book.ExpireWallet(t.Context(), tx, "ann")
+				return err
+			})
+			return r, err
+		},
+	} {
+		_, err = pool.Exec(t.Context(), `insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, untold, priority, origin, open, scope, category)
+			select now(), now() - g * interval '1 s', 0, 0, 1, 0, 1, 1, 0, 'c', false, 'ann', '' from generate_series(1, $1) g`, lots)
+		require.NoError(t, err)
+		o.Forget()
+		r, err := sweep()
+		require.NoError(t, err)
+		require.Equal(t, 6, r.Batches)
+		require.EqualValues(t, lots, o.Sum("lots_lapsed"))
+		require.Zero(t, pgtest.Value[int64](t, pool, "select count(*) from metered.lots where untold > 0"))
+	}
+}
+
+// What a charge reads grows with the lots that it draws, and not with their square.
+func TestDraw_OfManyLotsReadsEachOnce(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	conn, err := f.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(t.Context(), "alter table metered.lots set (autovacuum_enabled = off)")
+	require.NoError(t, err)
+	reads := func(lots int64) int64 {
+		_, err := conn.Exec(t.Context(), `select metered.grant_lot('ann', null, row(1, null, null, '', 0, null, null, null, null, null)::metered.new_lot, false, 1000, null)
+			from generate_series(1, $1::int)`, lots)
+		require.NoError(t, err)
+		before := lotReads(t, conn)
+		require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+			d, err := f.book.Draw(t.Context(), tx, wallet.Draw{Wallet: "ann", Amount: lots})
+			require.Len(t, d.Lots, int(lots))
+			return err
+		}))
+		return lotReads(t, conn) - before
+	}
+	few := reads(20)
+	require.Less(t, reads(400), 25*few)
+	f.has(0)
+}
+
+// A lot that ended by a clock that was ahead has not ended when that is repaired: what a hold gives back of it ends with it.
+func TestLot_EndsAgainAfterAClockRepair(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: 2 * time.Hour})
+	f.place("r", 8, 100*day)
+	f.clock.Set(noon.Add(10 * time.Hour))
+	f.expire()
+	f.clock.Set(noon.Add(time.Hour))
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockRepair, error) {
+		return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
+	})
+	require.NoError(t, err)
+	f.release("r")
+	f.verify()
+	f.has(8)
+	f.clock.Set(noon.Add(2 * time.Hour))
+	f.has(0)
+	_, err = f.tryDraw(wallet.Draw{Amount: 1})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+}
+
+// An answer that rests on a snapshot from before the grant is not final.
+func TestGrant_RepeatedAfterTheLotsEndInAnOldSnapshotIsRetryable(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		f := setUp(t, wallet.Config{})
+		tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), "select")
+		require.NoError(t, err)
+		g := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "a", Expires: noon.Add(time.Hour)}
+		f.grant(g)
+		f.clock.Set(noon.Add(time.Hour))
+		_, err = f.book.Grant(t.Context(), tx, g)
+		require.True(t, metered.Retryable(err), "%v", err)
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.True(t, f.grant(g).Replayed)
+	}
+}
+
+// A closed child's own lots go when it is forgotten: a scope of that name begins anew.
+func TestPurge_ForgetsAClosedChildsLots(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10})
+	carver, err := leases.NewCarver(f.ledger)
+	require.NoError(t, err)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+		return carver.Carve(ctx, tx, leases.Carving{From: f.book.Charge("ann", 5), Child: "run", TTL: day})
+	})
+	require.NoError(t, err)
+	f.grant(wallet.Grant{Wallet: "run", Amount: 7, Reference: "a", For: time.Hour})
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) {
+		return f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "run", Reference: "a", Cap: 7, For: time.Hour})
+	})
+	require.NoError(t, err)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+		return carver.Close(ctx, tx, "run", budget.Note{})
+	})
+	require.NoError(t, err)
+	f.clock.Advance(100 * day)
+	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: day, Forget: func(scope string) bool { return scope == "run" }})
+	require.NoError(t, err)
+	require.Zero(t, f.expire().Ended)
+	require.Zero(t, pgtest.Value[int64](t, f.pool, "select (select count(*) from metered.lots where scope = 'run') + (select count(*) from metered.ledger where scope = 'run')"))
+	require.False(t, f.grant(wallet.Grant{Wallet: "run", Amount: 7, Reference: "a"}).Replayed)
+}
+
+// How long a lot lasts is never a way back: a month less 30 days can be.
+func TestGrant_OfATimeThatGoesBackIsRefused(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a"})
+	for _, sql := range []string{
+		`select metered.grant_lot('ann', null, row(10, null, null, '', 0, null, null, 5, $1, null)::metered.new_lot, false, 1000, null)`,
+		`select metered.grant_lot('ann', null, row(10, null, null, '', 0, null, null, null, null, $1)::metered.new_lot, false, 1000, null)`,
+		`select metered.roll_over('ann', null, null, 'a', 5, $1, '{}', 1000, null)`,
+	} {
+		for _, goes := range []string{"-1 mon 30 days 1 us", "1 mon -29 days", "1 day -1 us", "-1 s", "infinity"} {
+			_, err := f.pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol, goes)
+			var answer *pgconn.PgError
+			require.ErrorAs(t, err, &answer, "%s: %s", goes, sql)
+			require.Contains(t, []string{"22023", "22007", "22008"}, answer.Code)
+		}
+		_, err := f.pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol, "1 mon 1 day 1 us")
+		require.NoError(t, err)
+	}
+}
