@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 )
@@ -47,11 +48,14 @@ func serverAccount() (account, error) {
 const maxDirLen = 85
 
 // newDir picks the name of a directory that the account can make and reach, and that is short enough for a socket in it.
-// The watchdog makes it, with mode 0700.
-func newDir(as account) (string, error) {
+// The watchdog makes it, with mode 0700. What need not be durable is in memory where it can be.
+func newDir(as account, durable bool) (string, error) {
 	var name [6]byte
 	_, _ = rand.Read(name[:])
 	bases := []string{os.TempDir(), "/tmp", "/var/tmp"}
+	if memory := memoryDir(); memory != "" && !durable {
+		bases = slices.Insert(bases, 0, memory)
+	}
 	for _, base := range bases {
 		dir := filepath.Join(base, "metered-pg-"+hex.EncodeToString(name[:]))
 		if filepath.IsAbs(dir) && len(dir) <= maxDirLen && canMakeIn(base, as) {

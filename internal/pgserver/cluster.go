@@ -49,7 +49,7 @@ func startCluster(ctx context.Context, opts Options, in installation, as account
 }
 
 func tryCluster(ctx context.Context, opts Options, in installation, as account, primary *Server) (*Server, error) {
-	dir, err := newDir(as)
+	dir, err := newDir(as, opts.Durable)
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,8 @@ var ErrStopped = errors.New("pgserver: the server is stopped")
 // Options says what kind of server is wanted. The zero value is right for tests.
 type Options struct {
 	// Durable leaves the server's own defaults in place: a commit is on disk when it is acknowledged. Defaults to false:
-	// fsync, synchronous_commit and full_page_writes are off, since the cluster is removed in the end anyway.
+	// fsync, synchronous_commit and full_page_writes are off, and its files are in /dev/shm if that has 4 GiB to spare and
+	// TMPDIR is not set, since the cluster is removed in the end anyway.
 	Durable bool
 
 	// Settings are further server parameters, by name; they override this package's. They go to postgresql.conf, so that

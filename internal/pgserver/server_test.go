@@ -238,3 +238,16 @@ func ended(pid int) bool {
 	stat, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "stat"))
 	return err == nil && bytes.Contains(stat, []byte(") Z "))
 }
+
+func TestStart_KeepsInMemoryWhatNeedNotBeDurable(t *testing.T) {
+	if memoryDir() == "" {
+		t.Skip("/dev/shm has no room, or TMPDIR names another place")
+	}
+	for _, durable := range []bool{false, true} {
+		dir, err := newDir(account{}, durable)
+		require.NoError(t, err)
+		require.Equal(t, !durable, filepath.Dir(dir) == memoryDir())
+	}
+	t.Setenv("TMPDIR", t.TempDir())
+	require.Empty(t, memoryDir())
+}
