@@ -2510,10 +2510,17 @@ $$;
 
 -- Thresholds: levels of use that are told of once, by the charge that reaches them.
 --
--- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them. A text without
--- quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
+-- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
+-- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
+
+-- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
+create function metered.of_spent(key text) returns boolean
+language sql immutable
+as $$
+    select ascii(key) < 97
+$$;
 
 -- The key in a line of a limit's thresholds.
 create function metered.threshold_key(line text) returns text
@@ -2523,8 +2530,8 @@ as $$
 $$;
 
 -- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, tell_at
--- is so low that nothing goes by it without a count. told is not null; net is what was spent and is held, less refunds.
-create function metered.untold(limits metered.charge_limit[], told jsonb, net bigint, credited bigint, at timestamptz)
+-- is so low that nothing goes by it without a count. told is not null; spent is less refunds.
+create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
 as $$
@@ -2532,14 +2539,18 @@ declare
     l metered.charge_limit;
     n int := 0;
     h text;
+    key text;
     was jsonb;
+    net bigint;
 begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
         l.tell_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
-            was := told -> metered.threshold_key(h);
+            key := metered.threshold_key(h);
+            was := told -> key;
+            net := spent + case when metered.of_spent(key) then 0 else held end;
             l.tell_at := case
                 when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then least(l.tell_at, split_part(h, ' ', 1)::bigint)
                 when l.win is null
@@ -2572,7 +2583,9 @@ declare
     h    record;
     i    int := 0;
     n    int := 0;
-    had  bigint;        -- used and held before the charge
+    kept bigint;        -- what is held, if it counts
+    adds bigint;        -- what the charge adds
+    net  bigint;
     now  timestamptz;
     p    timestamptz[];
 begin
@@ -2588,18 +2601,20 @@ begin
             if octet_length(l.thresholds) > 8192 then
                 perform metered.require(false, 'thresholds');
             end if;
-            had := used[n] + held[i];
             p := null;
             for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(l.thresholds, chr(10))) x loop
+                kept := case when metered.of_spent(h.key) then 0 else held[i] end;
+                adds := c.amount - case when metered.of_spent(h.key) then c.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered.of_spent(h.key) then 0 else tip.held end;
                 if told -> h.key is not null
-                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else had > h.rearm end) then
+                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
-                        and tip.spent + tip.held - tip.refunded >= (told -> h.key ->> 'net')::bigint;
-                elsif had + c.amount >= h.level then
+                        and net >= (told -> h.key ->> 'net')::bigint;
+                elsif used[n] + kept + adds >= h.level then
                     p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
                     crossings := coalesce(crossings, '[]') || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
-                        'used', had - held[i] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
+                        'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
                 else
                     -- A period that ended is remembered: the clock may be set back.
@@ -2609,8 +2624,7 @@ begin
                 told := told || jsonb_build_object(h.key, case
                     when l.win is null then jsonb_build_object('until', p[2])
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - held[i] - c.amount, now),
-                        'net', tip.spent + tip.held - tip.refunded + c.amount) end);
+                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
@@ -2630,19 +2644,22 @@ begin
 end
 $$;
 
--- Until when a window holds more than room of what was spent so far, though nothing is added.
+-- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent may
+-- be missing there: then this says no more than now.
 create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
     w record;
 begin
-    if room < 0 or tip.at <= now - win then
+    if room < 0 then
         return now + win;
+    elsif tip.at <= now - win then
+        return now;
     end if;
     w := metered.spent_since(tip, now - win);
     if w.used <= room then
-        return now + win;
+        return now;
     end if;
     return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
 end
@@ -2668,11 +2685,13 @@ create function metered.rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
-    had bigint := e.spent - e.refunded - e.credited + e.held
-        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end
+    used bigint := e.spent - e.refunded - e.credited
+        + case when e.next_due <= e.at then metered.minima(e, null, e.at) else 0 end
         + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
+    held bigint := e.held - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
 begin
-    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x where (had <= (x.value ->> 'rearm')::bigint) is not true);
+    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
+        where (used + case when metered.of_spent(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;
 
@@ -2719,6 +2738,56 @@ begin
         crossings := w.crossings;
         silent := w.silent;
     end if;
+end
+$$;
+
+-- Of limits, those with thresholds of what is spent, with no others, and so that they refuse nothing; null for none.
+create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
+language plpgsql immutable
+as $$
+begin
+    return (
+        select array_agg(row(4611686018427387904, l.win, l.period, t.tell_at, t.lines, l.telling)::metered.charge_limit)
+        from unnest(limits) l, lateral (
+            select min(split_part(x, ' ', 1)::bigint) as tell_at, string_agg(x, chr(10)) as lines
+            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
+        where t.lines is not null);
+end
+$$;
+
+-- What the capture of units that are held crosses, of which the take holds a negative number, and what it spends besides (its amount).
+-- tip is the scope's last entry; the limits are spent_limits. What is decided by a bound, as in write_charges, is not counted; and where nobody
+-- can say what a limit stands at, nothing is told of it.
+create function metered.cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
+    out crossed jsonb, out crossings jsonb, out silent boolean)
+language plpgsql stable
+as $$
+declare
+    untold  metered.charge_limit[] := take.limits;
+    l       metered.charge_limit;
+    counted boolean := tip.at > clk or tip.next_due <= clk or tip.lots_end <= greatest(clk, tip.at);
+    a       record;
+    w       record;
+begin
+    crossed := tip.crossed;
+    silent := false;
+    if crossed is not null then
+        untold := metered.untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
+    end if;
+    foreach l in array untold loop
+        counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
+            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered.period_at(l.period, clk))[1]) then tip.anchor_spent
+            else 0 end + take.amount - take.held >= l.tell_at, false);
+    end loop;
+    if counted then
+        a := metered.check_now(array[take], array[tip], clk, ahead);
+        w := metered.cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
+        crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+        silent := w.silent;
+    end if;
+exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
+    crossed := tip.crossed;
 end
 $$;
 
@@ -2793,7 +2862,7 @@ begin
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                c.limits := metered.untold(c.limits, tip.crossed, tip.spent + tip.held - tip.refunded, tip.credited, at);
+                c.limits := metered.untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
             end if;
         end if;
         foreach l in array c.limits loop
@@ -5047,7 +5116,10 @@ end
 $$;
 
 -- Captures holds, all or none: spends what they keep (used is null), or the units given for the
--- scopes of one hold. refused is null, or why nothing was written.
+-- scopes of one hold; where no units are given (amount is null), what it keeps, and limits tell. refused is null, or why nothing was written.
+--
+-- Thresholds of what is spent are judged twice: first for all that is taken, so that nothing was written where nobody tells; then what is
+-- covered, behind the excess.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)
@@ -5063,8 +5135,14 @@ declare
     l       record;
     c       record;
     u       metered.used_units;
+    w       record;
+    tip     metered.ledger;
+    whole   boolean := used is null or (used[1]).amount is null;
     take    bigint;
     covered bigint;
+    spent   metered.charge_limit[];
+    takes   metered.new_charge[];   -- what is covered of scopes whose thresholds it concerns
+    watched text[];                 -- these
     scopes  text[];                 -- of used
     units   bigint[];
     excess  metered.new_charge[];
@@ -5088,7 +5166,7 @@ begin
     end if;
     if used is not null then
         foreach u in array used loop
-            if (u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
+            if (whole and u.amount is null or not whole and u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
                 perform metered.require(false, 'used');
             end if;
             scopes := scopes || u.scope::text;
@@ -5099,7 +5177,7 @@ begin
         -- it back; were it not spent, the key would be taken, and nothing given back would end
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
-        if own is not null and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
+        if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
             refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
@@ -5116,6 +5194,24 @@ begin
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
                     u.limits, origin.note, null, null, null)::metered.new_charge;
+            end if;
+            covered := least(u.amount, l.open);
+            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered.spent_limits(u.limits) end;
+            if spent is not null then
+                tip := metered.last_entry(u.scope);
+                w := metered.cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
+                    tip, k.clk, ahead);
+                if w.silent then
+                    if raising then
+                        perform metered.untold_crossing();
+                    end if;
+                    refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
+                        'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
+                    return;
+                elsif w.crossed is distinct from tip.crossed then
+                    watched := watched || u.scope;
+                    takes := takes || row(u.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
+                end if;
             end if;
         end loop;
     end if;
@@ -5155,13 +5251,22 @@ begin
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
         loop
-            take := case when used is null then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
+            take := case when whole then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
                     perform metered.collided();
                 end if;
                 if covered > 0 then
+                    n := array_position(watched, l.scope);
+                    if n is not null then
+                        w := metered.cross_captured(takes[n], metered.last_entry(l.scope), k.clk, ahead);
+                        if w.silent then
+                            perform metered.collided();     -- what was judged first has changed
+                        end if;
+                        l.crossed := w.crossed;
+                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[l.seq + 1]) end;
+                    end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
@@ -6269,7 +6374,7 @@ begin
                   from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
                         from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
                               from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
-                                  t.spent + a.before + t.held - t.refunded, t.credited, clk) end) with ordinality z
+                                  t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
                       select w.seq, w.spent, w.refunded
@@ -6903,7 +7008,7 @@ comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that 
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot. stored is who has what is taken, if reveal.';
 comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
-comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
+comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold; where no units are given (amount is null), what it keeps, and limits tell. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
 comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back what captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged; not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
@@ -7093,25 +7198,25 @@ begin
             begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,capture_minima,
             carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
             clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
-            created_json,credit,credit_lot,cross_lowered,cross_thresholds,crossed_at,draw,due_after,due_holds,
-            due_parts,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
-            find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
-            free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
-            kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
-            line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,
-            lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_lot,
-            missing_token,named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,open_session,
-            open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,
-            post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,
-            raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,
-            refund_holds,refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
-            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
-            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,
-            settle_away,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,
-            take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,
-            try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,
-            usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
-            write_exact,write_plain,written_here}')
+            created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,crossed_at,draw,
+            due_after,due_holds,due_parts,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,
+            expire_rows,extend_holds,find_job_key,find_lot,finish_command,first_due,first_for_write,fits,
+            fits_origin,free_lines,free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,
+            inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,
+            leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,
+            lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,
+            missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,one_snapshot,
+            open_lease,open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,
+            place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,
+            purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,
+            refund,refund_end,refund_hold,refund_holds,refund_lots,refunds_after,refuse_closed,refuse_hold,
+            refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
+            require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,
+            rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,spent_limits,
+            spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,
+            told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,
+            untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,
+            with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -16,6 +16,7 @@ type Limit struct {
 
 	Thresholds string // each in a line: level, rearm, key; "" for none
 	TellAt     int64  // the lowest of them
+	Spent      bool   // some are of what is spent
 	Telling    bool   // the caller tells of those that are crossed
 }
 
@@ -270,6 +271,7 @@ func (h NewHold) String() string {
 type Used struct {
 	Scope  string
 	Amount int64
+	Whole  bool // in place of Amount: all that is held
 	Limits []Limit
 }
 
@@ -280,7 +282,11 @@ func AllUsed(of []Used) any {
 	}
 	rows := make([]string, len(of))
 	for i, u := range of {
-		rows[i] = composite(text(u.Scope), number(u.Amount), text(limits(u.Limits)))
+		amount := number(u.Amount)
+		if u.Whole {
+			amount = ""
+		}
+		rows[i] = composite(text(u.Scope), amount, text(limits(u.Limits)))
 	}
 	return array(rows)
 }

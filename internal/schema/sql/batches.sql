@@ -107,7 +107,7 @@ begin
                   from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
                         from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
                               from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
-                                  t.spent + a.before + t.held - t.refunded, t.credited, clk) end) with ordinality z
+                                  t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
                       select w.seq, w.spent, w.refunded

@@ -69,7 +69,7 @@ begin
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                c.limits := metered.untold(c.limits, tip.crossed, tip.spent + tip.held - tip.refunded, tip.credited, at);
+                c.limits := metered.untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
             end if;
         end if;
         foreach l in array c.limits loop
