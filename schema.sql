@@ -72,9 +72,9 @@ create domain metered.fingerprint as bytea not null check (octet_length(value) =
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
--- thresholds.sql): a charge that crosses one is only made if its caller is telling.
-create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
+-- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them, and spent_at the
+-- lowest of those of what is spent alone (see thresholds.sql): a charge that crosses one is only made if its caller is telling.
+create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, spent_at bigint, thresholds text, telling boolean);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
@@ -2511,7 +2511,8 @@ $$;
 -- Thresholds: levels of use that are told of once, by the charge that reaches them.
 --
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
--- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
+-- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level, and
+-- spent_at that of those of what is spent. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
 
@@ -2529,7 +2530,7 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, tell_at
+-- The limits, with tell_at and spent_at as the lowest levels that are still to be told, or null. Where one may be armed again, it
 -- is so low that nothing goes by it without a count. told is not null; spent is less refunds.
 create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
@@ -2542,23 +2543,30 @@ declare
     key text;
     was jsonb;
     net bigint;
+    level bigint;
 begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
         l.tell_at := null;
+        l.spent_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
             key := metered.threshold_key(h);
             was := told -> key;
             net := spent + case when metered.of_spent(key) then 0 else held end;
-            l.tell_at := case
-                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then least(l.tell_at, split_part(h, ' ', 1)::bigint)
+            level := case
+                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then split_part(h, ' ', 1)::bigint
                 when l.win is null
                     or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
                     or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
-                    then l.tell_at
-                when l.win = interval '0' then least(l.tell_at, net - credited)
+                    then null
+                when l.win = interval '0' then net - credited
                 else 0 end;
+            if metered.of_spent(key) then
+                l.spent_at := least(l.spent_at, level);
+            else
+                l.tell_at := least(l.tell_at, level);
+            end if;
         end loop;
         limits[n] := l;
     end loop;
@@ -2747,9 +2755,9 @@ language plpgsql immutable
 as $$
 begin
     return (
-        select array_agg(row(4611686018427387904, l.win, l.period, t.tell_at, t.lines, l.telling)::metered.charge_limit)
+        select array_agg(row(4611686018427387904, l.win, l.period, null, l.spent_at, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
-            select min(split_part(x, ' ', 1)::bigint) as tell_at, string_agg(x, chr(10)) as lines
+            select string_agg(x, chr(10)) as lines
             from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
         where t.lines is not null);
 end
@@ -2777,7 +2785,7 @@ begin
     foreach l in array untold loop
         counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
             when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered.period_at(l.period, clk))[1]) then tip.anchor_spent
-            else 0 end + take.amount - take.held >= l.tell_at, false);
+            else 0 end + take.amount - take.held >= l.spent_at, false);
     end loop;
     if counted then
         a := metered.check_now(array[take], array[tip], clk, ahead);
@@ -2869,7 +2877,7 @@ begin
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
             continue when standing is not true and l.win > interval '0' and tip.spent
-                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;
@@ -2877,11 +2885,11 @@ begin
                 u := 0;
             else
                 if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
-                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                    continue when standing is not true and tip.spent <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
                     p := metered.period_at(l.period, at);
                     since := p[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
-                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                        and tip.spent - tip.anchor_spent <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
                     periods := periods || p;
                 end if;
                 -- spent_since where the base is in the newest epoch, or all that was ever
@@ -2913,7 +2921,7 @@ begin
                 end if;
             end if;
             used[n] := u;
-            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+            plain := u <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
             -- One charge, which is let in: the loops below, without what they are for.
@@ -3077,7 +3085,7 @@ declare
     tells boolean := false;
 begin
     for i in 1..cardinality(charges) loop
-        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.spent_at, l.thresholds, l.telling)::metered.charge_limit
             from unnest(charges[i].limits) l where l.thresholds is not null);
         tells := tells or cardinality(charges[i].limits) > 0;
     end loop;
@@ -6361,8 +6369,8 @@ begin
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
-                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held - a.amount, false)), true) as fits
-            from (select l.ordinality, l.max, l.tell_at, l.period,
+                coalesce(bool_and(coalesce(x.used + a.before <= least(least(x.max, x.tell_at - 1) - t.held, x.spent_at - 1) - a.amount, false)), true) as fits
+            from (select l.ordinality, l.max, l.tell_at, l.spent_at, l.period,
                     case when l.since = clk then t.spent - t.refunded - t.credited
                         when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
@@ -6371,8 +6379,8 @@ begin
                         when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                  from (select y.ordinality, y.max, y.tell_at, y.spent_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.tell_at, z.spent_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
                               from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
                                   t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
@@ -6777,7 +6785,7 @@ comment on domain metered.amount is 'An amount from 1 to 2^53.';
 comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
 comment on type metered.period is 'A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
-comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
+comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them, and spent_at the lowest of those of what is spent alone (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
 comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';

@@ -29,7 +29,9 @@ func init() {
 	lend.TellCrossings = func(ctx context.Context, l *Ledger, tx pgx.Tx, all []Crossing) error {
 		return l.tellCrossings(ctx, tx, all)
 	}
-	lend.TellsSpent = func(l Limit) (tells, known bool) { return l.tells() && l.sentThresholds().spent, l.query == nil }
+	lend.TellsSpent = func(l Limit) (tells, known bool) {
+		return l.tells() && l.sentThresholds().spentAt != nil, l.query == nil
+	}
 	lend.LedgerFailed = failed
 	lend.NoteJSON = Note.json
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -122,11 +121,11 @@ func (l Limit) tells() bool { return l.thresholds != unique.Handle[thresholdList
 
 // sentThresholds are the thresholds of a limit as they are sent.
 type sentThresholds struct {
-	err    error    // why they are refused
-	keys   []string // what each is remembered by
-	text   string
-	tellAt int64 // the lowest level
-	spent  bool  // some are of what is spent
+	err     error    // why they are refused
+	keys    []string // what each is remembered by
+	text    string
+	tellAt  *int64 // the lowest level; nil for none, like the next
+	spentAt *int64 // the lowest level of what is spent
 }
 
 // sentCache has them by limit: to make them for each charge would take longer than all else in it.
@@ -154,12 +153,18 @@ func (l Limit) sentThresholds() *sentThresholds {
 
 func (l Limit) makeThresholds() *sentThresholds {
 	all := l.Thresholds()
-	sent := &sentThresholds{err: l.checkThresholds(all), tellAt: math.MaxInt64}
+	sent := &sentThresholds{err: l.checkThresholds(all)}
 	var text strings.Builder
 	for i, t := range all {
 		level, rearm := t.levels(l.Max)
 		sent.keys = append(sent.keys, l.thresholdKey(t))
-		sent.tellAt, sent.spent = min(sent.tellAt, level), sent.spent || t.Spent
+		lowest := &sent.tellAt
+		if t.Spent {
+			lowest = &sent.spentAt
+		}
+		if *lowest == nil || level < **lowest {
+			*lowest = &level
+		}
 		fmt.Fprintf(&text, "%s%d %d %s", []string{"", "\n"}[min(i, 1)], level, rearm, sent.keys[i])
 	}
 	sent.text = text.String()

@@ -396,25 +396,40 @@ func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
 func TestSpent_WhatReachesNothingCountsNothing(t *testing.T) {
 	t.Parallel()
 	f := setUpTelling(t)
-	limits := []budget.Limit{budget.PerMonth(1000, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2000).Tell(spent80...)}
+	limits := []budget.Limit{budget.PerMonth(1000, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2130).Tell(spent80...)}
 	for range 3 {
 		_, err := f.charge(budget.Charge{Scope: "a", Amount: 300, Limits: limits, NoStandings: true})
 		require.NoError(t, err)
 		f.clock.Advance(31 * 24 * time.Hour)
 	}
-	h := f.mustPlace(holds.Request{Lines: lineOf("a", 400, limits...)})
-	calls := func(amount int64, limits ...budget.Limit) (n int) {
+	h := f.mustPlace(holds.Request{Lines: lineOf("a", 790, limits...)})
+	calls := func(do func(tx pgx.Tx) error) (n int) {
 		tx, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tx.Rollback(context.WithoutCancel(t.Context()))) }()
 		_, err = tx.Exec(t.Context(), `set local track_functions = 'all'`)
 		require.NoError(t, err)
-		_, err = f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{h.ID}, Lines: lineOf("a", amount, limits...)})
-		require.NoError(t, err)
+		require.NoError(t, do(tx))
 		require.NoError(t, tx.QueryRow(t.Context(), `select coalesce(sum(calls), 0) from pg_stat_xact_user_functions
-			where funcname in ('check_now', 'spent_since', 'cross_thresholds')`).Scan(&n))
+			where funcname in ('check_limits', 'spent_since', 'cross_thresholds')`).Scan(&n))
 		return n
 	}
-	require.Zero(t, calls(400, limits...))
-	require.Positive(t, calls(400, budget.PerWindow(400, time.Hour).Tell(spent80...)))
+	charge := func(tx pgx.Tx) error {
+		_, err := f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 20, Limits: limits, NoStandings: true})
+		return err
+	}
+	place := func(tx pgx.Tx) error {
+		_, err := f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: lineOf("a", 20, limits...)})
+		return err
+	}
+	capture := func(limits ...budget.Limit) func(tx pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{h.ID}, Lines: lineOf("a", 400, limits...)})
+			return err
+		}
+	}
+	require.Zero(t, calls(charge), "though holds reach it")
+	require.Zero(t, calls(place))
+	require.Zero(t, calls(capture(limits...)))
+	require.Positive(t, calls(capture(budget.PerWindow(400, time.Hour).Tell(spent80...))))
 }
