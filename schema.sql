@@ -6608,7 +6608,7 @@ select f.scope,                                 -- its name
     r.retired_at,                               -- since when nothing new is let in that demands a declared scope
     case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
     nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
-    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime), limit and name; those of a period until its end
+    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime; in upper case of what is spent alone), limit and name; those of a period until its end
 from metered.ledger f
     cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
@@ -7075,7 +7075,7 @@ comment on column metered.scopes.created_at is 'when it was declared; null if it
 comment on column metered.scopes.retired_at is 'since when nothing new is let in that demands a declared scope';
 comment on column metered.scopes.balance is 'of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept';
 comment on column metered.scopes.lots_end is 'of a wallet: no lot that has something ends before this, and one may end then; null: none ends';
-comment on column metered.scopes.told is 'thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime), limit and name; those of a period until its end';
+comment on column metered.scopes.told is 'thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime; in upper case of what is spent alone), limit and name; those of a period until its end';
 comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not. By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units and reason cost a look-up for each row that is shown. Everything else reads all holds.';
 comment on column metered.holds_words.no is 'the number of the hold, in the order of placing';
 comment on column metered.holds_words.tenant is 'keeps the ids of tenants apart';
