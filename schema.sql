@@ -3571,9 +3571,10 @@ $$;
 
 -- Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been:
 -- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
--- told is what the owner of a lease in memory says was used; without, all of it was.
-create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int,
-    out status text, out granted bigint, out spent bigint)
+-- told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is
+-- spent, of limits, which are not told of.
+create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[] default null, ahead interval default null,
+    out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -3583,6 +3584,7 @@ as $$
 declare
     l    metered.leases;
     last timestamptz;
+    c    record;
 begin
     perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
     l := metered.lease_to_settle(of_no, wait_ms);
@@ -3600,8 +3602,9 @@ begin
     else
         spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
     end if;
-    perform metered.close_lease(l, spent, of_owner, wait_ms, last);
-    status := 'settled';
+    c := metered.close_lease(l, spent, of_owner, wait_ms, last, metered.spent_limits(limits), ahead);
+    status := case when c.silent then 'crossing' else 'settled' end;
+    crossed := c.crossed;
 end
 $$;
 
@@ -3627,8 +3630,10 @@ $$;
 
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
 -- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
--- clock may have been set back since.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null) returns void
+-- clock may have been set back since. limits are spent_limits, of which it may cross some. silent: nothing was written, since
+-- nobody would tell.
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null,
+    limits metered.charge_limit[] default null, ahead interval default null, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
@@ -3636,7 +3641,20 @@ declare
     before bigint := tip.seq - 1;
     clk    timestamptz := metered.clock();
     amount bigint;
+    w      record;
 begin
+    silent := false;
+    if limits is not null and units > 0 then
+        amount := least(units, l.granted);
+        w := metered.cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
+            metered.last_entry(l.scope), greatest(clk, last), ahead);
+        silent := w.silent;
+        if silent then
+            return;
+        end if;
+        tip.crossed := w.crossed;
+        crossed := metered.crossed_at(w.crossings, array[tip.seq]);
+    end if;
     tip.at := greatest(tip.at, last);
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
@@ -6999,7 +7017,7 @@ comment on function metered.search_entries(text, bigint, bigint, boolean, int, i
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'' periods ends: what is settled later than that counts in the next.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
-comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
+comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is spent, of limits, which are not told of.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
 comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the child has entries); denied. A child of a child ends no later than that one.';
 comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is closed, and something is held); closed (it had been settled); unknown.';
