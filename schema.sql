@@ -72,9 +72,9 @@ create domain metered.fingerprint as bytea not null check (octet_length(value) =
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
--- thresholds.sql): a charge that crosses one is only made if its caller is telling.
-create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
+-- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them, and spent_at the
+-- lowest of those of what is spent alone (see thresholds.sql): a charge that crosses one is only made if its caller is telling.
+create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, spent_at bigint, thresholds text, telling boolean);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
@@ -2565,10 +2565,18 @@ $$;
 
 -- Thresholds: levels of use that are told of once, by the charge that reaches them.
 --
--- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them. A text without
--- quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
+-- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
+-- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level, and
+-- spent_at that of those of what is spent. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
+
+-- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
+create function metered.of_spent(key text) returns boolean
+language sql immutable
+as $$
+    select ascii(key) < 97
+$$;
 
 -- The key in a line of a limit's thresholds.
 create function metered.threshold_key(line text) returns text
@@ -2577,9 +2585,9 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, tell_at
--- is so low that nothing goes by it without a count. told is not null; net is what was spent and is held, less refunds.
-create function metered.untold(limits metered.charge_limit[], told jsonb, net bigint, credited bigint, at timestamptz)
+-- The limits, with tell_at and spent_at as the lowest levels that are still to be told, or null. Where one may be armed again, it
+-- is so low that nothing goes by it without a count. told is not null; spent is less refunds.
+create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
 as $$
@@ -2587,22 +2595,33 @@ declare
     l metered.charge_limit;
     n int := 0;
     h text;
+    key text;
     was jsonb;
+    net bigint;
+    level bigint;
 begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
         l.tell_at := null;
+        l.spent_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
-            was := told -> metered.threshold_key(h);
-            l.tell_at := case
-                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then least(l.tell_at, split_part(h, ' ', 1)::bigint)
+            key := metered.threshold_key(h);
+            was := told -> key;
+            net := spent + case when metered.of_spent(key) then 0 else held end;
+            level := case
+                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then split_part(h, ' ', 1)::bigint
                 when l.win is null
                     or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
                     or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
-                    then l.tell_at
-                when l.win = interval '0' then least(l.tell_at, net - credited)
+                    then null
+                when l.win = interval '0' then net - credited
                 else 0 end;
+            if metered.of_spent(key) then
+                l.spent_at := least(l.spent_at, level);
+            else
+                l.tell_at := least(l.tell_at, level);
+            end if;
         end loop;
         limits[n] := l;
     end loop;
@@ -2627,7 +2646,9 @@ declare
     h    record;
     i    int := 0;
     n    int := 0;
-    had  bigint;        -- used and held before the charge
+    kept bigint;        -- what is held, if it counts
+    adds bigint;        -- what the charge adds
+    net  bigint;
     now  timestamptz;
     p    timestamptz[];
 begin
@@ -2643,18 +2664,20 @@ begin
             if octet_length(l.thresholds) > 8192 then
                 perform metered.require(false, 'thresholds');
             end if;
-            had := used[n] + held[i];
             p := null;
             for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(l.thresholds, chr(10))) x loop
+                kept := case when metered.of_spent(h.key) then 0 else held[i] end;
+                adds := c.amount - case when metered.of_spent(h.key) then c.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered.of_spent(h.key) then 0 else tip.held end;
                 if told -> h.key is not null
-                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else had > h.rearm end) then
+                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
-                        and tip.spent + tip.held - tip.refunded >= (told -> h.key ->> 'net')::bigint;
-                elsif had + c.amount >= h.level then
+                        and net >= (told -> h.key ->> 'net')::bigint;
+                elsif used[n] + kept + adds >= h.level then
                     p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
                     crossings := coalesce(crossings, '[]') || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
-                        'used', had - held[i] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
+                        'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
                 else
                     -- A period that ended is remembered: the clock may be set back.
@@ -2664,8 +2687,7 @@ begin
                 told := told || jsonb_build_object(h.key, case
                     when l.win is null then jsonb_build_object('until', p[2])
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - held[i] - c.amount, now),
-                        'net', tip.spent + tip.held - tip.refunded + c.amount) end);
+                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
@@ -2685,19 +2707,22 @@ begin
 end
 $$;
 
--- Until when a window holds more than room of what was spent so far, though nothing is added.
+-- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent may
+-- be missing there: then this says no more than now.
 create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
     w record;
 begin
-    if room < 0 or tip.at <= now - win then
+    if room < 0 then
         return now + win;
+    elsif tip.at <= now - win then
+        return now;
     end if;
     w := metered.spent_since(tip, now - win);
     if w.used <= room then
-        return now + win;
+        return now;
     end if;
     return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
 end
@@ -2723,11 +2748,13 @@ create function metered.rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
-    had bigint := e.spent - e.refunded - e.credited + e.held
-        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end
+    used bigint := e.spent - e.refunded - e.credited
+        + case when e.next_due <= e.at then metered.minima(e, null, e.at) else 0 end
         + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
+    held bigint := e.held - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
 begin
-    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x where (had <= (x.value ->> 'rearm')::bigint) is not true);
+    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
+        where (used + case when metered.of_spent(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;
 
@@ -2774,6 +2801,56 @@ begin
         crossings := w.crossings;
         silent := w.silent;
     end if;
+end
+$$;
+
+-- Of limits, those with thresholds of what is spent, with no others, and so that they refuse nothing; null for none.
+create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
+language plpgsql immutable
+as $$
+begin
+    return (
+        select array_agg(row(4611686018427387904, l.win, l.period, null, l.spent_at, t.lines, l.telling)::metered.charge_limit)
+        from unnest(limits) l, lateral (
+            select string_agg(x, chr(10)) as lines
+            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
+        where t.lines is not null);
+end
+$$;
+
+-- What the capture of units that are held crosses, of which the take holds a negative number, and what it spends besides (its amount).
+-- tip is the scope's last entry; the limits are spent_limits. What is decided by a bound, as in write_charges, is not counted; and where nobody
+-- can say what a limit stands at, nothing is told of it.
+create function metered.cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
+    out crossed jsonb, out crossings jsonb, out silent boolean)
+language plpgsql stable
+as $$
+declare
+    untold  metered.charge_limit[] := take.limits;
+    l       metered.charge_limit;
+    counted boolean := tip.at > clk or tip.next_due <= clk or tip.lots_end <= greatest(clk, tip.at);
+    a       record;
+    w       record;
+begin
+    crossed := tip.crossed;
+    silent := false;
+    if crossed is not null then
+        untold := metered.untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
+    end if;
+    foreach l in array untold loop
+        counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
+            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered.period_at(l.period, clk))[1]) then tip.anchor_spent
+            else 0 end + take.amount - take.held >= l.spent_at, false);
+    end loop;
+    if counted then
+        a := metered.check_now(array[take], array[tip], clk, ahead);
+        w := metered.cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
+        crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+        silent := w.silent;
+    end if;
+exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
+    crossed := tip.crossed;
 end
 $$;
 
@@ -2848,14 +2925,14 @@ begin
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                c.limits := metered.untold(c.limits, tip.crossed, tip.spent + tip.held - tip.refunded, tip.credited, at);
+                c.limits := metered.untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
             end if;
         end if;
         foreach l in array c.limits loop
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
             continue when standing is not true and l.win > interval '0' and tip.spent
-                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;
@@ -2863,11 +2940,11 @@ begin
                 u := 0;
             else
                 if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
-                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                    continue when standing is not true and tip.spent <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
                     p := metered.period_at(l.period, at);
                     since := p[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
-                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                        and tip.spent - tip.anchor_spent <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
                     periods := periods || p;
                 end if;
                 -- spent_since where the base is in the newest epoch, or all that was ever
@@ -2899,7 +2976,7 @@ begin
                 end if;
             end if;
             used[n] := u;
-            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+            plain := u <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
             -- One charge, which is let in: the loops below, without what they are for.
@@ -3063,7 +3140,7 @@ declare
     tells boolean := false;
 begin
     for i in 1..cardinality(charges) loop
-        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.spent_at, l.thresholds, l.telling)::metered.charge_limit
             from unnest(charges[i].limits) l where l.thresholds is not null);
         tells := tells or cardinality(charges[i].limits) > 0;
     end loop;
@@ -3549,9 +3626,10 @@ $$;
 
 -- Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been:
 -- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
--- told is what the owner of a lease in memory says was used; without, all of it was.
-create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int,
-    out status text, out granted bigint, out spent bigint)
+-- told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is
+-- spent, of limits, which are not told of.
+create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[] default null, ahead interval default null,
+    out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -3561,6 +3639,7 @@ as $$
 declare
     l    metered.leases;
     last timestamptz;
+    c    record;
 begin
     perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
     l := metered.lease_to_settle(of_no, wait_ms);
@@ -3578,8 +3657,9 @@ begin
     else
         spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
     end if;
-    perform metered.close_lease(l, spent, of_owner, wait_ms, last);
-    status := 'settled';
+    c := metered.close_lease(l, spent, of_owner, wait_ms, last, metered.spent_limits(limits), ahead);
+    status := case when c.silent then 'crossing' else 'settled' end;
+    crossed := c.crossed;
 end
 $$;
 
@@ -3605,8 +3685,10 @@ $$;
 
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
 -- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
--- clock may have been set back since.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null) returns void
+-- clock may have been set back since. limits are spent_limits, of which it may cross some. silent: nothing was written, since
+-- nobody would tell.
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null,
+    limits metered.charge_limit[] default null, ahead interval default null, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
@@ -3614,7 +3696,20 @@ declare
     before bigint := tip.seq - 1;
     clk    timestamptz := metered.clock();
     amount bigint;
+    w      record;
 begin
+    silent := false;
+    if limits is not null and units > 0 then
+        amount := least(units, l.granted);
+        w := metered.cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
+            metered.last_entry(l.scope), greatest(clk, last), ahead);
+        silent := w.silent;
+        if silent then
+            return;
+        end if;
+        tip.crossed := w.crossed;
+        crossed := metered.crossed_at(w.crossings, array[tip.seq]);
+    end if;
     tip.at := greatest(tip.at, last);
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
@@ -5102,7 +5197,10 @@ end
 $$;
 
 -- Captures holds, all or none: spends what they keep (used is null), or the units given for the
--- scopes of one hold. refused is null, or why nothing was written.
+-- scopes of one hold; where no units are given (amount is null), what it keeps, and limits tell. refused is null, or why nothing was written.
+--
+-- Thresholds of what is spent are judged twice: first for all that is taken, so that nothing was written where nobody tells; then what is
+-- covered, behind the excess.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)
@@ -5118,8 +5216,14 @@ declare
     l       record;
     c       record;
     u       metered.used_units;
+    w       record;
+    tip     metered.ledger;
+    whole   boolean := used is null or (used[1]).amount is null;
     take    bigint;
     covered bigint;
+    spent   metered.charge_limit[];
+    takes   metered.new_charge[];   -- what is covered of scopes whose thresholds it concerns
+    watched text[];                 -- these
     scopes  text[];                 -- of used
     units   bigint[];
     excess  metered.new_charge[];
@@ -5143,7 +5247,7 @@ begin
     end if;
     if used is not null then
         foreach u in array used loop
-            if (u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
+            if (whole and u.amount is null or not whole and u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
                 perform metered.require(false, 'used');
             end if;
             scopes := scopes || u.scope::text;
@@ -5154,7 +5258,7 @@ begin
         -- it back; were it not spent, the key would be taken, and nothing given back would end
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
-        if own is not null and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
+        if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
             refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
@@ -5171,6 +5275,24 @@ begin
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
                     u.limits, origin.note, null, null, null)::metered.new_charge;
+            end if;
+            covered := least(u.amount, l.open);
+            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered.spent_limits(u.limits) end;
+            if spent is not null then
+                tip := metered.last_entry(u.scope);
+                w := metered.cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
+                    tip, k.clk, ahead);
+                if w.silent then
+                    if raising then
+                        perform metered.untold_crossing();
+                    end if;
+                    refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
+                        'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
+                    return;
+                elsif w.crossed is distinct from tip.crossed then
+                    watched := watched || u.scope;
+                    takes := takes || row(u.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
+                end if;
             end if;
         end loop;
     end if;
@@ -5210,13 +5332,22 @@ begin
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
         loop
-            take := case when used is null then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
+            take := case when whole then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
                     perform metered.collided();
                 end if;
                 if covered > 0 then
+                    n := array_position(watched, l.scope);
+                    if n is not null then
+                        w := metered.cross_captured(takes[n], metered.last_entry(l.scope), k.clk, ahead);
+                        if w.silent then
+                            perform metered.collided();     -- what was judged first has changed
+                        end if;
+                        l.crossed := w.crossed;
+                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[l.seq + 1]) end;
+                    end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
@@ -6311,8 +6442,8 @@ begin
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
-                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held - a.amount, false)), true) as fits
-            from (select l.ordinality, l.max, l.tell_at, l.period,
+                coalesce(bool_and(coalesce(x.used + a.before <= least(least(x.max, x.tell_at - 1) - t.held, x.spent_at - 1) - a.amount, false)), true) as fits
+            from (select l.ordinality, l.max, l.tell_at, l.spent_at, l.period,
                     case when l.since = clk then t.spent - t.refunded - t.credited
                         when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
@@ -6321,10 +6452,10 @@ begin
                         when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                  from (select y.ordinality, y.max, y.tell_at, y.spent_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.tell_at, z.spent_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
                               from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
-                                  t.spent + a.before + t.held - t.refunded, t.credited, clk) end) with ordinality z
+                                  t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
                       select w.seq, w.spent, w.refunded
@@ -6550,7 +6681,7 @@ select f.scope,                                 -- its name
     r.retired_at,                               -- since when nothing new is let in that demands a declared scope
     case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
     nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
-    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime), limit and name; those of a period until its end
+    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime; in upper case of what is spent alone), limit and name; those of a period until its end
 from metered.ledger f
     cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
@@ -6727,7 +6858,7 @@ comment on domain metered.amount is 'An amount from 1 to 2^53.';
 comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
 comment on type metered.period is 'A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
-comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
+comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them, and spent_at the lowest of those of what is spent alone (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
 comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
@@ -6941,7 +7072,7 @@ comment on function metered.search_entries(text, bigint, bigint, boolean, int, i
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'' periods ends: what is settled later than that counts in the next.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
-comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
+comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is spent, of limits, which are not told of.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
 comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the child has entries); denied. A child of a child ends no later than that one.';
 comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is closed, and something is held); closed (it had been settled); unknown.';
@@ -6958,7 +7089,7 @@ comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that 
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot. stored is who has what is taken, if reveal.';
 comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
-comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
+comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold; where no units are given (amount is null), what it keeps, and limits tell. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
 comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back what captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged; not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
@@ -7017,7 +7148,7 @@ comment on column metered.scopes.created_at is 'when it was declared; null if it
 comment on column metered.scopes.retired_at is 'since when nothing new is let in that demands a declared scope';
 comment on column metered.scopes.balance is 'of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept';
 comment on column metered.scopes.lots_end is 'of a wallet: no lot that has something ends before this, and one may end then; null: none ends';
-comment on column metered.scopes.told is 'thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime), limit and name; those of a period until its end';
+comment on column metered.scopes.told is 'thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime; in upper case of what is spent alone), limit and name; those of a period until its end';
 comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not. By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units and reason cost a look-up for each row that is shown. Everything else reads all holds.';
 comment on column metered.holds_words.no is 'the number of the hold, in the order of placing';
 comment on column metered.holds_words.tenant is 'keeps the ids of tenants apart';
@@ -7148,25 +7279,25 @@ begin
             begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,capture_minima,
             carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
             clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
-            created_json,credit,credit_lot,cross_lowered,cross_thresholds,crossed_at,draw,due_after,due_holds,
-            due_parts,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
-            find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
-            free_lots,fresh,give_back,goes_on,grant_lot,held_here,hold_as_json,hold_json,inspect_token,
-            judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,
+            created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,crossed_at,draw,
+            due_after,due_holds,due_parts,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,
+            expire_rows,extend_holds,find_job_key,find_lot,finish_command,first_due,first_for_write,fits,
+            fits_origin,free_lines,free_lots,fresh,give_back,goes_on,grant_lot,held_here,hold_as_json,hold_json,
+            inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,
             leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,
             lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,
-            missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,
-            open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,
-            placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,
-            purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,
-            refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,refuse_closed,refuse_hold,
-            refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
-            require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,
-            rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,spent_since,
-            sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,
-            told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,
-            untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,
-            with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
+            missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,one_snapshot,
+            open_lease,open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,
+            place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,
+            purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,
+            refund,refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,refuse_closed,
+            refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,
+            replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,
+            roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,
+            spent_limits,spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,
+            told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,
+            untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,
+            with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

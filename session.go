@@ -136,7 +136,8 @@ func (s *Session[R]) Hold() holds.Hold {
 // Used says what the work of a session came to. Either All or Lines is required.
 type Used struct {
 	// Lines are what was used, by scope; a scope that is left out was not used. One without Limits has those of the
-	// Reservation, which OverIfFits and OverUpTo read: a larger one is an overdraft that is bounded.
+	// Reservation, which OverIfFits and OverUpTo read: a larger one is an overdraft that is bounded. Limits tell of thresholds
+	// (holds.Capture), with All, too; one by budget.MaxFrom that is not named here does not.
 	Lines  []holds.Line
 	All    bool        // all that is held was used
 	Over   holds.Over  // says what happens if a Line is more than is held; defaults to holds.OverRefused
@@ -198,10 +199,15 @@ var errSettled = errors.New("the operation was settled by another session")
 // capture is what a session captures.
 func (s *session) capture(used Used) holds.Capture {
 	lines := slices.Clone(used.Lines)
-	for i, l := range lines {
-		at := slices.IndexFunc(s.r.Lines, func(of holds.Line) bool { return of.Scope == l.Scope })
-		if (used.Over == holds.OverIfFits || used.Over == holds.OverUpTo) && l.Limits == nil && at >= 0 {
-			lines[i].Limits = s.r.Lines[at].Limits
+	fitting := used.Over == holds.OverIfFits || used.Over == holds.OverUpTo
+	for _, l := range s.r.Lines {
+		limits := slices.DeleteFunc(slices.Clone(l.Limits), func(l budget.Limit) bool { _, known := tellsSpent(l); return !known && !fitting })
+		at := slices.IndexFunc(lines, func(of holds.Line) bool { return of.Scope == l.Scope })
+		tells := slices.ContainsFunc(limits, func(l budget.Limit) bool { tells, _ := tellsSpent(l); return tells })
+		if at < 0 && used.All && tells {
+			lines = append(lines, holds.Line{Scope: l.Scope, Limits: limits})
+		} else if at >= 0 && lines[at].Limits == nil {
+			lines[at].Limits = limits
 		}
 	}
 	return holds.Capture{

@@ -3,6 +3,8 @@ package metered_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -162,4 +164,106 @@ func TestThreshold_WithoutAnybodyToTellIsRefused(t *testing.T) {
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: "a", Charges: []budget.Charge{telling("a", 1)}}, upload("a"))
 	var argument *metered.ArgumentError
 	require.ErrorAs(t, err, &argument)
+}
+
+// spentOf is a limit of 100 with a threshold at 80 spent.
+var spentOf = budget.Lifetime(100).Tell(budget.Threshold{Name: "80% spent", Percent: 80, Spent: true})
+
+// Sessions reserve much: what is told is what is settled, with the limits of the reservation.
+func TestThreshold_OfWhatIsSpentIsToldBySettle(t *testing.T) {
+	t.Parallel()
+	pool, c := setUpTelling(t, metered.Config{})
+	for _, iso := range isolationLevels {
+		for name, used := range map[string]metered.Used{
+			"lines": {Lines: []holds.Line{{Amount: 80}}}, "beyond": {Lines: []holds.Line{{Amount: 92}}, Over: holds.OverAllowed},
+			"fits": {Lines: []holds.Line{{Amount: 95}}, Over: holds.OverIfFits}, "all": {All: true},
+		} {
+			scope := fmt.Sprint(iso, "/", name)
+			r := metered.Reservation{ID: scope, Isolation: iso, Lines: []holds.Line{{Scope: scope, Amount: 90, Limits: []budget.Limit{spentOf}}, {Scope: "other", Amount: 1}}}
+			s, err := metered.Open[usage](t.Context(), c, r)
+			require.NoError(t, err)
+			t.Cleanup(s.Close)
+			if used.Lines != nil {
+				used.Lines[0].Scope = scope
+			}
+			require.Empty(t, told(t, pool, scope), "held")
+			var captured int64
+			out, err := s.Settle(t.Context(), used, func(ctx context.Context, tx *metered.Tx) (usage, error) { captured++; return usage{}, nil })
+			require.NoError(t, err)
+			require.EqualValues(t, 2, captured, "the first attempt met the threshold")
+			require.Equal(t, []string{"80% spent"}, told(t, pool, scope), name)
+			require.Len(t, out.Holds[0].Crossed, 1)
+			require.Equal(t, spentOf, out.Holds[0].Crossed[0].Limit)
+			out, err = s.Settle(t.Context(), used, nil)
+			require.NoError(t, err)
+			require.True(t, out.Replayed)
+			require.Empty(t, out.Holds[0].Crossed)
+			require.Len(t, told(t, pool, scope), 1, "a replay tells nothing")
+		}
+	}
+
+	// What limits a query answers is asked for a hold, and not for what is settled: the next charge tells.
+	asked := budget.Lifetime(0).MaxFrom(`select 100`).Tell(spentOf.Thresholds()...)
+	s, err := metered.Open[usage](t.Context(), c, metered.Reservation{ID: "asked", Lines: []holds.Line{{Scope: "asked", Amount: 90, Limits: []budget.Limit{asked}}}})
+	require.NoError(t, err)
+	defer s.Close()
+	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	require.NoError(t, err)
+	require.Empty(t, told(t, pool, "asked"))
+	_, err = metered.Do(t.Context(), c, metered.Command{ID: "next", Charges: []budget.Charge{{Scope: "asked", Amount: 1, Limits: []budget.Limit{asked}}}}, upload("asked"))
+	require.NoError(t, err)
+	require.Equal(t, []string{"80% spent"}, told(t, pool, "asked"))
+}
+
+// Whatever OnThreshold refuses is not settled, and the session goes on.
+func TestThreshold_ThatCannotBeToldIsNotSettled(t *testing.T) {
+	t.Parallel()
+	var veto atomic.Bool
+	veto.Store(true)
+	pool, c := setUpTelling(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
+		err := tellTo(ctx, tx, crossing)
+		if veto.Load() {
+			err = errors.Join(err, errOwn)
+		}
+		return err
+	}})
+	s, err := metered.Open[usage](t.Context(), c, metered.Reservation{ID: "a", Lines: []holds.Line{{Scope: "a", Amount: 90, Limits: []budget.Limit{spentOf}}}})
+	require.NoError(t, err)
+	defer s.Close()
+	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	require.ErrorIs(t, err, errOwn)
+	require.Empty(t, told(t, pool, "a"))
+	require.NoError(t, s.Context().Err())
+	veto.Store(false)
+	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	require.NoError(t, err)
+	require.Equal(t, []string{"80% spent"}, told(t, pool, "a"))
+}
+
+// However many sessions settle at once: one of them tells, the one that reaches the level.
+func TestThreshold_ConcurrentSessionsTellOnce(t *testing.T) {
+	t.Parallel()
+	pool, c := setUpTelling(t, metered.Config{MaxAttempts: 50})
+	limit := budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true})
+	require.NoError(t, pgtest.InParallel(6, func(worker int) error {
+		for n := range 8 {
+			s, err := metered.Open[usage](t.Context(), c, metered.Reservation{ID: fmt.Sprint(worker, "/", n), Isolation: isolationLevels[n%3],
+				Lines: []holds.Line{{Scope: "a", Amount: 10, Limits: []budget.Limit{limit}}}})
+			if err != nil {
+				return err
+			}
+			_, err = s.Settle(t.Context(), metered.Used{Lines: []holds.Line{{Scope: "a", Amount: 1}}}, nil)
+			s.Close()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	require.Equal(t, []string{"20", "40"}, told(t, pool, "a"))
+	rows, err := pool.Query(t.Context(), `select l.spent from told t join metered.ledger l using (scope, seq) order by t.n`)
+	require.NoError(t, err)
+	spent, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	require.NoError(t, err)
+	require.Equal(t, []int64{20, 40}, spent)
 }

@@ -277,6 +277,7 @@ type (
 // What the packages lend that a command is made of.
 var (
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*chargeCall, error))
+	tellsSpent     = lend.TellsSpent.(func(budget.Limit) (tells, known bool))
 	prepareCredit  = lend.Credit.(func(*budget.Ledger, budget.Credit) (*entryCall, error))
 	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
 	prepareRefund  = lend.Refund.(func(*budget.Ledger, budget.Refund) (*entryCall, error))

@@ -121,7 +121,7 @@ func (l Limit) sent() ledger.Limit {
 	sent := ledger.Limit{Max: l.Max, Window: max(l.Window, 0), Period: l.Period.sent()}
 	if l.tells() {
 		of := l.sentThresholds()
-		sent.Thresholds, sent.TellAt = of.text, of.tellAt
+		sent.Thresholds, sent.TellAt, sent.SpentAt = of.text, of.tellAt, of.spentAt
 	}
 	return sent
 }

@@ -29,6 +29,9 @@ func init() {
 	lend.TellCrossings = func(ctx context.Context, l *Ledger, tx pgx.Tx, all []Crossing) error {
 		return l.tellCrossings(ctx, tx, all)
 	}
+	lend.TellsSpent = func(l Limit) (tells, known bool) {
+		return l.tells() && l.sentThresholds().spentAt != nil, l.query == nil
+	}
 	lend.LedgerFailed = failed
 	lend.NoteJSON = Note.json
 }
@@ -89,6 +92,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 			},
 		},
 		Receipt: m.receipt,
+		Crossed: func(crossed []byte) (r Receipt, err error) { r.Crossed, err = m.crossings(crossed); return r, err },
 	}, nil
 }
 

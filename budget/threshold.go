@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +26,7 @@ const (
 
 // Threshold is a level of use at which somebody wants to be told: "80 % used", "credit below 500", "limit reached".
 // Limit.Tell gives a limit its thresholds. The charge that reaches the level tells Config.OnThreshold, in its own
-// transaction and before that commits. What a limit has used includes open holds, as the limit counts them.
+// transaction and before that commits. What a limit has used includes open holds, as the limit counts them, unless Spent is set.
 //
 // It is told once in each period of a limit by period. Of a window or a lifetime it is told once until it is armed again, which it is
 // when use has gone back by Rearm. A charge, hold or capture that carries the threshold sees that before it adds its
@@ -42,6 +41,11 @@ type Threshold struct {
 	Percent int64 `json:"percent,omitempty"` // so much of Max is used, from 1 to 100; not for limits of credit
 	Used    int64 `json:"used,omitempty"`    // so many units are used, from 1 to MaxLimit
 	Left    int64 `json:"left,omitempty"`    // no more than so many are left (Standing.Available), from 1 to MaxLimit
+	// Spent leaves out what open holds and leases keep: the level is of what is spent, or of what is left with all of them free. It is told, too, by
+	// captures that carry the limit (holds.Capture, metered.Session.Settle), and not by the hold before. What is spent without a
+	// limit (a hold that expires, a lease that is settled) is told by the next charge, hold or capture that carries it. Defaults to
+	// false: what is held counts, and captures tell only of what they charge beyond it.
+	Spent bool `json:"spent,omitempty"`
 	// Rearm is how far use must go back from the level before it can be told again, in percent of a Percent, and else
 	// in units: from 1 to MaxLimit. Of a Percent it is no more than that. Not for a period. Defaults to a tenth of the level's number, at least 1.
 	Rearm int64 `json:"rearm,omitempty"`
@@ -117,10 +121,11 @@ func (l Limit) tells() bool { return l.thresholds != unique.Handle[thresholdList
 
 // sentThresholds are the thresholds of a limit as they are sent.
 type sentThresholds struct {
-	err    error    // why they are refused
-	keys   []string // what each is remembered by
-	text   string
-	tellAt int64 // the lowest level
+	err     error    // why they are refused
+	keys    []string // what each is remembered by
+	text    string
+	tellAt  *int64 // the lowest level; nil for none, like the next
+	spentAt *int64 // the lowest level of what is spent
 }
 
 // sentCache has them by limit: to make them for each charge would take longer than all else in it.
@@ -148,12 +153,18 @@ func (l Limit) sentThresholds() *sentThresholds {
 
 func (l Limit) makeThresholds() *sentThresholds {
 	all := l.Thresholds()
-	sent := &sentThresholds{err: l.checkThresholds(all), tellAt: math.MaxInt64}
+	sent := &sentThresholds{err: l.checkThresholds(all)}
 	var text strings.Builder
 	for i, t := range all {
 		level, rearm := t.levels(l.Max)
 		sent.keys = append(sent.keys, l.thresholdKey(t))
-		sent.tellAt = min(sent.tellAt, level)
+		lowest := &sent.tellAt
+		if t.Spent {
+			lowest = &sent.spentAt
+		}
+		if *lowest == nil || level < **lowest {
+			*lowest = &level
+		}
 		fmt.Fprintf(&text, "%s%d %d %s", []string{"", "\n"}[min(i, 1)], level, rearm, sent.keys[i])
 	}
 	sent.text = text.String()
@@ -238,6 +249,9 @@ func (l Limit) thresholdKey(t Threshold) string {
 		kind = "p"
 	case l.Window > 0:
 		kind = "w"
+	}
+	if t.Spent {
+		kind = strings.ToUpper(kind) // schema.sql goes by it
 	}
 	return kind + "/" + l.word() + "/" + t.Name
 }

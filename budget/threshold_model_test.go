@@ -211,7 +211,7 @@ func (h *tellings) purge(purge func() error) {
 func (h *tellings) thresholds(l budget.Limit) budget.Limit {
 	var list []budget.Threshold
 	for i := range 1 + h.IntN(3) {
-		t := budget.Threshold{Name: fmt.Sprint(i)}
+		t := budget.Threshold{Name: fmt.Sprint(i), Spent: h.IntN(2) == 0} // the same, without holds
 		switch kind := h.IntN(4); {
 		case kind == 0 && l.Window != budget.OfCredit:
 			t.Percent = h.Int64N(100) + 1

@@ -36,7 +36,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 		Lines: []holds.Line{book.Line("user/ann", 10)}})
 	require.NoError(t, err)
 	defer s.Close()
-	_, err = w.pool.Exec(t.Context(), `update metered.ledger set crossed = jsonb_build_object('p/plan/80 %', jsonb_build_object('until', metered.clock() + interval '1 day'))
+	_, err = w.pool.Exec(t.Context(), `update metered.ledger set crossed = jsonb_build_object('p/plan/80 %', jsonb_build_object('until', metered.clock() + interval '1 day'), 'L/credit/low', jsonb_build_object('rearm', 5))
 		where scope = 'user/ann'`)
 	require.NoError(t, err)
 
@@ -46,6 +46,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	require.Contains(t, tile(t, page, "Open sessions"), "1 the first is over in 50 min")
 	stands := text(byID(t, page, "stands"))
 	require.Contains(t, stands, "The threshold plan/80 % was reached; it is armed again in 1 d 0 h")
+	require.Contains(t, stands, "The threshold credit/low was reached by what is spent.")
 	require.Contains(t, stands, "1 open <script>alert(1)</script> – 16 10 30")
 	require.Contains(t, stands, "2 open invoice paid 20 0 20")
 	require.Contains(t, text(byID(t, page, "holds")), "session held ann")

@@ -35,8 +35,10 @@ type Capture struct {
 	IDs    []string // up to MaxHolds of one tenant
 	Holder string   // must be the holder of each hold; defaults to "", not checked (Config.RequireHolder)
 	All    bool     // captures all that is held; either All or Lines is required
-	// Lines are what was used of each scope of a single hold; a scope left out was not used. Only OverIfFits and OverUpTo
-	// read Limits. Lines of a claim include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep.
+	// Lines are what was used of each scope of a single hold; a scope left out was not used. OverIfFits and OverUpTo fit the excess into
+	// Limits; else these are only for thresholds: of what is spent (budget.Threshold.Spent), and, with OverAllowed, of the excess. Lines of a claim
+	// include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep. With All they have no Amount, and are for thresholds alone;
+	// without them All tells nothing.
 	Lines []Line
 	// Keep keeps the rest held, under the same deadline. It cannot capture a claim's own unit: that confirms the claim
 	// and ends the hold. Defaults to false: the rest is freed.
@@ -52,7 +54,7 @@ from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::m
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
 // Capture turns holds into spending, until Hold.Due. Each scope is charged what was used, at the time of the capture;
-// the rest is free. If several calls end one hold at once, one wins. Errors: ErrUnknown, before any lock; ErrRetired,
+// the rest is free. Hold.Crossed are the thresholds that it crosses: all that their Limits have of the excess, and those of what is spent. If several calls end one hold at once, one wins. Errors: ErrUnknown, before any lock; ErrRetired,
 // *StateError, *ExcessError, *budget.ExceededError. The database finds some of the *ArgumentErrors: a Line of a scope
 // that the hold does not keep; Lines of a claim without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
@@ -83,8 +85,8 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 		return nil, invalid("Capture.Over", "%q is not a policy", c.Over)
 	case len(c.Lines) == 0 && !c.All:
 		return nil, invalid("Capture.Lines", "are none: set All to capture all that is held; if nothing was used, release it")
-	case len(c.Lines) > 0 && c.All:
-		return nil, invalid("Capture.Lines", "are not for All, which captures all that is held")
+	case c.All && slices.ContainsFunc(c.Lines, func(l Line) bool { return l.Amount != 0 }):
+		return nil, invalid("Capture.Lines", "have an Amount, and All captures all that is held")
 	case len(c.Lines) > 0 && len(c.IDs) > 1:
 		return nil, invalid("Capture.Lines", "are for one hold, and IDs are %d", len(c.IDs))
 	case c.All && c.Keep:
@@ -92,7 +94,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	case c.All && c.Over != OverRefused:
 		return nil, invalid("Capture.Over", "is not for All: no more is captured than is held")
 	}
-	used, tolerance, err := b.used(c.Lines, c.Over, c.Note)
+	used, tolerance, err := b.used(c)
 	if err != nil {
 		return nil, err
 	}
@@ -109,20 +111,39 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	}
 	terms := ledger.Capture{Closing: !c.Keep, Policy: policy, Entity: c.Entity}
 	var crossed []byte
+	scan := scanner(func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }, &crossed)
 	return &call{
 		SQL: b.sql.capture, Locks: locks, Kind: string(kind), Tell: b.teller(kind, c.Note),
-		Cross: func(ctx context.Context, tx pgx.Tx) error { return b.captureCrossed(ctx, tx, c, crossed) },
+		Cross: func(ctx context.Context, tx pgx.Tx) error {
+			priced, err := b.crossings(c, crossed)
+			if priced == nil || err != nil {
+				return err
+			}
+			return priced.Cross(ctx, tx, crossed)
+		},
 		Args: func(s ledger.Sending) []any {
 			return []any{ids.String(), ledger.AllUsed(ledger.TellingUsed(used, s.Telling)), terms.String(), tolerance, s.WaitMS, s.Origin(noteJSON(c.Note)), b.channel(), s.Raising}
 		},
-		Scan: scanner(func(err error) error { return b.captureFailed(c, err) }, func(refusal []byte) error { return b.captureRefused(c, refusal) }, &crossed),
+		Scan: func(row pgx.Row) ([]Hold, error) {
+			all, err := scan(row)
+			if err != nil {
+				return nil, err
+			}
+			priced, err := b.crossings(c, crossed)
+			if priced == nil || err != nil {
+				return all, err
+			}
+			r, err := priced.Crossed(crossed)
+			all[0].Crossed = r.Crossed // of one hold: All of several has no limits
+			return all, err
+		},
 	}, nil
 }
 
 // used are the lines of a capture as its function wants them: nil for Capture.All.
-func (b *Book) used(lines []Line, over Over, note budget.Note) (used []ledger.Used, tolerance any, err error) {
+func (b *Book) used(c Capture) (used []ledger.Used, tolerance any, err error) {
 	tolerance = interval(0)
-	for i, line := range lines {
+	for i, line := range c.Lines {
 		if slices.ContainsFunc(used, func(u ledger.Used) bool { return u.Scope == line.Scope }) {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Scope"), "%q is there twice", line.Scope)
 		}
@@ -133,17 +154,21 @@ func (b *Book) used(lines []Line, over Over, note budget.Note) (used []ledger.Us
 			return nil, nil, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
 		}
 		// The budget's own checks; 0 is an amount of a capture, and not of a charge.
-		priced, err := prepareCharges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: note})
+		priced, err := prepareCharges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note})
 		if err != nil {
 			return nil, nil, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
 		}
 		if err == nil && len(priced.Queries) > 0 {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "have a MaxFrom, which is for placing and charging")
 		}
-		if (over == OverIfFits || over == OverUpTo) && len(line.Limits) == 0 { // everything would fit
+		if (c.Over == OverIfFits || c.Over == OverUpTo) && len(line.Limits) == 0 { // everything would fit
 			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits and OverUpTo need a limit to fit into")
 		}
-		used = append(used, ledger.Used{Scope: line.Scope, Amount: line.Amount, Limits: priced.Charges[0].Limits})
+		limits := priced.Charges[0].Limits
+		if c.Over == OverRefused {
+			limits = slices.DeleteFunc(slices.Clone(limits), func(l ledger.Limit) bool { return l.SpentAt == nil })
+		}
+		used = append(used, ledger.Used{Scope: line.Scope, Amount: line.Amount, Whole: c.All, Limits: limits})
 		tolerance = priced.Tolerance
 	}
 	return used, tolerance, nil
@@ -163,20 +188,16 @@ func (b *Book) captureFailed(c Capture, err error) error {
 	return failed("capture", err)
 }
 
-// captureCrossed tells of the thresholds that what was used beyond what was held crossed.
-func (b *Book) captureCrossed(ctx context.Context, tx pgx.Tx, c Capture, crossed []byte) error {
+// crossings has the thresholds that a capture crossed read, which came as JSON; nil for none.
+func (b *Book) crossings(c Capture, crossed []byte) (*charging, error) {
 	if len(crossed) == 0 {
-		return nil
+		return nil, nil
 	}
 	charges := make([]budget.Charge, len(c.Lines))
 	for i, line := range c.Lines {
 		charges[i] = budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note}
 	}
-	priced, err := prepareCharges(b.ledger, charges...)
-	if err != nil {
-		return err
-	}
-	return priced.Cross(ctx, tx, crossed)
+	return prepareCharges(b.ledger, charges...)
 }
 
 // captureRefused decodes why a capture was refused. A denial is one of the charge of

@@ -43,6 +43,9 @@ type Hold struct {
 	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
 	Created  bool            `json:"created,omitempty"`  // by this very call; false in a repetition and in other calls
 	Charges  []budget.Posted `json:"charges,omitempty"`  // what came of Request.Charges, if Created
+	// Crossed are the thresholds that this very call crossed, which placed or captured the hold. budget.Config.OnThreshold was told of
+	// them. None in a repetition and in a replay.
+	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 
 // HeldLine is what a hold keeps of one scope.

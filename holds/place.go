@@ -287,7 +287,9 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 			h.Charges = append(h.Charges, budget.Posted{Scope: c.Scope, Seq: seqs[i], Amount: rest, At: ats[i].UTC()})
 		}
 	}
-	return []Hold{h}, nil
+	receipt, err := priced.Crossed(*crossed)
+	h.Crossed = receipt.Crossed
+	return []Hold{h}, err
 }
 
 // first is the only hold of a call on one.

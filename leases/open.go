@@ -29,7 +29,9 @@ from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 	openSQL = `
 select no, fence, granted, used, coalesce(held, 0), coalesce(lasts_us, 0), periods, crossed
 from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
-	settleSQL = `select status, granted, spent from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int)`
+	settleSQL = `
+select status, granted, spent, crossed
+from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int, (($5::metered.new_charge[])[1]).limits, $6::interval)`
 	dueSQL    = `
 select no, ends_at from metered.leases
 where settled_at is null and mode in ('s', 'm') and ends_at <= (select metered.clock()) and ends_at >= $1 and (ends_at, no) > ($1, $2)
@@ -42,6 +44,8 @@ func render(n schema.Name) statements {
 		history: n.SQL(historySQL), spends: n.SQL(spendsSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 	}
 }
+
+var tellsSpent = lend.TellsSpent.(func(budget.Limit) (tells, known bool))
 
 var tellCrossings = lend.TellCrossings.(func(context.Context, *budget.Ledger, pgx.Tx, []budget.Crossing) error)
 

@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -56,21 +59,36 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 			if !e.slot.memory {
 				told = nil
 			}
-			if _, err := p.settle(ctx, e.slice.no, told); err != nil {
+			if _, err := p.settle(ctx, e.slice.no, told, e.slot); err != nil {
 				all, later = errors.Join(all, err), append(later, e)
 			}
 		}
 	}
 }
 
-// settle settles a lease, and reports whether it did.
-func (p *Pool) settle(ctx context.Context, no int64, told *int64) (settled bool, err error) {
+// settle settles a lease, and reports whether it did. of has the limits whose thresholds it tells of; nil for a lease of another process.
+func (p *Pool) settle(ctx context.Context, no int64, told *int64, of *slot) (settled bool, err error) {
 	var status string
 	var granted, spent *int64
+	var crossed []byte
 	ctx, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "settle"})
 	defer func() { span.End(err) }()
-	err = p.call(ctx, p.own, func(row pgx.Row) error { return row.Scan(&status, &granted, &spent) },
-		p.sql.settle, no, p.cfg.Owner, told, int32(min(p.wait, settleWait)/time.Millisecond))
+	scan := func(row pgx.Row) error { return row.Scan(&status, &granted, &spent, &crossed) }
+	args := func(charges, tolerance any) []any {
+		return []any{no, p.cfg.Owner, told, int32(min(p.wait, settleWait) / time.Millisecond), charges, tolerance}
+	}
+	if of == nil || !slices.ContainsFunc(of.limits, func(l budget.Limit) bool { tells, _ := tellsSpent(l); return tells }) {
+		err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)
+	} else if call, invalid := prepare(p.ledger, budget.Charge{Scope: of.scope, Amount: 1, Limits: of.limits}); invalid != nil {
+		err = invalid
+	} else if err = p.call(ctx, p.own, scan, p.sql.settle, args(ledger.Charges(call.Charges), call.Tolerance)...); err == nil && status == "crossing" {
+		err = p.told(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) },
+			p.sql.settle, args(ledger.Charges(ledger.Telling(call.Charges, true)), call.Tolerance)...)
+		if refused := (*budget.CrossingError)(nil); errors.As(err, &refused) {
+			p.report(failed("settle a lease", err)) // the next charge tells: what was spent must not be lost for that
+			err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)
+		}
+	}
 	if settled = err == nil && status == "settled"; settled && granted != nil && spent != nil {
 		p.tellSettled(ctx, *spent, *granted-*spent)
 	}
@@ -118,7 +136,7 @@ func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
 			return failed("list leases", err)
 		}
 		for _, no := range due {
-			switch settled, err := p.settle(ctx, no, nil); {
+			switch settled, err := p.settle(ctx, no, nil, nil); {
 			case errors.Is(err, fault.ErrBusy):
 				report.Busy++
 			case err != nil:

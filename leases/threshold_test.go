@@ -2,6 +2,9 @@ package leases_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,4 +65,92 @@ func TestThreshold_IsToldByLeasesAndCarvings(t *testing.T) {
 		require.Equal(t, 1, told("parent", "5"))
 		require.Equal(t, i, told("parent", "200"))
 	}
+}
+
+// A lease holds its units, which a threshold of what is spent leaves out. Whoever settles its own lease tells of what was spent
+// of it; of those of others, and of carvings, the next that carries the threshold does.
+func TestThreshold_OfWhatIsSpentIsToldWhenALeaseIsSettled(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	_, err := f.db.Exec(t.Context(), `create table told (scope text, name text, used bigint, held bigint, seq bigint)`)
+	require.NoError(t, err)
+	var fail atomic.Bool
+	cfg := budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		if fail.Load() {
+			return errors.New("not now")
+		}
+		_, err := tx.Exec(ctx, `insert into told values ($1, $2, $3, $4, $5)`, c.Scope, c.Threshold.Name, c.Used, c.Held, c.Seq)
+		return err
+	}}
+	told := func() []string {
+		rows, err := f.db.Query(t.Context(), `with gone as (delete from told returning *)
+			select format('%s %s: %s used, %s held, by %s', scope, name, used, g.held, l.kind) from gone g join metered.ledger l using (scope, seq)`)
+		require.NoError(t, err)
+		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return all
+	}
+	limit := budget.Lifetime(1000).Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "100", Used: 100, Spent: true})
+	pool := func() *leases.Pool {
+		p, err := leases.New(f.db, leases.Config{Ledger: cfg, Rules: []leases.Rule{{Share: 2, Least: 200}}, OnError: func(err error) { t.Log(err) }})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = p.Close(context.Background()) })
+		return p
+	}
+	p := pool()
+	f.warm(p, charge(5, limit))
+	before, err := f.spend(p, pgx.ReadCommitted, charge(1, limit))
+	require.NoError(t, err)
+	require.NotZero(t, before.Entries[0].Lease)
+	require.Empty(t, told(), "it holds 200 and more")
+	for range 5 {
+		_, err := f.spend(p, pgx.ReadCommitted, charge(5, limit))
+		require.NoError(t, err)
+	}
+	require.Empty(t, told(), "nobody who spends from a lease locks the scope")
+	require.NoError(t, p.Close(t.Context()))
+	used := pgtest.Value[int64](t, f.db, `select spent from metered.ledger where scope = 'hot' order by seq desc limit 1`)
+	require.Greater(t, used, int64(20))
+	require.Equal(t, []string{fmt.Sprintf("hot 20: %d used, %d held, by u", used, pgtest.Value[int64](t, f.db, `select held from metered.ledger where scope = 'hot' and kind = 'u'`))}, told())
+
+	fail.Store(true)
+	p = pool()
+	late := budget.Lifetime(1000).Tell(budget.Threshold{Name: "150", Used: 150, Spent: true})
+	warm := f.warmAllow(p, budget.Charge{Scope: "other", Amount: 1, Limits: []budget.Limit{late}})
+	require.NoError(t, p.Allow(t.Context(), budget.Charge{Scope: "other", Amount: 150, Limits: []budget.Limit{late}}))
+	require.NoError(t, p.Close(t.Context()), "what cannot be told is settled")
+	require.Empty(t, told())
+	require.Equal(t, warm+150, f.usage("other").Used, "as what was used")
+	fail.Store(false)
+
+	ledger, err := budget.New(cfg)
+	require.NoError(t, err)
+	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (budget.Receipt, error) { return ledger.Charge(t.Context(), tx, charge(100-used, limit)) })
+	require.NoError(t, err)
+	require.Equal(t, []string{"hot 100: 100 used, 0 held, by c"}, told())
+	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (budget.Receipt, error) {
+		return ledger.Charge(t.Context(), tx, budget.Charge{Scope: "other", Amount: 1, Limits: []budget.Limit{late}})
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{fmt.Sprintf("other 150: %d used, 0 held, by c", warm+151)}, told(), "the next charge told of it")
+
+	carver, err := leases.NewCarver(ledger)
+	require.NoError(t, err)
+	from := budget.Charge{Scope: "parent", Amount: 100, Limits: []budget.Limit{limit}}
+	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (leases.Lease, error) {
+		return carver.Carve(t.Context(), tx, leases.Carving{Child: "child", TTL: time.Hour, From: from})
+	})
+	require.NoError(t, err)
+	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (leases.Lease, error) {
+		if _, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "child", Amount: 30, Limits: []budget.Limit{budget.Prepaid()}}); err != nil {
+			return leases.Lease{}, err
+		}
+		return carver.Close(t.Context(), tx, "child", budget.Note{})
+	})
+	require.NoError(t, err)
+	require.Empty(t, told())
+	from.Amount = 1
+	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (budget.Receipt, error) { return ledger.Charge(t.Context(), tx, from) })
+	require.NoError(t, err)
+	require.Equal(t, []string{"parent 20: 31 used, 0 held, by c"}, told())
 }

@@ -22,7 +22,9 @@ func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			f, r := setUpTelling(t, low(50), nil), rand.New(rand.NewPCG(seed, 1))
+			cfg := low(50)
+			cfg.Thresholds[0].Spent = seed%2 == 1 // the same, where nothing is held
+			f, r := setUpTelling(t, cfg, nil), rand.New(rand.NewPCG(seed, 1))
 			var references []string
 			armed, tellings, byEnds := true, 0, 0
 			for step := range 150 {

@@ -346,3 +346,56 @@ func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 		refund(d)
 	}
 }
+
+// A threshold of what is spent leaves out what is held: captures, draws and the ends of lots tell.
+func TestThresholds_OfWhatIsSpent(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t, wallet.Config{Thresholds: []budget.Threshold{{Name: "low", Left: 50}, {Name: "spent", Left: 50, Spent: true}}}, nil)
+	capture := func(wallet, id string, amount int64, keep bool) {
+		f.capture(holds.Capture{IDs: []string{id}, Keep: keep, Lines: []holds.Line{f.book.Line(wallet, amount)}})
+	}
+	place := func(wallet, id string, amount int64) {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+			return f.holds.Place(ctx, tx, holds.Request{ID: id, TTL: day, Lines: []holds.Line{f.book.Line(wallet, amount)}})
+		})
+		require.NoError(t, err)
+	}
+	f.grant(wallet.Grant{Amount: 100})
+	place("ann", "a", 60)
+	require.Equal(t, []string{"ann low 40"}, f.crossed())
+	capture("ann", "a", 49, true)
+	require.Empty(t, f.crossed(), "51 are not spent")
+	capture("ann", "a", 1, true)
+	require.Equal(t, []string{"ann spent 40"}, f.crossed())
+	f.grant(wallet.Grant{Amount: 5})
+	f.draw(5)
+	require.Equal(t, []string{"ann spent 40"}, f.crossed(), "armed at 55, whatever is held")
+
+	f.grant(wallet.Grant{Wallet: "bob", Amount: 60, For: time.Hour, Reference: "hour"})
+	f.grant(wallet.Grant{Wallet: "bob", Amount: 40})
+	place("bob", "b", 30)
+	place("bob", "c", 5)
+	require.Empty(t, f.crossed())
+	f.clock.Set(noon.Add(time.Hour))
+	f.expire()
+	require.Equal(t, []string{"bob low 40"}, f.crossed(), "75 are there, with what is held of the lot")
+	f.release("c")
+	require.Empty(t, f.crossed())
+	capture("bob", "b", 20, false)
+	require.Equal(t, []string{"bob spent 40 behind"}, f.crossed(), "the rest was freed behind it")
+
+	f.grant(wallet.Grant{Wallet: "cid", Amount: 60, Reference: "more"})
+	f.grant(wallet.Grant{Wallet: "cid", Amount: 40})
+	place("cid", "d", 40)
+	revoke := func(amount int64) {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) {
+			return f.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "cid", Reference: "more", Amount: amount})
+		})
+		require.NoError(t, err)
+	}
+	revoke(20)
+	require.Equal(t, []string{"cid low 40"}, f.crossed())
+	f.release("d")
+	revoke(30)
+	require.Equal(t, []string{"cid spent 50"}, f.crossed())
+}

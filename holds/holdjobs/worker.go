@@ -60,7 +60,7 @@ type Ref struct {
 // Cost is what a job came to. One of Lines, All and Nothing is required: without, or with
 // several, the attempt fails with an *ArgumentError, and the job is tried again.
 type Cost struct {
-	// Lines are what was used, by scope, as in holds.Capture.
+	// Lines are what was used, by scope, as in holds.Capture: their Limits tell of thresholds, with All, too.
 	Lines []holds.Line
 	// All means that all that is held was used.
 	All bool
@@ -83,7 +83,7 @@ type Cost struct {
 
 func (c Cost) check() error {
 	said := 0
-	for _, is := range []bool{len(c.Lines) > 0, c.All, c.Nothing} {
+	for _, is := range []bool{len(c.Lines) > 0 && !c.All, c.All, c.Nothing} {
 		if is {
 			said++
 		}

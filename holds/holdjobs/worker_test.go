@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -138,6 +139,34 @@ func TestHeldWorker_CapturesTheActualCostWithTheJobAndItsWrites(t *testing.T) {
 	require.Equal(t, "picture", e.Entity)
 	require.Equal(t, "job:render", e.Note.Actor)
 	require.Regexp(t, `^job \d+, attempt 1$`, e.Note.Correlation)
+}
+
+// What a job came to reaches thresholds of what is spent: told once, with the job.
+func TestHeldWorker_TellsOfThresholds(t *testing.T) {
+	t.Parallel()
+	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50, Spent: true})
+	for _, cost := range []holdjobs.Cost{
+		{Lines: []holds.Line{{Scope: "gpu", Amount: 7, Limits: []budget.Limit{limit}}}},
+		{All: true, Lines: []holds.Line{{Scope: "gpu", Limits: []budget.Limit{limit}}}},
+	} {
+		var told atomic.Int64
+		pool, c := setUp(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
+			_, err := tx.Exec(ctx, `insert into uploads values ($1)`, crossing.Threshold.Name)
+			if told.Add(1) == 1 {
+				return errOwn
+			}
+			return err
+		}})
+		job := submit(t, c, 3)
+		workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
+		awaitJob(t, pool, job, "completed")
+		spent := int64(7)
+		if cost.All {
+			spent = 10
+		}
+		require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: spent, Rows: 1}, booksOf(t, pool, c, job))
+		require.EqualValues(t, 2, told.Load(), "it was refused once, and nothing was settled")
+	}
 }
 
 // Whichever of the three parts fails, at its time or at COMMIT, the others are undone.

@@ -12,12 +12,13 @@ import (
 type Told struct {
 	Name  string    `json:"name"`            // of the limit, or else its kind, and of the threshold: as "plan/80 %"
 	Of    string    `json:"of"`              // "period", "window" or "lifetime"
+	Spent bool      `json:"spent,omitempty"` // of what is spent, and not of what is held too
 	Until time.Time `json:"until,omitzero"`  // of a period: its end, which arms it; else zero
 	Rearm *int64    `json:"rearm,omitempty"` // of a lifetime: what use must go back to
 }
 
-// toldOf reads what the last entry of a scope says was told (ledger.crossed): by the kind of limit, its name and the
-// threshold's name, with slashes between.
+// toldOf reads what the last entry of a scope says was told (ledger.crossed): by the kind of limit, in upper case if it is of what is
+// spent, its name and the threshold's name, with slashes between.
 func toldOf(crossed []byte, now time.Time) ([]Told, error) {
 	if len(crossed) == 0 {
 		return nil, nil
@@ -33,7 +34,7 @@ func toldOf(crossed []byte, now time.Time) ([]Told, error) {
 	var told []Told
 	for key, v := range all {
 		kind, name, _ := strings.Cut(key, "/")
-		t := Told{Name: name, Of: map[string]string{"p": "period", "w": "window", "l": "lifetime"}[kind], Rearm: v.Rearm}
+		t := Told{Name: name, Of: map[string]string{"p": "period", "w": "window", "l": "lifetime"}[strings.ToLower(kind)], Spent: kind != strings.ToLower(kind), Rearm: v.Rearm}
 		if v.Net == nil && v.Until != nil {
 			until, err := time.Parse(time.RFC3339Nano, *v.Until)
 			if err != nil {

@@ -159,22 +159,22 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 		_, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "org/a", Amount: 80, Limits: []budget.Limit{
 			budget.PerDay(100, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80}, budget.Threshold{Name: "over"}),
 			budget.PerPeriod(90, time.Hour, nine).Named("hour").Tell(budget.Threshold{Name: "10 left", Left: 10}),
-			budget.Lifetime(100).Named("credit").Tell(budget.Threshold{Name: "low", Left: 20, Rearm: 5}),
-			budget.PerWindow(160, time.Hour).Named("hourly").Tell(budget.Threshold{Name: "half", Percent: 50}),
+			budget.Lifetime(100).Named("credit").Tell(budget.Threshold{Name: "low", Left: 20, Rearm: 5}, budget.Threshold{Name: "spent", Left: 20, Rearm: 5, Spent: true}),
+			budget.PerWindow(160, time.Hour).Named("hourly").Tell(budget.Threshold{Name: "half", Percent: 50, Spent: true}),
 		}})
 		return err
 	})
-	require.Equal(t, []string{"plan/80 %", "hour/10 left", "credit/low", "hourly/half"}, heard)
+	require.Equal(t, []string{"plan/80 %", "hour/10 left", "credit/low", "credit/spent", "hourly/half"}, heard)
 	var told map[string]any
 	require.NoError(t, f.role.QueryRow(t.Context(), `select told from metered.scopes where scope = 'org/a'`).Scan(&told))
-	require.Len(t, told, 4)
+	require.Len(t, told, 5)
 	clock.Advance(2 * time.Hour)
 	f.read(func(ctx context.Context, r *inspect.Reader) {
 		d, err := r.Scope(ctx, "org/a")
 		require.NoError(t, err)
 		back := int64(75)
 		require.Equal(t, []inspect.Told{
-			{Name: "credit/low", Of: "lifetime", Rearm: &back}, {Name: "hourly/half", Of: "window"},
+			{Name: "credit/low", Of: "lifetime", Rearm: &back}, {Name: "credit/spent", Of: "lifetime", Spent: true, Rearm: &back}, {Name: "hourly/half", Of: "window", Spent: true},
 			{Name: "plan/80 %", Of: "period", Until: nine.Truncate(24*time.Hour).AddDate(0, 0, 1)},
 		}, d.Told, "a period that is over is told of anew")
 	})

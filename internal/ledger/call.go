@@ -94,6 +94,7 @@ type ChargeCall[R any] struct {
 	Charging
 	Call    Call[R]
 	Receipt func(Answer) (R, error)
+	Crossed func(crossed []byte) (R, error) // a receipt of what was crossed alone
 }
 
 // Answer is what was charged, by charge; Used by limit; or else the denial as JSON. A check has

@@ -48,6 +48,14 @@ func textOrNull(s string) string {
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
+// numberOrNull is a number, or null for nil.
+func numberOrNull(n *int64) string {
+	if n == nil {
+		return ""
+	}
+	return number(*n)
+}
+
 // numbersOrNull is an array of numbers, or null for none.
 func numbersOrNull(of []int64) string {
 	if len(of) == 0 {

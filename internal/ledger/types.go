@@ -15,7 +15,8 @@ type Limit struct {
 	Period Period        // in place of a window; the zero value is none
 
 	Thresholds string // each in a line: level, rearm, key; "" for none
-	TellAt     int64  // the lowest of them
+	TellAt     *int64 // the lowest of them; nil without any, like the next
+	SpentAt    *int64 // the lowest of those of what is spent
 	Telling    bool   // the caller tells of those that are crossed
 }
 
@@ -99,14 +100,14 @@ type Slice struct {
 func limits(of []Limit) string {
 	rows := make([]string, len(of))
 	for i, l := range of {
-		window, period, tellAt, thresholds, telling := interval(l.Window), "", "", "", ""
+		window, period, tellAt, spentAt, thresholds, telling := interval(l.Window), "", "", "", "", ""
 		if !l.Period.IsZero() {
 			window, period = "", text(l.Period.String())
 		}
 		if l.Thresholds != "" {
-			tellAt, thresholds, telling = number(l.TellAt), text(l.Thresholds), boolean(l.Telling)
+			tellAt, spentAt, thresholds, telling = numberOrNull(l.TellAt), numberOrNull(l.SpentAt), text(l.Thresholds), boolean(l.Telling)
 		}
-		rows[i] = composite(number(l.Max), window, period, tellAt, thresholds, telling)
+		rows[i] = composite(number(l.Max), window, period, tellAt, spentAt, thresholds, telling)
 	}
 	return array(rows)
 }
@@ -270,6 +271,7 @@ func (h NewHold) String() string {
 type Used struct {
 	Scope  string
 	Amount int64
+	Whole  bool // in place of Amount: all that is held
 	Limits []Limit
 }
 
@@ -280,7 +282,11 @@ func AllUsed(of []Used) any {
 	}
 	rows := make([]string, len(of))
 	for i, u := range of {
-		rows[i] = composite(text(u.Scope), number(u.Amount), text(limits(u.Limits)))
+		amount := number(u.Amount)
+		if u.Whole {
+			amount = ""
+		}
+		rows[i] = composite(text(u.Scope), amount, text(limits(u.Limits)))
 	}
 	return array(rows)
 }

@@ -13,6 +13,7 @@ var (
 	LedgerSettings any // func(*budget.Ledger) (schema.Name, time.Duration, bool): where, the timeout for locks, and whether each write names an actor
 	LedgerObserver any // func(*budget.Ledger) *observed.To
 	TellCrossings  any // func(context.Context, *budget.Ledger, pgx.Tx, []budget.Crossing) error: tells of thresholds
+	TellsSpent     any // func(budget.Limit) (tells, known bool): whether it has thresholds of what is spent, and whether its Max is known
 	TellDenied     any // func(context.Context, *observed.To, error): tells which limits refused, if they did
 	LedgerFailed   any // func(doing string, err error) error: of a statement, with the errors of a charge
 	NoteJSON       any // func(budget.Note) string: as it is stored

@@ -201,14 +201,16 @@ $$;
 
 -- Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been:
 -- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
--- told is what the owner of a lease in memory says was used; without, all of it was.
-create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int,
-    out status text, out granted bigint, out spent bigint)
+-- told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is
+-- spent, of limits, which are not told of.
+create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[] default null, ahead interval default null,
+    out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
     l    metered.leases;
     last timestamptz;
+    c    record;
 begin
     perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
     l := metered.lease_to_settle(of_no, wait_ms);
@@ -226,8 +228,9 @@ begin
     else
         spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
     end if;
-    perform metered.close_lease(l, spent, of_owner, wait_ms, last);
-    status := 'settled';
+    c := metered.close_lease(l, spent, of_owner, wait_ms, last, metered.spent_limits(limits), ahead);
+    status := case when c.silent then 'crossing' else 'settled' end;
+    crossed := c.crossed;
 end
 $$;
 
@@ -253,8 +256,10 @@ $$;
 
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
 -- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
--- clock may have been set back since.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null) returns void
+-- clock may have been set back since. limits are spent_limits, of which it may cross some. silent: nothing was written, since
+-- nobody would tell.
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null,
+    limits metered.charge_limit[] default null, ahead interval default null, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
@@ -262,7 +267,20 @@ declare
     before bigint := tip.seq - 1;
     clk    timestamptz := metered.clock();
     amount bigint;
+    w      record;
 begin
+    silent := false;
+    if limits is not null and units > 0 then
+        amount := least(units, l.granted);
+        w := metered.cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
+            metered.last_entry(l.scope), greatest(clk, last), ahead);
+        silent := w.silent;
+        if silent then
+            return;
+        end if;
+        tip.crossed := w.crossed;
+        crossed := metered.crossed_at(w.crossings, array[tip.seq]);
+    end if;
     tip.at := greatest(tip.at, last);
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop

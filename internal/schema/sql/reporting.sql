@@ -54,7 +54,7 @@ select f.scope,                                 -- its name
     r.retired_at,                               -- since when nothing new is let in that demands a declared scope
     case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
     nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
-    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime), limit and name; those of a period until its end
+    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime; in upper case of what is spent alone), limit and name; those of a period until its end
 from metered.ledger f
     cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l

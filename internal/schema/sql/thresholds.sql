@@ -1,9 +1,17 @@
 -- Thresholds: levels of use that are told of once, by the charge that reaches them.
 --
--- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them. A text without
--- quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
+-- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
+-- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level, and
+-- spent_at that of those of what is spent. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
+
+-- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
+create function metered.of_spent(key text) returns boolean
+language sql immutable
+as $$
+    select ascii(key) < 97
+$$;
 
 -- The key in a line of a limit's thresholds.
 create function metered.threshold_key(line text) returns text
@@ -12,9 +20,9 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, tell_at
--- is so low that nothing goes by it without a count. told is not null; net is what was spent and is held, less refunds.
-create function metered.untold(limits metered.charge_limit[], told jsonb, net bigint, credited bigint, at timestamptz)
+-- The limits, with tell_at and spent_at as the lowest levels that are still to be told, or null. Where one may be armed again, it
+-- is so low that nothing goes by it without a count. told is not null; spent is less refunds.
+create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
 as $$
@@ -22,22 +30,33 @@ declare
     l metered.charge_limit;
     n int := 0;
     h text;
+    key text;
     was jsonb;
+    net bigint;
+    level bigint;
 begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
         l.tell_at := null;
+        l.spent_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
-            was := told -> metered.threshold_key(h);
-            l.tell_at := case
-                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then least(l.tell_at, split_part(h, ' ', 1)::bigint)
+            key := metered.threshold_key(h);
+            was := told -> key;
+            net := spent + case when metered.of_spent(key) then 0 else held end;
+            level := case
+                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then split_part(h, ' ', 1)::bigint
                 when l.win is null
                     or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
                     or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
-                    then l.tell_at
-                when l.win = interval '0' then least(l.tell_at, net - credited)
+                    then null
+                when l.win = interval '0' then net - credited
                 else 0 end;
+            if metered.of_spent(key) then
+                l.spent_at := least(l.spent_at, level);
+            else
+                l.tell_at := least(l.tell_at, level);
+            end if;
         end loop;
         limits[n] := l;
     end loop;
@@ -62,7 +81,9 @@ declare
     h    record;
     i    int := 0;
     n    int := 0;
-    had  bigint;        -- used and held before the charge
+    kept bigint;        -- what is held, if it counts
+    adds bigint;        -- what the charge adds
+    net  bigint;
     now  timestamptz;
     p    timestamptz[];
 begin
@@ -78,18 +99,20 @@ begin
             if octet_length(l.thresholds) > 8192 then
                 perform metered.require(false, 'thresholds');
             end if;
-            had := used[n] + held[i];
             p := null;
             for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(l.thresholds, chr(10))) x loop
+                kept := case when metered.of_spent(h.key) then 0 else held[i] end;
+                adds := c.amount - case when metered.of_spent(h.key) then c.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered.of_spent(h.key) then 0 else tip.held end;
                 if told -> h.key is not null
-                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else had > h.rearm end) then
+                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
-                        and tip.spent + tip.held - tip.refunded >= (told -> h.key ->> 'net')::bigint;
-                elsif had + c.amount >= h.level then
+                        and net >= (told -> h.key ->> 'net')::bigint;
+                elsif used[n] + kept + adds >= h.level then
                     p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
                     crossings := coalesce(crossings, '[]') || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
-                        'used', had - held[i] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
+                        'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
                 else
                     -- A period that ended is remembered: the clock may be set back.
@@ -99,8 +122,7 @@ begin
                 told := told || jsonb_build_object(h.key, case
                     when l.win is null then jsonb_build_object('until', p[2])
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - held[i] - c.amount, now),
-                        'net', tip.spent + tip.held - tip.refunded + c.amount) end);
+                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
@@ -120,19 +142,22 @@ begin
 end
 $$;
 
--- Until when a window holds more than room of what was spent so far, though nothing is added.
+-- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent may
+-- be missing there: then this says no more than now.
 create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
     w record;
 begin
-    if room < 0 or tip.at <= now - win then
+    if room < 0 then
         return now + win;
+    elsif tip.at <= now - win then
+        return now;
     end if;
     w := metered.spent_since(tip, now - win);
     if w.used <= room then
-        return now + win;
+        return now;
     end if;
     return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
 end
@@ -158,11 +183,13 @@ create function metered.rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
-    had bigint := e.spent - e.refunded - e.credited + e.held
-        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end
+    used bigint := e.spent - e.refunded - e.credited
+        + case when e.next_due <= e.at then metered.minima(e, null, e.at) else 0 end
         + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
+    held bigint := e.held - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
 begin
-    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x where (had <= (x.value ->> 'rearm')::bigint) is not true);
+    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
+        where (used + case when metered.of_spent(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;
 
@@ -209,5 +236,55 @@ begin
         crossings := w.crossings;
         silent := w.silent;
     end if;
+end
+$$;
+
+-- Of limits, those with thresholds of what is spent, with no others, and so that they refuse nothing; null for none.
+create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
+language plpgsql immutable
+as $$
+begin
+    return (
+        select array_agg(row(4611686018427387904, l.win, l.period, null, l.spent_at, t.lines, l.telling)::metered.charge_limit)
+        from unnest(limits) l, lateral (
+            select string_agg(x, chr(10)) as lines
+            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
+        where t.lines is not null);
+end
+$$;
+
+-- What the capture of units that are held crosses, of which the take holds a negative number, and what it spends besides (its amount).
+-- tip is the scope's last entry; the limits are spent_limits. What is decided by a bound, as in write_charges, is not counted; and where nobody
+-- can say what a limit stands at, nothing is told of it.
+create function metered.cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
+    out crossed jsonb, out crossings jsonb, out silent boolean)
+language plpgsql stable
+as $$
+declare
+    untold  metered.charge_limit[] := take.limits;
+    l       metered.charge_limit;
+    counted boolean := tip.at > clk or tip.next_due <= clk or tip.lots_end <= greatest(clk, tip.at);
+    a       record;
+    w       record;
+begin
+    crossed := tip.crossed;
+    silent := false;
+    if crossed is not null then
+        untold := metered.untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
+    end if;
+    foreach l in array untold loop
+        counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
+            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered.period_at(l.period, clk))[1]) then tip.anchor_spent
+            else 0 end + take.amount - take.held >= l.spent_at, false);
+    end loop;
+    if counted then
+        a := metered.check_now(array[take], array[tip], clk, ahead);
+        w := metered.cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
+        crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+        silent := w.silent;
+    end if;
+exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
+    crossed := tip.crossed;
 end
 $$;

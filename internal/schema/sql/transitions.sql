@@ -145,7 +145,10 @@ end
 $$;
 
 -- Captures holds, all or none: spends what they keep (used is null), or the units given for the
--- scopes of one hold. refused is null, or why nothing was written.
+-- scopes of one hold; where no units are given (amount is null), what it keeps, and limits tell. refused is null, or why nothing was written.
+--
+-- Thresholds of what is spent are judged twice: first for all that is taken, so that nothing was written where nobody tells; then what is
+-- covered, behind the excess.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)
@@ -157,8 +160,14 @@ declare
     l       record;
     c       record;
     u       metered.used_units;
+    w       record;
+    tip     metered.ledger;
+    whole   boolean := used is null or (used[1]).amount is null;
     take    bigint;
     covered bigint;
+    spent   metered.charge_limit[];
+    takes   metered.new_charge[];   -- what is covered of scopes whose thresholds it concerns
+    watched text[];                 -- these
     scopes  text[];                 -- of used
     units   bigint[];
     excess  metered.new_charge[];
@@ -182,7 +191,7 @@ begin
     end if;
     if used is not null then
         foreach u in array used loop
-            if (u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
+            if (whole and u.amount is null or not whole and u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
                 perform metered.require(false, 'used');
             end if;
             scopes := scopes || u.scope::text;
@@ -193,7 +202,7 @@ begin
         -- it back; were it not spent, the key would be taken, and nothing given back would end
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
-        if own is not null and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
+        if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
             refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
@@ -210,6 +219,24 @@ begin
             elsif u.amount > l.open then
                 excess := excess || row(u.scope, null, u.amount - l.open, 0,
                     u.limits, origin.note, null, null, null)::metered.new_charge;
+            end if;
+            covered := least(u.amount, l.open);
+            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered.spent_limits(u.limits) end;
+            if spent is not null then
+                tip := metered.last_entry(u.scope);
+                w := metered.cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
+                    tip, k.clk, ahead);
+                if w.silent then
+                    if raising then
+                        perform metered.untold_crossing();
+                    end if;
+                    refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
+                        'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
+                    return;
+                elsif w.crossed is distinct from tip.crossed then
+                    watched := watched || u.scope;
+                    takes := takes || row(u.scope, null, 0, -covered, spent, null, null, null, null)::metered.new_charge;
+                end if;
             end if;
         end loop;
     end if;
@@ -249,13 +276,22 @@ begin
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
             where y.hold = k.nos[i] order by y.scope
         loop
-            take := case when used is null then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
+            take := case when whole then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
                     perform metered.collided();
                 end if;
                 if covered > 0 then
+                    n := array_position(watched, l.scope);
+                    if n is not null then
+                        w := metered.cross_captured(takes[n], metered.last_entry(l.scope), k.clk, ahead);
+                        if w.silent then
+                            perform metered.collided();     -- what was judged first has changed
+                        end if;
+                        l.crossed := w.crossed;
+                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[l.seq + 1]) end;
+                    end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + 1, covered, greatest(k.clk, l.at),

@@ -1,0 +1,435 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// setUpTelling is setUp, with a ledger whose thresholds are told into a table.
+func setUpTelling(t *testing.T) *fixture {
+	t.Helper()
+	f := setUp(t, holds.Config{})
+	_, err := f.pool.Exec(t.Context(), `create table told (n bigint generated always as identity, scope text, name text, seq bigint, used bigint, held bigint)`)
+	require.NoError(t, err)
+	f.tellInto(tellTo)
+	return f
+}
+
+func (f *fixture) tellInto(tell budget.OnThreshold) {
+	f.Helper()
+	var err error
+	f.ledger, err = budget.New(budget.Config{OnThreshold: tell})
+	require.NoError(f, err)
+	f.book, err = holds.New(f.ledger, holds.Config{})
+	require.NoError(f, err)
+}
+
+func tellTo(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+	_, err := tx.Exec(ctx, `insert into told (scope, name, seq, used, held) values ($1, $2, $3, $4, $5)`, c.Scope, c.Threshold.Name, c.Seq, c.Used, c.Held)
+	return err
+}
+
+// crossed is what was told and is committed, in order, with what the ledger says of the entry; and forgets it.
+func (f *fixture) crossed() []string {
+	f.Helper()
+	rows, err := f.pool.Query(f.Context(), `with gone as (delete from told returning *)
+		select format('%s %s: %s used, %s held, by %s', g.scope, g.name, g.used, g.held, l.kind) || case when l.held <> g.held then ', wrongly' else '' end
+		from gone g join metered.ledger l using (scope, seq) order by g.n`)
+	require.NoError(f, err)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(f, err)
+	return all
+}
+
+// spent80 are limits of 100 with a threshold of what is spent.
+var spent80 = []budget.Threshold{{Name: "80", Percent: 80, Spent: true}}
+
+func spentLimits() map[string]budget.Limit {
+	return map[string]budget.Limit{
+		"lifetime": budget.Lifetime(100).Tell(spent80...),
+		"window":   budget.PerWindow(100, time.Hour).Tell(spent80...),
+		"month":    budget.PerMonth(100, time.UTC, time.Time{}).Tell(spent80...),
+	}
+}
+
+func lineOf(scope string, amount int64, limits ...budget.Limit) []holds.Line {
+	return []holds.Line{{Scope: scope, Amount: amount, Limits: limits}}
+}
+
+// A threshold of what is spent is told by the capture that reaches it, and not by the hold.
+func TestSpent_IsToldByTheCapture(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	for scope, limit := range spentLimits() {
+		both := limit.Tell(append([]budget.Threshold{{Name: "held too", Percent: 80}}, spent80...)...)
+		id := f.mustPlace(holds.Request{Lines: lineOf(scope, 90, both)})
+		require.Len(t, id.Crossed, 1)
+		require.Equal(t, []string{scope + " held too: 0 used, 90 held, by h"}, f.crossed())
+		_, err := f.charge(budget.Charge{Scope: scope, Amount: 5, Limits: []budget.Limit{both}})
+		require.NoError(t, err)
+		require.Empty(t, f.crossed(), "5 are spent")
+		capture := func(id string, amount int64, keep bool) []budget.Crossing {
+			all, err := f.capture(holds.Capture{IDs: []string{id}, Lines: lineOf(scope, amount, both), Keep: keep})
+			require.NoError(t, err)
+			return all[0].Crossed
+		}
+		require.Empty(t, capture(id.ID, 74, true))
+		require.Empty(t, f.crossed(), "79 are")
+		crossed := capture(id.ID, 2, false)
+		require.Len(t, crossed, 1)
+		require.Equal(t, spent80[0], crossed[0].Threshold)
+		require.Equal(t, both, crossed[0].Limit)
+		require.EqualValues(t, []int64{4, 81, 14, 5}, []int64{crossed[0].Seq, crossed[0].Used, crossed[0].Held, crossed[0].Available})
+		require.Equal(t, []string{scope + " 80: 81 used, 14 held, by u"}, f.crossed())
+
+		id = f.mustPlace(holds.Request{Lines: lineOf(scope, 10, both)})
+		require.Empty(t, capture(id.ID, 10, false))
+		_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{both}})
+		require.NoError(t, err)
+		require.Empty(t, f.crossed(), "once")
+	}
+	f.verify()
+}
+
+// What a capture takes of what is held, and beyond it, reaches a threshold once, whatever the policy.
+func TestSpent_IsToldOnceByCoveredAndExcess(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	limit := budget.Lifetime(100).Tell(spent80...)
+	for _, over := range []holds.Over{holds.OverIfFits, holds.OverUpTo, holds.OverAllowed} {
+		for _, held := range []int64{10, 75, 79} {
+			scope := fmt.Sprint(over, held)
+			h := f.mustPlace(holds.Request{Lines: lineOf(scope, held)})
+			all, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: over, Lines: lineOf(scope, 85, limit)})
+			require.NoError(t, err)
+			require.Len(t, all[0].Crossed, 1)
+			require.Equal(t, []string{scope + " 80: 85 used, 0 held, by u"}, f.crossed(), "the excess came first, and did not reach it")
+		}
+		scope := string(over)
+		_, err := f.charge(budget.Charge{Scope: scope, Amount: 75})
+		require.NoError(t, err)
+		h := f.mustPlace(holds.Request{Lines: lineOf(scope, 4)})
+		all, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: over, Lines: lineOf(scope, 10, limit)})
+		require.NoError(t, err)
+		require.Len(t, all[0].Crossed, 1)
+		require.Equal(t, []string{scope + " 80: 81 used, 4 held, by c"}, f.crossed(), "the excess reached it")
+	}
+	// As much as there is: it is judged with what was asked for, and told with what was taken.
+	_, err := f.charge(budget.Charge{Scope: "a", Amount: 20}, budget.Charge{Scope: "b", Amount: 20})
+	require.NoError(t, err)
+	h := f.mustPlace(holds.Request{Lines: append(lineOf("a", 5), lineOf("b", 5)...)})
+	few := budget.Lifetime(50).Tell(budget.Threshold{Name: "80", Used: 80, Spent: true}, budget.Threshold{Name: "all", Spent: true})
+	all, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: holds.OverUpTo, Lines: append(lineOf("a", 70, few), lineOf("b", 6, few)...)})
+	require.NoError(t, err)
+	require.EqualValues(t, []int64{30, 6}, []int64{all[0].Lines[0].Captured, all[0].Lines[1].Captured})
+	require.Equal(t, []string{"a all: 50 used, 0 held, by u"}, f.crossed())
+	f.verify()
+}
+
+func TestSpent_OfACaptureOfAll(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	limit := budget.Lifetime(100).Tell(spent80...)
+	for scope, lines := range map[string][]holds.Line{"named": lineOf("named", 0, limit), "unnamed": nil} {
+		h := f.mustPlace(holds.Request{Lines: append(lineOf(scope, 85), lineOf(scope+"/2", 3)...)})
+		all, err := f.capture(holds.Capture{IDs: []string{h.ID}, All: true, Lines: lines})
+		require.NoError(t, err)
+		require.Equal(t, holds.Captured, all[0].State)
+		require.EqualValues(t, []int64{85, 3}, []int64{all[0].Lines[0].Captured, all[0].Lines[1].Captured})
+		if lines != nil {
+			require.Equal(t, []string{scope + " 80: 85 used, 0 held, by u"}, f.crossed())
+			continue
+		}
+		require.Empty(t, f.crossed(), "nobody said which limit")
+		_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
+		require.NoError(t, err)
+		require.Equal(t, []string{scope + " 80: 86 used, 0 held, by c"}, f.crossed(), "the next charge tells")
+	}
+	c, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+		return f.book.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "seat", Value: "12"}, Holder: "ann", TTL: time.Minute, Lines: lineOf("seats", 90)})
+	})
+	require.NoError(t, err)
+	all, err := f.capture(holds.Capture{IDs: []string{c.ID}, All: true, Lines: lineOf("seats", 0, limit)})
+	require.NoError(t, err)
+	require.Equal(t, holds.Captured, all[0].State, "a claim's own unit is among all")
+	require.Equal(t, []string{"seats 80: 90 used, 0 held, by u"}, f.crossed())
+
+	var argument *holds.ArgumentError
+	_, err = f.capture(holds.Capture{IDs: []string{"a"}, All: true, Lines: lineOf("seats", 1, limit)})
+	require.ErrorAs(t, err, &argument)
+	_, err = f.capture(holds.Capture{IDs: []string{"a", "b"}, All: true, Lines: lineOf("seats", 0, limit)})
+	require.ErrorAs(t, err, &argument)
+	h := f.mustPlace(holds.Request{Lines: lineOf("a", 1)})
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true, Lines: lineOf("seats", 0, limit)})
+	require.ErrorAs(t, err, &argument, "which it does not keep")
+	f.verify()
+}
+
+// What is held neither reaches a threshold of what is spent, nor arms one; what is given back does.
+func TestSpent_IsArmedByWhatIsGivenBack(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	limit := budget.Lifetime(100).Tell(spent80...)
+	held := f.mustPlace(holds.Request{Lines: lineOf("a", 20, limit)})
+	_, err := f.charge(budget.Charge{Scope: "a", Amount: 80, Limits: []budget.Limit{limit}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"a 80: 80 used, 20 held, by c"}, f.crossed())
+	refund := func(units int64) {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+			return f.ledger.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: 2, Amount: units})
+		})
+		require.NoError(t, err)
+	}
+	refund(7)
+	_, err = f.charge(budget.Charge{Scope: "a", Amount: 7, Limits: []budget.Limit{limit}})
+	require.NoError(t, err)
+	require.Empty(t, f.crossed(), "73 is not far enough")
+	refund(8)
+	_, err = f.capture(holds.Capture{IDs: []string{held.ID}, Lines: lineOf("a", 7, limit)})
+	require.NoError(t, err)
+	require.Empty(t, f.crossed())
+	_, err = f.charge(budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"a 80: 80 used, 0 held, by c"}, f.crossed(), "72 were spent, whatever was held")
+
+	// In a window, units age; the capture sees that before it adds its own.
+	hour := budget.PerWindow(100, time.Hour).Tell(spent80...)
+	_, err = f.charge(budget.Charge{Scope: "b", Amount: 80, Limits: []budget.Limit{hour}})
+	require.NoError(t, err)
+	require.Len(t, f.crossed(), 1)
+	f.clock.Advance(59 * time.Minute)
+	h := f.mustPlace(holds.Request{TTL: time.Hour, Lines: lineOf("b", 20, hour)})
+	other := f.mustPlace(holds.Request{TTL: time.Hour, Lines: lineOf("b", 80)})
+	f.clock.Advance(time.Minute - time.Microsecond)
+	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Keep: true, Lines: lineOf("b", 1, hour)})
+	require.NoError(t, err)
+	require.Empty(t, f.crossed())
+	f.clock.Advance(time.Microsecond)
+	_, err = f.capture(holds.Capture{IDs: []string{other.ID}, Lines: lineOf("b", 79, hour)})
+	require.NoError(t, err)
+	require.Equal(t, []string{"b 80: 80 used, 20 held, by u"}, f.crossed())
+	f.verify()
+}
+
+// What expires with a minimum is spent by the sweeper, which knows no limits: whoever carries the threshold next tells.
+func TestSpent_OfWhatExpiresWithAMinimumIsToldByTheNext(t *testing.T) {
+	t.Parallel()
+	for scope, limit := range spentLimits() {
+		t.Run(scope, func(t *testing.T) {
+			t.Parallel()
+			f := setUpTelling(t)
+			for _, swept := range []bool{true, false} {
+				for _, by := range []string{"charge", "hold", "capture"} {
+					scope := fmt.Sprint(scope, swept, by)
+					other := f.mustPlace(holds.Request{TTL: 30 * time.Minute, Lines: lineOf(scope, 15, limit)})
+					f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 85, AtLeast: 80, Limits: []budget.Limit{limit}}}})
+					f.clock.Advance(time.Minute)
+					if swept {
+						_, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+						require.NoError(t, err)
+					}
+					require.Empty(t, f.crossed())
+					var err error
+					want := []string{scope + " 80: 81 used, 15 held, by c"}
+					switch by {
+					case "charge":
+						_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
+					case "hold":
+						f.mustPlace(holds.Request{Lines: lineOf(scope, 1, limit)})
+						want = []string{scope + " 80: 80 used, 16 held, by h"}
+					case "capture":
+						_, err = f.capture(holds.Capture{IDs: []string{other.ID}, Lines: lineOf(scope, 1, limit)})
+						want = []string{scope + " 80: 81 used, 14 held, by u"}
+						if !swept {
+							want[0] += ", wrongly" // the ledger still has the one that is due
+						}
+					}
+					require.NoError(t, err)
+					require.Equal(t, want, f.crossed())
+					_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
+					require.NoError(t, err)
+					require.Empty(t, f.crossed(), "once")
+				}
+			}
+			f.verify()
+		})
+	}
+}
+
+// What is refunded does not arm a threshold that a hold with a minimum keeps, though that is due and not swept.
+func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	for _, spent := range []bool{false, true} {
+		scope := fmt.Sprint(spent)
+		limit := budget.Lifetime(100).Tell(budget.Threshold{Name: "80", Percent: 80, Spent: spent})
+		charge := func(amount int64) {
+			_, err := f.charge(budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{limit}})
+			require.NoError(t, err)
+		}
+		charge(5)
+		f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 75, AtLeast: 75, Limits: []budget.Limit{limit}}}})
+		f.clock.Advance(time.Minute)
+		charge(1)
+		require.Len(t, f.crossed(), 1)
+		f.mustPlace(holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 10, AtLeast: 10, Limits: []budget.Limit{limit}}}})
+		f.clock.Advance(time.Minute)
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+			return f.ledger.Refund(ctx, tx, budget.Refund{Scope: scope, Seq: 3, Amount: 18}) // of 75
+		})
+		require.NoError(t, err)
+		charge(8)
+		require.Empty(t, f.crossed(), "73 were there")
+	}
+}
+
+// What OnThreshold refuses is not captured; what is rolled back was not told.
+func TestSpent_IsToldWithTheCaptureOrNot(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	veto := false
+	f.tellInto(func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		err := tellTo(ctx, tx, c)
+		if veto {
+			err = errors.Join(err, errVeto)
+		}
+		return err
+	})
+	limit := budget.Lifetime(100).Tell(spent80...)
+	h := f.mustPlace(holds.Request{Lines: lineOf("a", 90, limit)})
+	c := holds.Capture{IDs: []string{h.ID}, Lines: lineOf("a", 85, limit)}
+	for _, veto = range []bool{true, false} {
+		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			sub, err := tx.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = f.book.Capture(t.Context(), sub, c)
+			if veto {
+				require.ErrorIs(t, err, errVeto)
+				require.NoError(t, sub.Commit(t.Context()), "the transaction is as it was")
+				return nil
+			}
+			require.NoError(t, err)
+			return sub.Rollback(t.Context())
+		}))
+		require.Empty(t, f.crossed())
+		require.Equal(t, holds.Held, f.get(h.ID).State)
+	}
+	_, err := f.capture(c)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a 80: 85 used, 5 held, by u"}, f.crossed())
+	f.verify()
+}
+
+// However many capture and charge at once, at whatever level: each level is told by one of them, the one that reaches it.
+func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolations {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			f := setUpTelling(t)
+			limits := []budget.Limit{
+				budget.Lifetime(1000).Named("stock").Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true}),
+				budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "30", Used: 30, Spent: true}, budget.Threshold{Name: "held", Used: 70}),
+			}
+			var backs atomic.Int64
+			errBack := errors.New("rolled back")
+			retried := func(fn func(tx pgx.Tx) error) error {
+				for {
+					err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, fn)
+					if !sqlstate.Collided(err) && !errors.Is(err, errBack) {
+						return err
+					}
+				}
+			}
+			require.NoError(t, pgtest.InParallel(8, func(worker int) error {
+				for n := range 10 {
+					err := retried(func(tx pgx.Tx) error {
+						_, err := f.book.Place(t.Context(), tx, holds.Request{ID: fmt.Sprint(worker, "/", n), TTL: time.Minute, Lines: lineOf("a", 3, limits...)})
+						return err
+					})
+					if err != nil {
+						return err
+					}
+					over, covered := holds.OverRefused, int64(1)
+					if n%3 == 2 {
+						over = holds.OverAllowed
+					}
+					err = retried(func(tx pgx.Tx) error {
+						all, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{fmt.Sprint(worker, "/", n)}, Over: over, Lines: lineOf("a", covered, limits...)})
+						if err == nil && len(all[0].Crossed) > 0 && backs.Add(1)%2 == 1 {
+							return errBack // half of those who tell
+						}
+						return err
+					})
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+			used, held := f.usage("a")
+			require.EqualValues(t, []int64{80, 0}, []int64{used, held})
+			rows, err := f.pool.Query(t.Context(), `select format('%s %s %s', t.name, t.used, l.spent) from told t join metered.ledger l using (scope, seq) where t.name <> 'held' order by t.n`)
+			require.NoError(t, err)
+			all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err)
+			require.Equal(t, []string{"20 20 20", "30 30 30", "40 40 40"}, all)
+			require.Positive(t, backs.Load())
+			f.verify()
+		})
+	}
+}
+
+// A capture that reaches nothing counts nothing, nor does a charge.
+func TestSpent_WhatReachesNothingCountsNothing(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	limits := []budget.Limit{budget.PerMonth(1000, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2130).Tell(spent80...)}
+	for range 3 {
+		_, err := f.charge(budget.Charge{Scope: "a", Amount: 300, Limits: limits, NoStandings: true})
+		require.NoError(t, err)
+		f.clock.Advance(31 * 24 * time.Hour)
+	}
+	h := f.mustPlace(holds.Request{Lines: lineOf("a", 790, limits...)})
+	calls := func(do func(tx pgx.Tx) error) (n int) {
+		tx, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tx.Rollback(context.WithoutCancel(t.Context()))) }()
+		_, err = tx.Exec(t.Context(), `set local track_functions = 'all'`)
+		require.NoError(t, err)
+		require.NoError(t, do(tx))
+		require.NoError(t, tx.QueryRow(t.Context(), `select coalesce(sum(calls), 0) from pg_stat_xact_user_functions
+			where funcname in ('check_limits', 'spent_since', 'cross_thresholds')`).Scan(&n))
+		return n
+	}
+	charge := func(tx pgx.Tx) error {
+		_, err := f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 20, Limits: limits, NoStandings: true})
+		return err
+	}
+	place := func(tx pgx.Tx) error {
+		_, err := f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: lineOf("a", 20, limits...)})
+		return err
+	}
+	capture := func(limits ...budget.Limit) func(tx pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{h.ID}, Lines: lineOf("a", 400, limits...)})
+			return err
+		}
+	}
+	require.Zero(t, calls(charge), "though holds reach it")
+	require.Zero(t, calls(place))
+	require.Zero(t, calls(capture(limits...)))
+	require.Positive(t, calls(capture(budget.PerWindow(400, time.Hour).Tell(spent80...))))
+}
