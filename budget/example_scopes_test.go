@@ -53,6 +53,15 @@ func ExampleScopes() {
 		check(err)
 		fmt.Println("event", seat.Event, "seat", seat.Number, "sold", usage[0].Used)
 	}
+	// A seat behind a pillar is not for sale, until the pillar is gone.
+	for _, change := range []func(context.Context, pgx.Tx, ...string) ([]budget.Resource, error){ledger.Retire, ledger.Restore} {
+		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			changed, err := change(ctx, tx, Seats.Scope(Seat{7, "21B"}))
+			fmt.Println("changed:", changed[0].Changed)
+			return err
+		}))
+		sell("21B")
+	}
 	// Output:
 	// created: true true
 	// 21A sold: false unknown: false now ours: true
@@ -60,4 +69,8 @@ func ExampleScopes() {
 	// 2lA sold: false unknown: true now ours: false
 	// event 7 seat 21A sold 1
 	// event 7 seat 21B sold 0
+	// changed: true
+	// 21B sold: false unknown: false now ours: false
+	// changed: true
+	// 21B sold: false unknown: false now ours: true
 }

@@ -215,11 +215,15 @@ func ExampleBook_Claim() {
 	owner, err := book.Claimed(ctx, pool, "", key("ann"))
 	check(err)
 	fmt.Println("it is", owner.Entity)
+	many, err := book.ClaimedMany(ctx, pool, "", key("ann"), key("ben"), key("cat"))
+	check(err)
+	fmt.Println("taken of three names:", len(many))
 	// Output:
 	// again: true created: false
 	// taken: true confirmed: false soon free: true
 	// holds: the claim is taken: confirmed
 	// it is user/1
+	// taken of three names: 1
 }
 
 // What a holder holds now, newest first, a page at a time.

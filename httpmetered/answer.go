@@ -150,6 +150,7 @@ func ProblemOf(err error) Problem {
 // Write answers an error as ProblemOf decides, and returns the status: of 500 and more you
 // will want a line in the log. In a handler below Idempotent the command then fails
 // with the error: a writer in between needs Unwrap, as http.ResponseController does.
+// It is too late for an answer that has begun: panic(http.ErrAbortHandler) cuts that.
 func Write(w http.ResponseWriter, err error) (status int) {
 	return (*Policies)(nil).Write(w, err)
 }

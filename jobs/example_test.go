@@ -29,7 +29,7 @@ func Example() {
 	worked := make(chan string)
 	workers := river.NewWorkers()
 	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[ProcessAsset]) error {
-		worked <- fmt.Sprintf("asset %d of %s", job.Args.ID, jobs.Tenant(job.JobRow))
+		worked <- fmt.Sprintf("asset %d of %s, for the key %s", job.Args.ID, jobs.Tenant(job.JobRow), jobs.Key(job.JobRow))
 		return nil
 	}))
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
@@ -65,11 +65,17 @@ func Example() {
 		}
 	}
 	fmt.Println("worked:", <-worked)
+	record, err := enqueuer.Find(ctx, pool, "", "asset/42")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("remembered:", record.Kind)
 
 	// Output:
 	// created: true
 	// created: false
-	// worked: asset 42 of acme
+	// worked: asset 42 of acme, for the key asset/42
+	// remembered: process_asset
 }
 
 func ExampleEnqueuer_EnqueueMany() {

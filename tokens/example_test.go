@@ -110,12 +110,18 @@ func ExampleStore_Replace() {
 		_, err := store.Inspect(ctx, pool, "reset", "ada", link)
 		fmt.Println("good:", err == nil)
 	}
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // she has signed in
+		revoked, err := store.RevokeSubject(ctx, tx, "reset", "ada")
+		fmt.Println("revoked:", revoked)
+		return err
+	}))
 
 	// Output:
 	// replaced: 0
 	// replaced: 1
 	// good: false
 	// good: true
+	// revoked: 1
 }
 
 // A command that may be run again derives its token, so that both runs return

@@ -26,9 +26,9 @@ type Grant struct {
 	Category string // such as "paid" or "promotional", up to MaxReferenceBytes; defaults to ""
 	// Priority is what is drawn first: the lower one, an int32. Defaults to that of the Category (Config.Priorities).
 	Priority *int
-	// Reference makes the grant idempotent: the same grant to the wallet under the same reference is made once, until a purge has
-	// taken its lot. Another one is ErrConflict, also with other Expires: make it of the payment's time, or use For, and not of
-	// time.Now, which the second delivery of a webhook has another of. Defaults to none: each call grants.
+	// Reference makes the grant idempotent: the same grant to the wallet under the same reference (in all fields but Note) is made
+	// once, until a purge has taken its lot. Another one is ErrConflict. So make Expires of the payment's time, or use For:
+	// time.Now is another at the second delivery of a webhook. Defaults to none: each call grants.
 	Reference string
 	// RollCap is how much of what is left goes on in another lot at the lot's end, which lasts RollFor longer, or for ever
 	// (Forever). With Expires at the end of a month, the end of the next one is RollFor: next.Sub(expires). It is done once: that
