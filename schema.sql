@@ -4908,6 +4908,10 @@ begin
         return;
     end if;
     deadline := placed_at + hold.ttl;
+    -- A month less 30 days is more than nothing, and can lead back.
+    if (deadline > placed_at and placed_at + due_in >= deadline and coalesce(deadline <= placed_at + hold.lifetime, true)) is not true then
+        perform metered.require(false, 'ttl');
+    end if;
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
             tenant, id, holder, claim, fingerprint, keys, metadata)
@@ -5472,11 +5476,11 @@ begin
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
-        select y.deadline, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
+        select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
             refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
-        elsif h.deadline + by <= h.deadline then    -- a month can be shorter than 30 days
+        elsif h.deadline + by <= h.deadline or h.due + by < h.deadline + by then    -- a month can be shorter than 30 days
             perform metered.require(false, 'by');
         elsif h.deadline + by > h.ceiling then
             refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],

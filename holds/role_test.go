@@ -178,6 +178,32 @@ func TestRole_NoExtensionMakesAHoldUnreadable(t *testing.T) {
 	owner.verify()
 }
 
+// Months and days are no constant lengths: by a sum of them no deadline is before its hold, nor behind its end.
+func TestRole_NoHoldEndsBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	owner := setUp(t, holds.Config{})
+	app := pgtest.AsRole(t, owner.pool, metered.GrantSQL, "")
+	for _, c := range []struct{ at, ttl, grace, lifetime, by string }{
+		{"2027-03-31", "-1 mon 30 days 1 us", "0", "100 days", ""},
+		{"2027-03-01", "1 mon", "-1 mon 30 days", "100 days", ""},
+		{"2027-03-01", "1 mon", "0", "30 days", ""},
+		{"2027-01-29", "36 h", "18 h", "100 days", "1 mon"},
+	} {
+		at, err := time.Parse(time.DateOnly, c.at)
+		require.NoError(t, err)
+		owner.clock.Set(at)
+		_, err = app.Exec(t.Context(), `select metered.place(row('', 'h', true, null, '', null, decode(repeat('01', 33), 'hex'), null, $1, $2, $3, null),
+			array[row('a', null, 1, 1, '{}', null, null, null, null)]::metered.new_charge[], '1 min', 1000, null, null, false)`, pgx.QueryExecModeSimpleProtocol, c.ttl, c.grace, c.lifetime)
+		if c.by != "" {
+			require.NoError(t, err)
+			_, err = app.Exec(t.Context(), `select metered.extend_holds(row('', array['h'], array[null::timestamptz], ''), $1, 1000, null, null, false)`,
+				pgx.QueryExecModeSimpleProtocol, c.by)
+		}
+		require.Equal(t, "22023", code(err), "%v: %v", c, err)
+	}
+	owner.verify()
+}
+
 // A scope whose clock was repaired since the snapshot is not refused for good.
 func TestCharge_AClockRepairedSinceTheSnapshotIsRetryable(t *testing.T) {
 	t.Parallel()

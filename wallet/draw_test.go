@@ -205,3 +205,18 @@ func TestLot_EndsByTheEntrysTimeWhereTheClockIsBehind(t *testing.T) {
 	f.has(6)
 	require.Equal(t, noon, f.draw(2).At)
 }
+
+func TestDraw_UpToOfAVeryGreatCredit(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: budget.MaxLimit})
+	_, err := f.pool.Exec(t.Context(), `select metered.grant_lot('ann', null, row(9007199254740992, null, null, '', 0, null, null, null, null, null)::metered.new_lot, false, 1000, null)
+		from generate_series(1, 1023)`)
+	require.NoError(t, err)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+		return f.book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: budget.MaxAmount})
+	})
+	require.ErrorIs(t, err, budget.ErrOverflow)
+	d, err := f.tryDraw(wallet.Draw{Amount: 5, UpTo: true})
+	require.NoError(t, err)
+	require.EqualValues(t, 5, d.Amount)
+}

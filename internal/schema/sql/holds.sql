@@ -281,6 +281,10 @@ begin
         return;
     end if;
     deadline := placed_at + hold.ttl;
+    -- A month less 30 days is more than nothing, and can lead back.
+    if (deadline > placed_at and placed_at + due_in >= deadline and coalesce(deadline <= placed_at + hold.lifetime, true)) is not true then
+        perform metered.require(false, 'ttl');
+    end if;
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
             tenant, id, holder, claim, fingerprint, keys, metadata)

@@ -408,11 +408,11 @@ begin
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
-        select y.deadline, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
+        select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
             refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
-        elsif h.deadline + by <= h.deadline then    -- a month can be shorter than 30 days
+        elsif h.deadline + by <= h.deadline or h.due + by < h.deadline + by then    -- a month can be shorter than 30 days
             perform metered.require(false, 'by');
         elsif h.deadline + by > h.ceiling then
             refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],

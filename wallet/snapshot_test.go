@@ -1,0 +1,107 @@
+package wallet_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// A transaction whose snapshot is older than what happened to the wallet gets an error that is to be tried again, and never a final answer, nor
+// units that are gone.
+func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	grant := func(reference string, amount int64) func(f *fixture) {
+		return func(f *fixture) { f.grant(wallet.Grant{Amount: amount, Reference: reference}) }
+	}
+	draw := func(d wallet.Draw) func(context.Context, *fixture, pgx.Tx) error {
+		return func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+			d.Wallet = "ann"
+			_, err := f.book.Draw(ctx, tx, d)
+			return err
+		}
+	}
+	revoke := func(r wallet.Revoke) func(context.Context, *fixture, pgx.Tx) error {
+		return func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+			r.Wallet = "ann"
+			_, err := f.book.Revoke(ctx, tx, r)
+			return err
+		}
+	}
+	rollOver := func(reference string) func(context.Context, *fixture, pgx.Tx) error {
+		return func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+			_, err := f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: reference, Cap: 5, For: day})
+			return err
+		}
+	}
+	// The wallet has 10 units of a lot that ends in an hour, and its lot "empty" was drawn by entry 2.
+	for name, c := range map[string]struct {
+		meanwhile func(f *fixture)
+		do        func(ctx context.Context, f *fixture, tx pgx.Tx) error
+	}{
+		"draw what was granted since":           {grant("c", 20), draw(wallet.Draw{Amount: 25})},
+		"draw as much as there is, and more is": {grant("c", 20), draw(wallet.Draw{Amount: 25, UpTo: true})},
+		"draw what another drew since":          {func(f *fixture) { f.draw(10) }, draw(wallet.Draw{Amount: 1})},
+		"draw what was swept since":             {func(f *fixture) { f.clock.Set(noon.Add(time.Hour)); f.expire() }, draw(wallet.Draw{Amount: 1})},
+		"draw what was given back since":        {func(f *fixture) { f.refund(2, 7) }, draw(wallet.Draw{Amount: 17})},
+		"draw what was released since":          {func(f *fixture) { f.release("r") }, draw(wallet.Draw{Amount: 14})},
+		"revoke what was granted since":         {grant("c", 20), revoke(wallet.Revoke{Reference: "c"})},
+		"revoke what was given back since":      {func(f *fixture) { f.refund(2, 7) }, revoke(wallet.Revoke{Reference: "empty"})},
+		"roll over what was granted since":      {grant("c", 20), rollOver("c")},
+		"roll over what was given back since":   {func(f *fixture) { f.refund(2, 7) }, rollOver("empty")},
+		"refund what was drawn since": {func(f *fixture) { f.draw(3) }, func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+			_, err := f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: 5, Amount: 3})
+			return err
+		}},
+		"refund what was refunded since": {func(f *fixture) { f.refund(2, 7) }, func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+			_, err := f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: 2, Amount: 1})
+			return err
+		}},
+		"reserve what was granted since": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+			_, err := f.holds.Place(ctx, tx, holds.Request{ID: "h", TTL: day, Lines: []holds.Line{f.book.Line("ann", 25)}})
+			return err
+		}},
+		"a command that draws what was granted since": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+			c, err := metered.New(f.pool, metered.Config{})
+			require.NoError(f, err)
+			_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "op", Input: 25}, func(_ context.Context, tx *metered.Tx) (int, error) {
+				return 0, tx.Draw(f.book, wallet.Draw{Wallet: "ann", Amount: 25})
+			})
+			return err
+		}},
+	} {
+		for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+			func() {
+				_, err := f.pool.Exec(t.Context(), `truncate metered.ledger, metered.refund_sum, metered.lots, metered.lot_moves, metered.lot_holds,
+					metered.holds, metered.hold_lines, metered.hold_events, metered.operations`)
+				require.NoError(t, err)
+				f.clock.Set(noon)
+				f.grant(wallet.Grant{Amount: 7, Reference: "empty"})
+				f.draw(7)
+				f.grant(wallet.Grant{Amount: 14, Reference: "hour", For: time.Hour})
+				f.place("r", 4, 2*day)
+				tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+				require.NoError(t, err)
+				defer func() { _ = tx.Rollback(context.Background()) }()
+				_, err = tx.Exec(t.Context(), "select from metered.ledger")
+				require.NoError(t, err)
+				c.meanwhile(f)
+				err = c.do(t.Context(), f, tx)
+				require.Error(t, err, "%s, %s", name, level)
+				require.True(t, metered.Retryable(err), "%s, %s: %v", name, level, err)
+				require.NoError(t, tx.Rollback(t.Context()))
+				err = pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return c.do(t.Context(), f, tx) })
+				require.False(t, metered.Retryable(err), "%s, %s: %v", name, level, err)
+				f.verify()
+			}()
+		}
+	}
+}
