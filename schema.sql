@@ -2042,7 +2042,9 @@ begin
         looked := metered.check_now(array[charge], array[tip], terms.at, ahead);
         foreach l in array charge.limits loop
             i := i + 1;
-            amount := least(amount, l.max - looked.used[i] - looked.held[1]);
+            if looked.used[i] > l.max - looked.held[1] - amount then     -- a great credit makes no number too large
+                amount := l.max - looked.used[i] - looked.held[1];
+            end if;
         end loop;
         charge.amount := greatest(1, amount);   -- 1 is refused where there is none
     end if;
