@@ -181,7 +181,7 @@ func TestSpent_OfACaptureOfAll(t *testing.T) {
 func TestSpent_IsArmedByWhatIsGivenBack(t *testing.T) {
 	t.Parallel()
 	f := setUpTelling(t)
-	limit := budget.Lifetime(100).Tell(spent80...)
+	limit := budget.Lifetime(120).Tell(budget.Threshold{Name: "80", Used: 80, Spent: true})
 	held := f.mustPlace(holds.Request{Lines: lineOf("a", 20, limit)})
 	_, err := f.charge(budget.Charge{Scope: "a", Amount: 80, Limits: []budget.Limit{limit}})
 	require.NoError(t, err)
@@ -203,6 +203,22 @@ func TestSpent_IsArmedByWhatIsGivenBack(t *testing.T) {
 	_, err = f.charge(budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"a 80: 80 used, 0 held, by c"}, f.crossed(), "72 were spent, whatever was held")
+
+	// The refund arms it, and not the charge after that, which does not carry it.
+	f.mustPlace(holds.Request{Lines: lineOf("c", 20)})
+	for _, c := range []budget.Charge{{Amount: 80, Limits: []budget.Limit{limit}}, {Amount: 8}, {Amount: 1, Limits: []budget.Limit{limit}}} {
+		c.Scope = "c"
+		_, err = f.charge(c)
+		require.NoError(t, err)
+		if c.Amount == 80 {
+			require.Len(t, f.crossed(), 1)
+			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+				return f.ledger.Refund(ctx, tx, budget.Refund{Scope: "c", Seq: 2, Amount: 8})
+			})
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, []string{"c 80: 81 used, 20 held, by c"}, f.crossed())
 
 	// In a window, units age; the capture sees that before it adds its own.
 	hour := budget.PerWindow(100, time.Hour).Tell(spent80...)

@@ -142,22 +142,20 @@ begin
 end
 $$;
 
--- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent may
--- be missing there: then this says no more than now.
+-- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent, and is not written
+-- yet, will be dated now or later.
 create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
     w record;
 begin
-    if room < 0 then
+    if room < 0 or tip.at <= now - win then
         return now + win;
-    elsif tip.at <= now - win then
-        return now;
     end if;
     w := metered.spent_since(tip, now - win);
     if w.used <= room then
-        return now;
+        return now + win;
     end if;
     return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
 end
