@@ -2751,13 +2751,19 @@ $$;
 create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
 language plpgsql immutable
 as $$
+declare
+    one metered.charge_limit;
+    n   int := 0;
 begin
-    return (
+    foreach one in array coalesce(limits, '{}') loop
+        n := n + (one.spent_at is not null)::int;
+    end loop;
+    return case when n > 0 then (
         select array_agg(row(4611686018427387904, l.win, l.period, null, l.spent_at, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines
             from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
-        where t.lines is not null);
+        where t.lines is not null) end;
 end
 $$;
 
