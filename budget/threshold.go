@@ -62,7 +62,7 @@ type Crossing struct {
 	Limit     Limit     `json:"limit"`
 	Threshold Threshold `json:"threshold"`
 	Used      int64     `json:"used"`      // what counts then, holds aside; less than 0 while there is credit
-	Held      int64     `json:"held"`      // what open holds and leases keep then
+	Held      int64     `json:"held"`      // what open holds and leases keep then; told by a capture, the rest that it frees among it
 	Available int64     `json:"available"` // what is left
 	// The period of a limit by period; zero for others.
 	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment

@@ -384,6 +384,14 @@ func TestThresholds_OfWhatIsSpent(t *testing.T) {
 	capture("bob", "b", 20, false)
 	require.Equal(t, []string{"bob spent 40 behind"}, f.crossed(), "the rest was freed behind it")
 
+	f.grant(wallet.Grant{Wallet: "dan", Amount: 60, For: time.Hour})
+	f.grant(wallet.Grant{Wallet: "dan", Amount: 40})
+	place("dan", "e", 10)
+	require.Empty(t, f.crossed())
+	f.clock.Set(noon.Add(2 * time.Hour))
+	capture("dan", "e", 5, true)
+	require.Equal(t, []string{"dan spent 40"}, f.crossed(), "what has ended is gone, written or not")
+
 	f.grant(wallet.Grant{Wallet: "cid", Amount: 60, Reference: "more"})
 	f.grant(wallet.Grant{Wallet: "cid", Amount: 40})
 	place("cid", "d", 40)

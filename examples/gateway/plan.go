@@ -33,8 +33,8 @@ func money(account string) string       { return budget.ScopeKey("money", accoun
 // When an organisation is told.
 var (
 	lowCredit  = budget.Threshold{Name: "low", Left: 5 * dollar}
-	nearlyUsed = budget.Threshold{Name: "80 %", Percent: 80}
-	usedUp     = budget.Threshold{Name: "used up", Percent: 100}
+	nearlyUsed = budget.Threshold{Name: "80 %", Percent: 80, Spent: true} // estimates are larger than what comes of them
+	usedUp     = budget.Threshold{Name: "used up", Percent: 100}          // with what is held: the next request is refused
 )
 
 // measure is a scope that a request uses, and must keep the limits of.

@@ -20,7 +20,8 @@ import (
 )
 
 // alert is a job: a threshold was crossed. The transaction that crosses it enqueues it, so there is one for each crossing, and
-// none of a transaction that rolled back. An estimate crosses it, too, before anybody knows what it comes to.
+// none of a transaction that rolled back. An estimate crosses it, too, before anybody knows what it comes to,
+// unless it is of what is spent.
 type alert struct {
 	ID           string    `json:"id"` // the same in each delivery
 	Organisation string    `json:"organisation"`

@@ -67,31 +67,32 @@ func (f *fixture) alerts() (n int) {
 	return n
 }
 
+// What is held tells of the last of a budget, which refuses the next; 80 % of it is told when so much was spent.
 func TestAlert_AThresholdIsToldOnceInAMonthAndNotOfARefusal(t *testing.T) {
 	t.Parallel()
 	f := openGateway(t, true)
 	rec := f.receive(1)
 	f.grants(50 * dollar)
-	const estimate = 10*24 + 30*100
-	ask := func() int { return f.ask(f.bases[0], "key-of-eve", "", "How is a stream metered?", 0).Status }
+	const estimate, cost = 10*24 + 30*100, 10*5 + 30*78
+	ask := func() heard { return f.ask(f.bases[0], "key-of-eve", "", "How is stream 4 metered?", 0) }
 	y, m, _ := time.Now().In(f.zone()).Date()
 	next := time.Date(y, m+1, 1, 0, 0, 0, 0, f.zone())
 	clock := pgtest.SetClock(t, f.pool, next.Add(-time.Hour))
 
 	f.set("acme/ads/eve", "monthly", estimate-1)
-	require.Equal(t, http.StatusTooManyRequests, ask())
-	require.Zero(t, f.alerts())
-	f.set("acme/ads/eve", "monthly", estimate)
+	require.Equal(t, http.StatusTooManyRequests, ask().Status)
+	f.set("acme/ads/eve", "monthly", cost+estimate)
 	for month := range 2 {
-		require.Equal(t, http.StatusOK, ask())
-		require.Equal(t, http.StatusTooManyRequests, ask())
+		require.EqualValues(t, cost, ask().Cost)
+		require.Equal(t, 2*month, f.alerts())
+		require.EqualValues(t, cost, ask().Cost)
+		require.Equal(t, http.StatusTooManyRequests, ask().Status)
 		told := []alert{rec.next(), rec.next()}
 		slices.SortFunc(told, func(a, b alert) int { return len(a.Threshold) - len(b.Threshold) })
-		for i, threshold := range []string{"80 %", "used up"} {
-			require.Equal(t, alert{
-				ID: told[i].ID, Organisation: "acme", Account: "acme/ads/eve", Limit: "user-monthly", Threshold: threshold,
-				Held: estimate, Max: estimate, At: clock.Now(),
-			}, told[i], "month %d", month)
+		for i, want := range []alert{{Threshold: "80 %", Used: 2 * cost, Held: estimate - cost}, {Threshold: "used up", Used: cost, Held: estimate}} {
+			want.ID, want.Organisation, want.Account, want.Limit = told[i].ID, "acme", "acme/ads/eve", "user-monthly"
+			want.Max, want.At = cost+estimate, clock.Now()
+			require.Equal(t, want, told[i], "month %d", month)
 		}
 		require.NotEqual(t, told[0].ID, told[1].ID)
 		require.Equal(t, 2*(month+1), f.alerts())

@@ -142,22 +142,20 @@ begin
 end
 $$;
 
--- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent may
--- be missing there: then this says no more than now.
+-- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent, and is not written
+-- yet, will be dated now or later.
 create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
     w record;
 begin
-    if room < 0 then
+    if room < 0 or tip.at <= now - win then
         return now + win;
-    elsif tip.at <= now - win then
-        return now;
     end if;
     w := metered.spent_since(tip, now - win);
     if w.used <= room then
-        return now;
+        return now + win;
     end if;
     return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
 end
@@ -243,13 +241,19 @@ $$;
 create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
 language plpgsql immutable
 as $$
+declare
+    one metered.charge_limit;
+    n   int := 0;
 begin
-    return (
+    foreach one in array coalesce(limits, '{}') loop
+        n := n + (one.spent_at is not null)::int;
+    end loop;
+    return case when n > 0 then (
         select array_agg(row(4611686018427387904, l.win, l.period, null, l.spent_at, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines
             from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
-        where t.lines is not null);
+        where t.lines is not null) end;
 end
 $$;
 

@@ -1,0 +1,157 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// What OnThreshold refuses is not captured; what is rolled back was not told.
+func TestSpent_IsToldWithTheCaptureOrNot(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	veto := false
+	f.tellInto(func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		err := tellTo(ctx, tx, c)
+		if veto {
+			err = errors.Join(err, errVeto)
+		}
+		return err
+	})
+	limit := budget.Lifetime(100).Tell(spent80...)
+	h := f.mustPlace(holds.Request{Lines: lineOf("a", 90, limit)})
+	c := holds.Capture{IDs: []string{h.ID}, Lines: lineOf("a", 85, limit)}
+	for _, veto = range []bool{true, false} {
+		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			sub, err := tx.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = f.book.Capture(t.Context(), sub, c)
+			if veto {
+				require.ErrorIs(t, err, errVeto)
+				require.NoError(t, sub.Commit(t.Context()), "the transaction is as it was")
+				return nil
+			}
+			require.NoError(t, err)
+			return sub.Rollback(t.Context())
+		}))
+		require.Empty(t, f.crossed())
+		require.Equal(t, holds.Held, f.get(h.ID).State)
+	}
+	_, err := f.capture(c)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a 80: 85 used, 5 held, by u"}, f.crossed())
+	f.verify()
+}
+
+// However many capture and charge at once, at whatever level: each level is told by one of them, the one that reaches it.
+func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolations {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			f := setUpTelling(t)
+			limits := []budget.Limit{
+				budget.Lifetime(1000).Named("stock").Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true}),
+				budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "30", Used: 30, Spent: true}, budget.Threshold{Name: "held", Used: 70}),
+			}
+			var backs atomic.Int64
+			errBack := errors.New("rolled back")
+			retried := func(fn func(tx pgx.Tx) error) error {
+				for {
+					err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, fn)
+					if !sqlstate.Collided(err) && !errors.Is(err, errBack) {
+						return err
+					}
+				}
+			}
+			require.NoError(t, pgtest.InParallel(8, func(worker int) error {
+				for n := range 10 {
+					err := retried(func(tx pgx.Tx) error {
+						_, err := f.book.Place(t.Context(), tx, holds.Request{ID: fmt.Sprint(worker, "/", n), TTL: time.Minute, Lines: lineOf("a", 3, limits...)})
+						return err
+					})
+					if err != nil {
+						return err
+					}
+					over, covered := holds.OverRefused, int64(1)
+					if n%3 == 2 {
+						over = holds.OverAllowed
+					}
+					err = retried(func(tx pgx.Tx) error {
+						all, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{fmt.Sprint(worker, "/", n)}, Over: over, Lines: lineOf("a", covered, limits...)})
+						if err == nil && len(all[0].Crossed) > 0 && backs.Add(1)%2 == 1 {
+							return errBack // half of those who tell
+						}
+						return err
+					})
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+			used, held := f.usage("a")
+			require.EqualValues(t, []int64{80, 0}, []int64{used, held})
+			rows, err := f.pool.Query(t.Context(), `select format('%s %s %s', t.name, t.used, l.spent) from told t join metered.ledger l using (scope, seq) where t.name <> 'held' order by t.n`)
+			require.NoError(t, err)
+			all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err)
+			require.Equal(t, []string{"20 20 20", "30 30 30", "40 40 40"}, all)
+			require.Positive(t, backs.Load())
+			f.verify()
+		})
+	}
+}
+
+// A capture that reaches nothing counts nothing, nor does a charge.
+func TestSpent_WhatReachesNothingCountsNothing(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	limits := []budget.Limit{budget.PerMonth(1000, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2130).Tell(spent80...)}
+	for range 3 {
+		_, err := f.charge(budget.Charge{Scope: "a", Amount: 300, Limits: limits, NoStandings: true})
+		require.NoError(t, err)
+		f.clock.Advance(31 * 24 * time.Hour)
+	}
+	h := f.mustPlace(holds.Request{Lines: lineOf("a", 790, limits...)})
+	calls := func(do func(tx pgx.Tx) error) (n int) {
+		tx, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tx.Rollback(context.WithoutCancel(t.Context()))) }()
+		_, err = tx.Exec(t.Context(), `set local track_functions = 'all'`)
+		require.NoError(t, err)
+		require.NoError(t, do(tx))
+		require.NoError(t, tx.QueryRow(t.Context(), `select coalesce(sum(calls), 0) from pg_stat_xact_user_functions
+			where funcname in ('check_limits', 'spent_since', 'cross_thresholds')`).Scan(&n))
+		return n
+	}
+	charge := func(tx pgx.Tx) error {
+		_, err := f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 20, Limits: limits, NoStandings: true})
+		return err
+	}
+	place := func(tx pgx.Tx) error {
+		_, err := f.book.Place(t.Context(), tx, holds.Request{TTL: time.Minute, Lines: lineOf("a", 20, limits...)})
+		return err
+	}
+	capture := func(limits ...budget.Limit) func(tx pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			_, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{h.ID}, Lines: lineOf("a", 400, limits...)})
+			return err
+		}
+	}
+	require.Zero(t, calls(charge), "though holds reach it")
+	require.Zero(t, calls(place))
+	require.Zero(t, calls(capture(limits...)))
+	require.Positive(t, calls(capture(budget.PerWindow(400, time.Hour).Tell(spent80...))))
+}
