@@ -54,9 +54,9 @@ from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::m
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
 // Capture turns holds into spending, until Hold.Due. Each scope is charged what was used, at the time of the capture;
-// the rest is free. Hold.Crossed are the thresholds that it crosses: all that their Limits have of the excess, and those of what is spent. If several calls end one hold at once, one wins. Errors: ErrUnknown, before any lock; ErrRetired,
-// *StateError, *ExcessError, *budget.ExceededError. The database finds some of the *ArgumentErrors: a Line of a scope
-// that the hold does not keep; Lines of a claim without its own unit, or Keep with it.
+// the rest is free. If several calls end one hold at once, one wins. Hold.Crossed are the thresholds that it reached. Errors:
+// ErrUnknown, before any lock; ErrRetired, *StateError, *ExcessError, *budget.ExceededError, *budget.CrossingError. The database finds some of the
+// *ArgumentErrors: a Line of a scope that the hold does not keep; Lines of a claim without its own unit, or Keep with it.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)
 }

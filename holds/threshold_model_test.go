@@ -34,8 +34,8 @@ type tellings struct {
 
 // spend is an entry that spends.
 type spend struct {
-	seq, amount, refunded int64
-	at                    time.Time
+	amount, refunded int64
+	at               time.Time
 }
 
 // openLine is the line of a hold that is open. What it captures when it is due is spent from then on.

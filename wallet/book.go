@@ -26,7 +26,8 @@ type Config struct {
 	LateRefunds time.Duration // sets Grant.LateRefunds, where that is 0; defaults to DefaultLateRefunds
 	// Thresholds are of what can be drawn, for budget.Config.OnThreshold: Left is so many units, Overdraft among them (none: nothing
 	// is left), and Used so many below zero. Draws, charges and lines of the Book tell, and so do Expire, ExpireWallet, Revoke and
-	// Rollover of what they take back, each once. A lot that ends in passing, in a grant, a refund or behind a hold, is told of by the next of these. Defaults to none.
+	// Rollover of what they take back, each once. With Spent, what is held is left: the capture of a line tells, and not the hold. A lot that
+	// ends in passing, in a grant, a refund or behind a hold, is told of by the next of these. Defaults to none.
 	Thresholds []budget.Threshold
 	// Subscribers are told of what lapses, in order (Expire). A Book that sweeps needs them. Defaults to none.
 	Subscribers []Subscriber
