@@ -44,7 +44,7 @@ func TestExpire_TellsOfAWalletsLotsHoweverMany(t *testing.T) {
 		o.Forget()
 		r, err := sweep()
 		require.NoError(t, err)
-		require.Equal(t, 6, r.Batches)
+		require.Equal(t, 6, r.Batches, "of wallet.MaxBatch")
 		require.EqualValues(t, lots, o.Sum("lots_lapsed"))
 		require.Zero(t, pgtest.Value[int64](t, pool, "select count(*) from metered.lots where untold > 0"))
 	}
