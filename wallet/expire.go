@@ -21,7 +21,7 @@ import (
 // Bounds of ExpireOptions.Batch.
 const (
 	DefaultBatch = 500
-	MaxBatch     = 10_000
+	MaxBatch     = 2_000 // each lot may take a lock of the server's table
 )
 
 // Breakage is what lapsed of a lot.

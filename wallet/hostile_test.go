@@ -44,7 +44,7 @@ func TestExpire_TellsOfAWalletsLotsHoweverMany(t *testing.T) {
 		o.Forget()
 		r, err := sweep()
 		require.NoError(t, err)
-		require.Equal(t, 6, r.Batches)
+		require.Equal(t, 6, r.Batches, "of wallet.MaxBatch")
 		require.EqualValues(t, lots, o.Sum("lots_lapsed"))
 		require.Zero(t, pgtest.Value[int64](t, pool, "select count(*) from metered.lots where untold > 0"))
 	}
@@ -164,4 +164,28 @@ func TestGrant_OfATimeThatGoesBackIsRefused(t *testing.T) {
 		_, err := f.pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol, "1 mon 1 day 1 us")
 		require.NoError(t, err)
 	}
+}
+
+// What a child spent beyond what was carved for it is charged to its parent's lots, and not to those that have ended.
+func TestCarve_WhatAChildOverspentIsOfNoLotThatHasEnded(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, Reference: "ever"})
+	carver, err := leases.NewCarver(f.ledger)
+	require.NoError(t, err)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+		return carver.Carve(ctx, tx, leases.Carving{From: f.book.Charge("ann", 2), Child: "run", TTL: day})
+	})
+	require.NoError(t, err)
+	_, err = f.ledger.ChargeNow(t.Context(), f.pool, budget.Charge{Scope: "run", Amount: 5, Limits: []budget.Limit{budget.Lifetime(5)}})
+	require.NoError(t, err)
+	f.clock.Set(noon.Add(time.Hour))
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+		return carver.Close(ctx, tx, "run", budget.Note{})
+	})
+	require.NoError(t, err)
+	f.verify()
+	f.has(7)
+	require.Equal(t, map[string]int64{"ever": 7}, f.left())
 }

@@ -264,7 +264,7 @@ language plpgsql volatile
 as $$
 declare
     tip    metered.ledger := metered.next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
-    before bigint := tip.seq - 1;
+    before bigint;
     clk    timestamptz := metered.clock();
     amount bigint;
     w      record;
@@ -282,6 +282,10 @@ begin
         crossed := metered.crossed_at(w.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
+    if units > l.granted then
+        tip := metered.after_due_lots(tip);
+    end if;
+    before := tip.seq - 1;
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
         amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;

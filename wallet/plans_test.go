@@ -1,0 +1,106 @@
+package wallet_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// However long a wallet's history is, and that of others, each call reads a few rows, also by plans that were made when there was none.
+func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	book, err := wallet.New(ledger, wallet.Config{Overdraft: 1000})
+	require.NoError(t, err)
+	held, err := holds.New(ledger, holds.Config{})
+	require.NoError(t, err)
+	clock := pgtest.SetClock(t, pool, noon)
+	ctx := t.Context()
+	conn, err := pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	for _, table := range []string{"lots", "lot_moves", "lot_holds"} {
+		_, err := conn.Exec(ctx, "alter table metered."+table+" set (autovacuum_enabled = off)")
+		require.NoError(t, err)
+	}
+	n := 0
+	names := []string{"grant", "draw", "refund", "refund what was overdrawn", "place", "capture", "release", "revoke", "roll over", "expire", "balance", "statement"}
+	calls := func() map[string]int64 {
+		reads := map[string]int64{}
+		n++
+		id := fmt.Sprint(n)
+		var drawn, over wallet.Drawn
+		for _, name := range names {
+			before := lotReads(t, conn)
+			require.NoError(t, pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) (err error) {
+				switch name {
+				case "grant":
+					_, err = book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 40, Reference: id, For: time.Hour})
+				case "draw":
+					drawn, err = book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 4})
+					if err == nil {
+						over, err = book.Draw(ctx, tx, wallet.Draw{Wallet: "bob", Amount: 4})
+					}
+					if err == nil {
+						_, err = book.Grant(ctx, tx, wallet.Grant{Wallet: "bob", Amount: 4})
+					}
+				case "refund":
+					_, err = book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: drawn.Seq, Amount: 2})
+				case "refund what was overdrawn":
+					_, err = book.Refund(ctx, tx, budget.Refund{Scope: "bob", Seq: over.Seq, Amount: 2})
+				case "place":
+					_, err = held.Place(ctx, tx, holds.Request{ID: id, TTL: 10 * time.Minute, Lines: []holds.Line{book.Line("ann", 5)}})
+					if err == nil {
+						_, err = held.Place(ctx, tx, holds.Request{ID: id + "r", TTL: 10 * time.Minute, Lines: []holds.Line{book.Line("ann", 5)}})
+					}
+				case "capture":
+					_, err = held.Capture(ctx, tx, holds.Capture{IDs: []string{id}, Lines: []holds.Line{{Scope: "ann", Amount: 3}}})
+				case "release":
+					_, err = held.Release(ctx, tx, holds.Release{IDs: []string{id + "r"}})
+				case "revoke":
+					_, err = book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: id, Amount: 2})
+				case "roll over":
+					_, err = book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: id, Cap: 2, For: time.Minute})
+				case "expire":
+					clock.Advance(2 * time.Hour)
+					_, err = book.ExpireWallet(ctx, tx, "ann")
+				case "balance":
+					_, err = book.Balance(ctx, tx, "ann")
+				case "statement":
+					for _, e := range book.Statement(ctx, tx, "ann", budget.EntriesOptions{NewestFirst: true, Max: 3}) {
+						require.NoError(t, e)
+					}
+				}
+				return err
+			}), name)
+			reads[name] += lotReads(t, conn) - before
+		}
+		return reads
+	}
+	calls()
+	few := calls()
+	for _, w := range []string{"ann", "bob", "carl"} {
+		_, err = conn.Exec(ctx, `insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, priority, origin, open, scope, category, reference)
+			select $2::timestamptz, $2::timestamptz - g * interval '1 s', 0, 0, 10, 0, 10, 0, 'g', false, $1::text, '', 'old' || g from generate_series(1, 5000) g`, w, noon.Add(-time.Hour))
+		require.NoError(t, err)
+		_, err = conn.Exec(ctx, `insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) select $1::text, g - 10000, 1, 1, case g % 3 when 0 then 't' else 'p' end, 1 from generate_series(1, 5000) g`, w)
+		require.NoError(t, err)
+		_, err = conn.Exec(ctx, `insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) select $1::text, 1000000000 + g, 1, 1, 't', 1 from generate_series(1, 5000) g`, w)
+		require.NoError(t, err)
+	}
+	many := calls()
+	for _, name := range names {
+		t.Logf("%s: %d rows and entries read, then %d", name, few[name], many[name])
+		require.LessOrEqual(t, many[name], few[name]+few[name]/2+20, name)
+	}
+}
