@@ -1,7 +1,7 @@
 .PHONY: help run test race lint bench vulncheck licenses
 
 MODULES = $$(go list -m -f '{{.Dir}}')
-STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 work
 GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 GOLICENSES = go run github.com/google/go-licenses@v1.6.0
 # MPL-2.0 is River's: it asks for the source of its own files, if they were changed. What is ignored was read: xz (tests) is in the
@@ -24,7 +24,7 @@ race: ## run all tests with the race detector
 lint: ## check formatting, vet and staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
 	go vet work
-	@for dir in $(MODULES); do echo "staticcheck $$dir"; (cd "$$dir" && $(STATICCHECK) ./...) || exit 1; done
+	$(STATICCHECK)
 
 bench: ## measure what it costs: a table, and a report in bench/out
 	go -C bench run .

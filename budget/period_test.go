@@ -27,7 +27,7 @@ type span struct{ start, end time.Time }
 // spanOf is the period that t is in. The starts around it are found by counting from the anchor.
 func spanOf(t testing.TB, p budget.Period, at time.Time) span {
 	if p.Unit == "" {
-		start := p.Anchor
+		start := p.Anchor.Add((at.Sub(p.Anchor)/p.Length - 2) * p.Length) // near it
 		for ; start.After(at); start = start.Add(-p.Length) {
 		}
 		for ; !start.Add(p.Length).After(at); start = start.Add(p.Length) {

@@ -91,10 +91,11 @@ func ReadCatalog(ctx context.Context, db DB, n Name) (c Catalog, err error) {
 
 // unqualified gives what is qualified by the schema's name its default name.
 func (n Name) unqualified(text string) string {
-	if !strings.Contains(text, n.plain) {
+	text = strings.ReplaceAll(text, n.quoted+".", Default+".")
+	if n.plain == Default || !strings.Contains(text, n.plain) {
 		return text
 	}
-	return regexp.MustCompile(`(?:"`+n.plain+`"|\b`+n.plain+`)\.`).ReplaceAllLiteralString(text, Default+".")
+	return regexp.MustCompile(`\b`+n.plain+`\.`).ReplaceAllLiteralString(text, Default+".")
 }
 
 // Has reports whether there is an object of that key.

@@ -4,6 +4,7 @@ import (
 	"embed"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Version is the version of the schema that Source makes.
@@ -21,7 +22,7 @@ var sources = []string{
 // Source is the whole schema as one text, under its default name.
 func Source() string { return definitions() + "\n" + revokeFromPublic(false) }
 
-func definitions() string {
+var definitions = sync.OnceValue(func() string {
 	var b strings.Builder
 	for i, name := range sources {
 		if i > 0 {
@@ -30,7 +31,7 @@ func definitions() string {
 		b.WriteString(file("sql/" + name + ".sql"))
 	}
 	return withAttributes(b.String()) + "\n" + comments(b.String())
-}
+})
 
 func file(name string) string {
 	text, err := files.ReadFile(name)

@@ -46,7 +46,7 @@ func newWorld(t *testing.T, credit int64) *world {
 	w := &world{T: t, budget: credit, charged: map[string]int64{}, writtenOff: map[string]bool{}}
 	clients := map[string]*metered.Client{}
 	for name, s := range map[string]**site{"home": &w.home, "away": &w.away} {
-		server, local := pgtest.Start(t, pgserver.Options{Durable: true})
+		server, local := pgtest.Start(t, pgserver.Options{Durable: true, Settings: map[string]string{"fsync": "off"}}) // servers crash, the machine does not
 		tapped, wire := pgtest.Tap(t, local, func(c *pgxpool.Config) { c.MaxConns = 8 })
 		clients[name] = pgtest.NewClient(t, tapped, metered.Config{})
 		*s = &site{server, local, pgtest.NewClient(t, local, metered.Config{}), wire}
