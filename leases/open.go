@@ -32,7 +32,7 @@ from metered.open_lease(($1::metered.new_charge[])[1], $2::metered.lease_terms, 
 	settleSQL = `
 select status, granted, spent, crossed
 from metered.settle_lease($1::bigint, $2::text, $3::bigint, $4::int, (($5::metered.new_charge[])[1]).limits, $6::interval)`
-	dueSQL    = `
+	dueSQL = `
 select no, ends_at from metered.leases
 where settled_at is null and mode in ('s', 'm') and ends_at <= (select metered.clock()) and ends_at >= $1 and (ends_at, no) > ($1, $2)
 order by ends_at, no limit $3`

@@ -125,7 +125,9 @@ func TestThreshold_OfWhatIsSpentIsToldWhenALeaseIsSettled(t *testing.T) {
 
 	ledger, err := budget.New(cfg)
 	require.NoError(t, err)
-	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (budget.Receipt, error) { return ledger.Charge(t.Context(), tx, charge(100-used, limit)) })
+	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (budget.Receipt, error) {
+		return ledger.Charge(t.Context(), tx, charge(100-used, limit))
+	})
 	require.NoError(t, err)
 	require.Equal(t, []string{"hot 100: 100 used, 0 held, by c"}, told())
 	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (budget.Receipt, error) {
