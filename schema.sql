@@ -2090,6 +2090,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 set enable_bitmapscan = off
 set enable_sort = off
+set jit = off
 as $$
 declare
     tip metered.ledger := metered.last_entry(of_scope);
@@ -3620,11 +3621,15 @@ language plpgsql volatile
 as $$
 declare
     tip    metered.ledger := metered.next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
-    before bigint := tip.seq - 1;
+    before bigint;
     clk    timestamptz := metered.clock();
     amount bigint;
 begin
     tip.at := greatest(tip.at, last);
+    if units > l.granted then
+        tip := metered.after_due_lots(tip);
+    end if;
+    before := tip.seq - 1;
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
         amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;
