@@ -2090,6 +2090,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 set enable_bitmapscan = off
 set enable_sort = off
+set jit = off
 as $$
 declare
     tip metered.ledger := metered.last_entry(of_scope);

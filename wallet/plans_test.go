@@ -1,11 +1,16 @@
 package wallet_test
 
 import (
+	"context"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
@@ -103,4 +108,81 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 		t.Logf("%s: %d rows and entries read, then %d", name, few[name], many[name])
 		require.LessOrEqual(t, many[name], few[name]+few[name]/2+20, name)
 	}
+}
+
+// What is due in a wallet makes no plan look so dear that Postgres compiles it first, each time, for longer than all the rest takes.
+func TestPlans_NoCallIsCompiled(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 5})
+	if !pgtest.Value[bool](t, f.pool, "select pg_jit_available()") {
+		t.Skip("this server compiles nothing")
+	}
+	var compiled atomic.Int64
+	pool := pgtest.Reopen(t, f.pool, func(c *pgxpool.Config) {
+		c.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+			if strings.Contains(n.Message, "JIT:") {
+				compiled.Add(1)
+				t.Log(n.Message)
+			}
+		}
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_analyze = on; set auto_explain.log_nested_statements = on;
+				set client_min_messages = log; set jit = on`)
+			return err
+		}
+	})
+	f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 2, RollFor: time.Hour, LateRefunds: time.Hour})
+	d := f.draw(2)
+	f.grant(wallet.Grant{Amount: 10, Reference: "ever"})
+	f.place("r", 4, time.Hour)
+	f.place("s", 3, 2*time.Hour)
+	f.clock.Set(noon.Add(time.Hour))
+	_, err := pool.Exec(t.Context(), "set jit_above_cost = 0; select count(*) from pg_class; reset jit_above_cost")
+	require.NoError(t, err)
+	require.NotZero(t, compiled.Swap(0), "this is what one looks like")
+	_, err = f.book.Balance(t.Context(), pool, "ann")
+	require.NoError(t, err)
+	_, err = f.ledger.Check(t.Context(), pool, f.book.Charge("ann", 1))
+	require.NoError(t, err)
+	_, err = f.ledger.Usage(t.Context(), pool, budget.Query{Scope: "ann", Window: budget.Forever})
+	require.NoError(t, err)
+	for _, act := range []func(ctx context.Context, tx pgx.Tx) error{
+		func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 1, UpTo: true})
+			return err
+		},
+		func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: 1})
+			return err
+		},
+		func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: "ever", Amount: 1})
+			return err
+		},
+		func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: "ever", Cap: 1, For: time.Hour})
+			return err
+		},
+		func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.holds.Release(ctx, tx, holds.Release{IDs: []string{"s"}})
+			return err
+		},
+		func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.book.ExpireWallet(ctx, tx, "ann")
+			return err
+		},
+	} {
+		tx, err := pool.Begin(t.Context()) // each meets what is due
+		require.NoError(t, err)
+		require.NoError(t, act(t.Context(), tx))
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+	for _, err := range f.book.Statement(t.Context(), pool, "ann", budget.EntriesOptions{}) {
+		require.NoError(t, err)
+	}
+	_, err = f.holds.Sweep(t.Context(), pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	_, err = f.book.Expire(t.Context(), pool, wallet.ExpireOptions{})
+	require.NoError(t, err)
+	require.Zero(t, compiled.Load())
 }
