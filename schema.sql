@@ -1202,7 +1202,8 @@ $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
 -- overdrawn is paid back at once.
-create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint,
+    out entry metered.ledger, out no bigint, out paid bigint)
 language plpgsql volatile
 as $$
 declare
@@ -1230,13 +1231,14 @@ begin
     end if;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
     if before < 0 then
-        perform metered.pay_back(tip.scope, entry.seq, -before, 2);
+        paid := (metered.pay_back(tip.scope, entry.seq, -before, 2)).paid;
     end if;
 end
 $$;
 
--- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first.
-create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int)
+-- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first. paid
+-- is how much.
+create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int, out paid bigint)
 language plpgsql volatile
 as $$
 declare
@@ -1246,12 +1248,14 @@ declare
 begin
     got := metered.take_lots(of_scope, at_seq, spent, 'p', null, nth);
     nth := got.nth;
+    paid := got.taken;
     if got.taken < spent or spent = overdrawn then
         return;
     end if;
     for k in select y.seq, y.amount from metered.lot_holds y where y.scope = of_scope and y.lot = 0 order by y.seq loop
         got := metered.take_lots(of_scope, at_seq, k.amount, 'q', k.seq, nth);
         nth := got.nth;
+        paid := paid + got.taken;
         update metered.lot_holds y set amount = y.amount - got.taken where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
         exit when got.taken < k.amount;
         delete from metered.lot_holds y where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
@@ -1282,7 +1286,8 @@ end
 $$;
 
 -- Lets units of a lot go on in another one: because it ends, or is asked to (r), or since they were given back after its end (l).
-create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char", out entry metered.ledger, out no bigint)
+create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char",
+    out entry metered.ledger, out no bigint, out paid bigint)
 language plpgsql volatile
 as $$
 declare
@@ -1295,6 +1300,7 @@ begin
     made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, as_origin, l.no);
     entry := made.entry;
     no := made.no;
+    paid := made.paid;
 end
 $$;
 
@@ -1502,12 +1508,13 @@ end
 $$;
 
 -- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says. tip is the last entry by then; over is what is overdrawn, which a new lot pays back.
+-- says. tip is the last entry by then; over is what is overdrawn, less what a new lot paid back.
 create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int, inout over bigint)
 language plpgsql volatile
 as $$
 declare
-    l metered.lots;
+    l    metered.lots;
+    made record;
 begin
     update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
     where y.no = of_lot returning * into l;
@@ -1520,8 +1527,9 @@ begin
     if l.late is null then
         tip := metered.take_back(tip, of_lot, units, 'e');
     else
-        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
-        over := greatest(0, over - units);
+        made := metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l');
+        tip := made.entry;
+        over := over - coalesce(made.paid, 0);
     end if;
 end
 $$;

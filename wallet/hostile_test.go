@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
@@ -188,4 +189,21 @@ func TestCarve_WhatAChildOverspentIsOfNoLotThatHasEnded(t *testing.T) {
 	f.verify()
 	f.has(7)
 	require.Equal(t, map[string]int64{"ever": 7}, f.left())
+}
+
+// A refund pays back what is held and overdrawn, too, where some of it goes on in a new lot because its lot has ended.
+func TestRefund_PaysBackWhatIsHeldThoughPartOfItIsLate(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 20, LateRefunds: 2 * time.Hour})
+	f.grant(wallet.Grant{Amount: 5, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 7, Reference: "ever"})
+	d := f.draw(12)
+	f.place("r", 2, day)
+	f.clock.Set(noon.Add(time.Hour))
+	f.refund(d.Seq, 12)
+	f.verify()
+	f.capture(holds.Capture{IDs: []string{"r"}, All: true})
+	require.EqualValues(t, 10, f.balance().Units)
+	f.refund(f.draw(10).Seq, 10)
+	f.verify()
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -30,7 +31,9 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 	}}})
 	ctx := t.Context()
 	var draws []wallet.Drawn
-	var open, captured []string
+	var open, captured, children []string
+	carver, err := leases.NewCarver(f.ledger)
+	require.NoError(t, err)
 	grants := 0
 	pick := func(of *[]string) string {
 		i := r.IntN(len(*of))
@@ -41,7 +44,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 	for n := range 60 {
 		what := ""
 		var err error
-		switch k := r.IntN(20); {
+		switch k := r.IntN(23); {
 		case k < 4:
 			g := wallet.Grant{Wallet: "ann", Amount: 1 + r.Int64N(30), Reference: fmt.Sprint(grants), Priority: new(int)}
 			*g.Priority = r.IntN(2)
@@ -104,6 +107,38 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 		case k < 19 && grants > 0:
 			what = "roll over"
 			f.rollover(wallet.Rollover{Reference: fmt.Sprint(r.IntN(grants)), Cap: 1 + r.Int64N(10), For: 3 * time.Hour})
+		case k < 20:
+			child := fmt.Sprint("c", n)
+			what = "carve"
+			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+				return carver.Carve(ctx, tx, leases.Carving{From: f.book.Charge("ann", 1+r.Int64N(15)), Child: child, TTL: day})
+			})
+			if err == nil {
+				children = append(children, child)
+			}
+		case k < 21 && len(children) > 0:
+			child := pick(&children)
+			what = "close " + child
+			used := r.Int64N(20) // more than it has, perhaps
+			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+				if used > 0 {
+					if _, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: child, Amount: used}); err != nil {
+						return leases.Lease{}, err
+					}
+				}
+				return carver.Close(ctx, tx, child, budget.Note{})
+			})
+		case k < 22:
+			what = "repair"
+			back := f.clock.Now()
+			f.clock.Advance(time.Duration(1+r.IntN(300)) * time.Minute)
+			_, err = f.book.Expire(ctx, f.pool, wallet.ExpireOptions{})
+			require.NoError(t, err)
+			_, _ = f.tryDraw(wallet.Draw{Amount: 1})
+			f.clock.Set(back)
+			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockRepair, error) {
+				return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
+			})
 		default:
 			what = "sweeps"
 			_, err = f.book.Expire(ctx, f.pool, wallet.ExpireOptions{})
@@ -125,7 +160,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			sum += l.Units
 		}
 		require.Equal(t, max(0, b.Units), sum, "step %d: %s", n, what)
-		_, err = f.ledger.Check(ctx, f.pool, f.book.Charge("ann", b.Units+21))
+		_, err = f.ledger.Check(ctx, f.pool, f.book.Charge("ann", max(1, b.Units+21))) // a child may have overspent
 		require.ErrorIs(t, err, budget.ErrExceeded)
 		if b.Units+20 > 0 {
 			tx, err := f.pool.Begin(ctx)
@@ -137,7 +172,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 		}
 	}
 	f.clock.Advance(1000 * time.Hour)
-	_, err := f.holds.Sweep(ctx, f.pool, holds.SweepOptions{})
+	_, err = f.holds.Sweep(ctx, f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
 	_, err = f.book.Expire(ctx, f.pool, wallet.ExpireOptions{})
 	require.NoError(t, err)

@@ -79,12 +79,13 @@ end
 $$;
 
 -- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says. tip is the last entry by then; over is what is overdrawn, which a new lot pays back.
+-- says. tip is the last entry by then; over is what is overdrawn, less what a new lot paid back.
 create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int, inout over bigint)
 language plpgsql volatile
 as $$
 declare
-    l metered.lots;
+    l    metered.lots;
+    made record;
 begin
     update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
     where y.no = of_lot returning * into l;
@@ -97,8 +98,9 @@ begin
     if l.late is null then
         tip := metered.take_back(tip, of_lot, units, 'e');
     else
-        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
-        over := greatest(0, over - units);
+        made := metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l');
+        tip := made.entry;
+        over := over - coalesce(made.paid, 0);
     end if;
 end
 $$;
