@@ -238,11 +238,13 @@ func (h *history) checkRead() {
 
 // checkTold has a sweep tell what no sweep has told yet: then all that lapsed was told once.
 func (h *history) checkTold() {
-	tx, err := h.f.pool.Begin(h.Context())
-	require.NoError(h.T, err)
-	_, err = h.book.ExpireWallet(h.Context(), tx, h.scope)
-	require.NoError(h.T, err)
-	require.NoError(h.T, tx.Commit(h.Context()))
+	for range 2 { // the second has nothing to tell
+		tx, err := h.f.pool.Begin(h.Context())
+		require.NoError(h.T, err)
+		_, err = h.book.ExpireWallet(h.Context(), tx, h.scope)
+		require.NoError(h.T, err)
+		require.NoError(h.T, tx.Commit(h.Context()))
+	}
 	h.m.expire(h.now)
 	require.Equal(h.T, pgxValue[int64](h, "select coalesce(sum(amount), 0)::bigint from metered.ledger where kind = 'e' and scope = '"+h.scope+"'"), h.told)
 	h.check()
