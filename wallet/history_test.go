@@ -66,6 +66,7 @@ type history struct {
 	nos   []int64 // the numbers of the model's lots
 	ids   int
 	lates time.Duration
+	told  int64 // what subscribers were told has lapsed, unless that was rolled back
 	least int64 // how far below zero it may be: captures can allow more than the overdraft
 }
 
@@ -75,9 +76,14 @@ func newHistory(rt *rapid.T, f *fixture) *history {
 		Priorities:  map[string]int{"paid": 10, "promotional": 5},
 		LateRefunds: rapid.SampledFrom([]time.Duration{wallet.Lapse, wallet.Forever, 20 * time.Second}).Draw(rt, "late refunds"),
 	}
-	book, err := wallet.New(f.ledger, cfg)
+	h := &history{T: rt, f: f, now: noon, scope: fmt.Sprint("wallet ", historySerial.Add(1)), m: &model{overdraft: cfg.Overdraft}}
+	cfg.Subscribers = []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {
+		h.told += b.Amount
+		return nil
+	}}
+	var err error
+	h.book, err = wallet.New(f.ledger, cfg)
 	require.NoError(rt, err)
-	h := &history{T: rt, f: f, book: book, now: noon, scope: fmt.Sprint("wallet ", historySerial.Add(1)), m: &model{overdraft: cfg.Overdraft}}
 	h.level = rapid.SampledFrom([]pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}).Draw(rt, "level")
 	h.lates, h.least = cfg.LateRefunds, -cfg.Overdraft
 	f.clock.Set(noon)
@@ -95,9 +101,11 @@ func (h *history) run() {
 		acts[h.name]()
 		h.check()
 	}
+	h.checkRead()
 	h.set(mLater(h.now, h.m.last).Add(time.Hour))
 	h.sweep()
 	h.check()
+	h.checkTold()
 	for _, l := range h.m.lots {
 		if l.lapsed > 0 {
 			seenActs.add("lapsed")
@@ -116,6 +124,7 @@ func (h *history) run() {
 func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error), want func(*model) error) (r R, err error) {
 	after := h.m.clone()
 	wantErr := want(after)
+	told := h.told
 	rollBack := errors.New("rolled back")
 	undo := rapid.IntRange(1, 8).Draw(h.T, "roll back") == 8
 	txErr := pgx.BeginTxFunc(h.Context(), h.f.pool, pgx.TxOptions{IsoLevel: h.level}, func(tx pgx.Tx) error {
@@ -133,6 +142,7 @@ func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error)
 		seenActs.add(h.name)
 	}
 	if undo {
+		h.told = told
 		require.ErrorIs(h.T, txErr, rollBack)
 		if wantErr == nil {
 			return r, rollBack
@@ -206,6 +216,38 @@ func (h *history) checkBalance() {
 		require.Equal(h.T, max(0, b.Units), sum, "%s: lots add up to the balance", h.name)
 	}
 	require.True(h.T, slices.IsSortedFunc(b.Lots, func(x, y wallet.Lot) int { return x.Priority - y.Priority }), h.name)
+}
+
+// checkRead finds that what a read says is there can be drawn, down to the overdraft, and no more.
+func (h *history) checkRead() {
+	b, err := h.book.Balance(h.Context(), h.f.pool, h.scope)
+	require.NoError(h.T, err)
+	all := b.Units + h.m.overdraft
+	_, err = h.f.ledger.Check(h.Context(), h.f.pool, h.book.Charge(h.scope, max(0, all)+1))
+	require.ErrorIs(h.T, err, budget.ErrExceeded)
+	if all <= 0 {
+		return
+	}
+	tx, err := h.f.pool.Begin(h.Context())
+	require.NoError(h.T, err)
+	d, err := h.book.Draw(h.Context(), tx, wallet.Draw{Wallet: h.scope, Amount: all})
+	require.NoError(h.T, err)
+	require.Equal(h.T, max(0, h.m.overdraft+min(0, b.Units)), d.Overdrawn)
+	require.NoError(h.T, tx.Rollback(h.Context()))
+}
+
+// checkTold has a sweep tell what no sweep has told yet: then all that lapsed was told once.
+func (h *history) checkTold() {
+	for range 2 { // the second has nothing to tell
+		tx, err := h.f.pool.Begin(h.Context())
+		require.NoError(h.T, err)
+		_, err = h.book.ExpireWallet(h.Context(), tx, h.scope)
+		require.NoError(h.T, err)
+		require.NoError(h.T, tx.Commit(h.Context()))
+	}
+	h.m.expire(h.now)
+	require.Equal(h.T, pgxValue[int64](h, "select coalesce(sum(amount), 0)::bigint from metered.ledger where kind = 'e' and scope = '"+h.scope+"'"), h.told)
+	h.check()
 }
 
 func (h *history) set(to time.Time) {
