@@ -72,9 +72,9 @@ create domain metered.fingerprint as bytea not null check (octet_length(value) =
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them, and spent_at the
--- lowest of those of what is spent alone (see thresholds.sql): a charge that crosses one is only made if its caller is telling.
-create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, spent_at bigint, thresholds text, telling boolean);
+-- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
+-- thresholds.sql): a charge that crosses one is only made if its caller is telling.
+create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is
@@ -163,7 +163,7 @@ create table metered.schema_version (
     applied_at timestamptz not null default clock_timestamp() -- when
 );
 
-insert into metered.schema_version (version) values (2);
+insert into metered.schema_version (version) values (3);
 
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
@@ -1202,8 +1202,7 @@ $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
 -- overdrawn is paid back at once.
-create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint,
-    out entry metered.ledger, out no bigint, out paid bigint)
+create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -1231,14 +1230,13 @@ begin
     end if;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
     if before < 0 then
-        paid := (metered.pay_back(tip.scope, entry.seq, -before, 2)).paid;
+        perform metered.pay_back(tip.scope, entry.seq, -before, 2);
     end if;
 end
 $$;
 
--- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first. paid
--- is how much.
-create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int, out paid bigint)
+-- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first.
+create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int)
 language plpgsql volatile
 as $$
 declare
@@ -1248,14 +1246,12 @@ declare
 begin
     got := metered.take_lots(of_scope, at_seq, spent, 'p', null, nth);
     nth := got.nth;
-    paid := got.taken;
     if got.taken < spent or spent = overdrawn then
         return;
     end if;
     for k in select y.seq, y.amount from metered.lot_holds y where y.scope = of_scope and y.lot = 0 order by y.seq loop
         got := metered.take_lots(of_scope, at_seq, k.amount, 'q', k.seq, nth);
         nth := got.nth;
-        paid := paid + got.taken;
         update metered.lot_holds y set amount = y.amount - got.taken where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
         exit when got.taken < k.amount;
         delete from metered.lot_holds y where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
@@ -1286,8 +1282,7 @@ end
 $$;
 
 -- Lets units of a lot go on in another one: because it ends, or is asked to (r), or since they were given back after its end (l).
-create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char",
-    out entry metered.ledger, out no bigint, out paid bigint)
+create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char", out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -1300,7 +1295,6 @@ begin
     made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, as_origin, l.no);
     entry := made.entry;
     no := made.no;
-    paid := made.paid;
 end
 $$;
 
@@ -1513,8 +1507,7 @@ create function metered.give_back(refund metered.ledger, of_lot bigint, units bi
 language plpgsql volatile
 as $$
 declare
-    l    metered.lots;
-    made record;
+    l metered.lots;
 begin
     update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
     where y.no = of_lot returning * into l;
@@ -1527,9 +1520,8 @@ begin
     if l.late is null then
         tip := metered.take_back(tip, of_lot, units, 'e');
     else
-        made := metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l');
-        tip := made.entry;
-        over := over - coalesce(made.paid, 0);
+        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
+        over := over - (select coalesce(sum(y.amount), 0) from metered.lot_moves y where y.scope = tip.scope and y.seq = tip.seq and y.kind in ('p', 'q'));
     end if;
 end
 $$;
@@ -1855,7 +1847,8 @@ as $$
         'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
--- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, each of which may take a lock of the server's table. With
+-- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no
+-- more than 2,000, each of which may take a lock of the server's table. With
 -- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
 -- told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
 -- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
@@ -1878,7 +1871,8 @@ declare
     e      metered.ledger;
     w      record;
 begin
-    perform metered.require(max_lots between 1 and 2000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    max_lots := least(max_lots, 2000);
     ended := 0;
     if only_scope is not null then
         perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
@@ -2584,8 +2578,7 @@ $$;
 -- Thresholds: levels of use that are told of once, by the charge that reaches them.
 --
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
--- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level, and
--- spent_at that of those of what is spent. What was told stands in the scope's last entry (crossed), by key: of a period
+-- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
 
@@ -2603,7 +2596,7 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at and spent_at as the lowest levels that are still to be told, or null. Where one may be armed again, it
+-- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, it
 -- is so low that nothing goes by it without a count. told is not null; spent is less refunds.
 create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
@@ -2616,30 +2609,23 @@ declare
     key text;
     was jsonb;
     net bigint;
-    level bigint;
 begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
         l.tell_at := null;
-        l.spent_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
             key := metered.threshold_key(h);
             was := told -> key;
             net := spent + case when metered.of_spent(key) then 0 else held end;
-            level := case
+            l.tell_at := least(l.tell_at, case
                 when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then split_part(h, ' ', 1)::bigint
                 when l.win is null
                     or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
                     or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
                     then null
                 when l.win = interval '0' then net - credited
-                else 0 end;
-            if metered.of_spent(key) then
-                l.spent_at := least(l.spent_at, level);
-            else
-                l.tell_at := least(l.tell_at, level);
-            end if;
+                else 0 end);
         end loop;
         limits[n] := l;
     end loop;
@@ -2829,12 +2815,12 @@ declare
     n   int := 0;
 begin
     foreach one in array coalesce(limits, '{}') loop
-        n := n + (one.spent_at is not null)::int;
+        n := n + (one.tell_at is not null)::int;
     end loop;
     return case when n > 0 then (
-        select array_agg(row(4611686018427387904, l.win, l.period, null, l.spent_at, t.lines, l.telling)::metered.charge_limit)
+        select array_agg(row(4611686018427387904, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
-            select string_agg(x, chr(10)) as lines
+            select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
             from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
         where t.lines is not null) end;
 end
@@ -2862,7 +2848,7 @@ begin
     foreach l in array untold loop
         counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
             when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered.period_at(l.period, clk))[1]) then tip.anchor_spent
-            else 0 end + take.amount - take.held >= l.spent_at, false);
+            else 0 end + take.amount - take.held >= l.tell_at, false);
     end loop;
     if counted then
         a := metered.check_now(array[take], array[tip], clk, ahead);
@@ -2954,7 +2940,7 @@ begin
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
             continue when standing is not true and l.win > interval '0' and tip.spent
-                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;
@@ -2962,11 +2948,11 @@ begin
                 u := 0;
             else
                 if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
-                    continue when standing is not true and tip.spent <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
+                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     p := metered.period_at(l.period, at);
                     since := p[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
-                        and tip.spent - tip.anchor_spent <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
+                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     periods := periods || p;
                 end if;
                 -- spent_since where the base is in the newest epoch, or all that was ever
@@ -2998,7 +2984,7 @@ begin
                 end if;
             end if;
             used[n] := u;
-            plain := u <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
+            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
             -- One charge, which is let in: the loops below, without what they are for.
@@ -3162,7 +3148,7 @@ declare
     tells boolean := false;
 begin
     for i in 1..cardinality(charges) loop
-        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.spent_at, l.thresholds, l.telling)::metered.charge_limit
+        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
             from unnest(charges[i].limits) l where l.thresholds is not null);
         tells := tells or cardinality(charges[i].limits) > 0;
     end loop;
@@ -3650,7 +3636,7 @@ $$;
 -- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
 -- told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is
 -- spent, of limits, which are not told of.
-create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[] default null, ahead interval default null,
+create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[], ahead interval,
     out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
 security definer
@@ -3709,8 +3695,8 @@ $$;
 -- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
 -- clock may have been set back since. limits are spent_limits, of which it may cross some. silent: nothing was written, since
 -- nobody would tell.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null,
-    limits metered.charge_limit[] default null, ahead interval default null, out crossed jsonb, out silent boolean)
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
+    limits metered.charge_limit[], ahead interval, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
@@ -3958,7 +3944,7 @@ begin
     if held = 0 then
         status := 'settled';
         if lease.mode = 'c' then
-            perform metered.close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms);
+            perform metered.close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null);
         else
             update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
         end if;
@@ -4039,7 +4025,7 @@ begin
     select * into lease from metered.leases y where y.no = lease.no for update;
     status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
     if status = 'settled' then
-        perform metered.close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms);
+        perform metered.close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null);
         select * into lease from metered.leases y where y.no = lease.no;
     end if;
 end
@@ -6472,8 +6458,8 @@ begin
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
-                coalesce(bool_and(coalesce(x.used + a.before <= least(least(x.max, x.tell_at - 1) - t.held, x.spent_at - 1) - a.amount, false)), true) as fits
-            from (select l.ordinality, l.max, l.tell_at, l.spent_at, l.period,
+                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held - a.amount, false)), true) as fits
+            from (select l.ordinality, l.max, l.tell_at, l.period,
                     case when l.since = clk then t.spent - t.refunded - t.credited
                         when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
@@ -6482,8 +6468,8 @@ begin
                         when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from (select y.ordinality, y.max, y.tell_at, y.spent_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.tell_at, z.spent_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                  from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
                               from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
                                   t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
@@ -6888,7 +6874,7 @@ comment on domain metered.amount is 'An amount from 1 to 2^53.';
 comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
 comment on type metered.period is 'A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
-comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them, and spent_at the lowest of those of what is spent alone (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
+comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
 comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
@@ -7089,7 +7075,7 @@ comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, 
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends other lots, and would cross thresholds of limits, which are not told of (cross_lowered).';
-comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
+comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks what lapsed of lots as told: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
 comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command''s draw raises, because COMMIT follows, and what it drew is kept for its record.';

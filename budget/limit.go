@@ -121,7 +121,7 @@ func (l Limit) sent() ledger.Limit {
 	sent := ledger.Limit{Max: l.Max, Window: max(l.Window, 0), Period: l.Period.sent()}
 	if l.tells() {
 		of := l.sentThresholds()
-		sent.Thresholds, sent.TellAt, sent.SpentAt = of.text, of.tellAt, of.spentAt
+		sent.Thresholds, sent.TellAt, sent.Spent = of.text, of.tellAt, of.spent
 	}
 	return sent
 }

@@ -30,7 +30,7 @@ func init() {
 		return l.tellCrossings(ctx, tx, all)
 	}
 	lend.TellsSpent = func(l Limit) (tells, known bool) {
-		return l.tells() && l.sentThresholds().spentAt != nil, l.query == nil
+		return l.tells() && l.sentThresholds().spent, l.query == nil
 	}
 	lend.LedgerFailed = failed
 	lend.NoteJSON = Note.json

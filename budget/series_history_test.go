@@ -173,7 +173,7 @@ func (x *life) settle() {
 			continue
 		}
 		var spent int64
-		require.NoError(x.t, x.pool.QueryRow(x.t.Context(), `select spent from metered.settle_lease($1, 'me', null, 1000)`, o.no).Scan(&spent))
+		require.NoError(x.t, x.pool.QueryRow(x.t.Context(), `select spent from metered.settle_lease($1, 'me', null, 1000, null, null)`, o.no).Scan(&spent))
 		require.Equal(x.t, o.spent, spent)
 		o.settled = true
 		for i := range x.log {

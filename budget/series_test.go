@@ -135,8 +135,8 @@ func TestUsageBetween_WhatLeasesSpentCountsWhenTheyAreSettled(t *testing.T) {
 	require.Equal(t, []int64{3, 4, 0}, unsettled)
 	require.EqualValues(t, 4, between(t, pool, l, "a", start.Add(time.Microsecond), clock.Now()).Unsettled)
 
-	execute(t, pool, `select metered.settle_lease($1, 'me', null, 1000)`, rows)
-	execute(t, pool, `select metered.settle_lease($1, 'me', 5, 1000)`, memory)
+	execute(t, pool, `select metered.settle_lease($1, 'me', null, 1000, null, null)`, rows)
+	execute(t, pool, `select metered.settle_lease($1, 'me', 5, 1000, null, null)`, memory)
 	charged, unsettled = minutes()
 	require.Equal(t, []int64{100, 0, 12}, charged)
 	require.Equal(t, []int64{0, 0, 0}, unsettled)

@@ -121,11 +121,11 @@ func (l Limit) tells() bool { return l.thresholds != unique.Handle[thresholdList
 
 // sentThresholds are the thresholds of a limit as they are sent.
 type sentThresholds struct {
-	err     error    // why they are refused
-	keys    []string // what each is remembered by
-	text    string
-	tellAt  *int64 // the lowest level; nil for none, like the next
-	spentAt *int64 // the lowest level of what is spent
+	err    error    // why they are refused
+	keys   []string // what each is remembered by
+	text   string
+	tellAt *int64 // the lowest level
+	spent  bool   // some are of what is spent alone
 }
 
 // sentCache has them by limit: to make them for each charge would take longer than all else in it.
@@ -158,13 +158,10 @@ func (l Limit) makeThresholds() *sentThresholds {
 	for i, t := range all {
 		level, rearm := t.levels(l.Max)
 		sent.keys = append(sent.keys, l.thresholdKey(t))
-		lowest := &sent.tellAt
-		if t.Spent {
-			lowest = &sent.spentAt
+		if sent.tellAt == nil || level < *sent.tellAt {
+			sent.tellAt = &level
 		}
-		if *lowest == nil || level < **lowest {
-			*lowest = &level
-		}
+		sent.spent = sent.spent || t.Spent
 		fmt.Fprintf(&text, "%s%d %d %s", []string{"", "\n"}[min(i, 1)], level, rearm, sent.keys[i])
 	}
 	sent.text = text.String()

@@ -166,7 +166,7 @@ func (b *Book) used(c Capture) (used []ledger.Used, tolerance any, err error) {
 		}
 		limits := priced.Charges[0].Limits
 		if c.Over == OverRefused || c.Over == OverAllowed { // they are for thresholds alone
-			limits = slices.DeleteFunc(slices.Clone(limits), func(l ledger.Limit) bool { return l.SpentAt == nil && (l.TellAt == nil || c.Over == OverRefused) })
+			limits = slices.DeleteFunc(slices.Clone(limits), func(l ledger.Limit) bool { return !l.Spent && (l.TellAt == nil || c.Over == OverRefused) })
 		}
 		used = append(used, ledger.Used{Scope: line.Scope, Amount: line.Amount, Whole: c.All, Limits: limits})
 		tolerance = priced.Tolerance

@@ -52,7 +52,7 @@ func (l held) settle(ctx context.Context, db interface {
 	QueryRow(context.Context, string, ...any) pgx.Row
 }, who string, wait time.Duration) (status string, spent int64, err error) {
 	var units *int64
-	err = db.QueryRow(ctx, `select status, spent from metered.settle_lease($1, $2, null, $3::int)`, l.no, who, wait.Milliseconds()).Scan(&status, &units)
+	err = db.QueryRow(ctx, `select status, spent from metered.settle_lease($1, $2, null, $3::int, null, null)`, l.no, who, wait.Milliseconds()).Scan(&status, &units)
 	if units != nil {
 		spent = *units
 	}

@@ -185,7 +185,7 @@ func (h *history) settle() {
 	}
 	var status string
 	var spent *int64
-	require.NoError(h.T, h.db.QueryRow(h.Context(), `select status, spent from metered.settle_lease($1, $2, $3, 5000)`, l.no, who, told).Scan(&status, &spent))
+	require.NoError(h.T, h.db.QueryRow(h.Context(), `select status, spent from metered.settle_lease($1, $2, $3, 5000, null, null)`, l.no, who, told).Scan(&status, &spent))
 	if who != owner && h.now.Before(l.ends) {
 		require.Equal(h.T, "early", status)
 		return

@@ -98,7 +98,7 @@ func TestThreshold_OfWhatIsSpentIsToldWhenALeaseIsSettled(t *testing.T) {
 		return p
 	}
 	p := pool()
-	f.warm(p, charge(5, limit))
+	f.warm(p, charge(1, limit))
 	before, err := f.spend(p, pgx.ReadCommitted, charge(1, limit))
 	require.NoError(t, err)
 	require.NotZero(t, before.Entries[0].Lease)

@@ -383,7 +383,7 @@ func (m *model) refund(d *mDraw, units int64, now time.Time) {
 	m.debt -= n
 	bare -= n
 	for i := len(m.paid) - 1; i >= 0 && bare > 0; i-- {
-		if p := &m.paid[i]; p.serial > d.serial {
+		if p := &m.paid[i]; p.serial > d.serial && p.amount > 0 {
 			n := min(bare, p.amount)
 			p.amount -= n
 			bare -= n

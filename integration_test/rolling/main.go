@@ -24,7 +24,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // Result is what the program did.
@@ -39,6 +41,8 @@ type app struct {
 	name string // of the process
 	pool *pgxpool.Pool
 	c    *metered.Client
+	book *wallet.Book
+	lent *leases.Pool
 
 	mu     sync.Mutex
 	result Result
@@ -61,7 +65,15 @@ func main() {
 		log.Fatal(err)
 	}
 	a := &app{name: os.Args[1], pool: pool, result: Result{Calls: map[string]int{}, Units: map[string]int64{}, Errors: map[string]int{}}}
-	if a.c, err = metered.New(pool, metered.Config{River: client}); err != nil {
+	tell := func(context.Context, pgx.Tx, budget.Crossing) error { return nil }
+	if a.c, err = metered.New(pool, metered.Config{River: client, OnThreshold: tell}); err != nil {
+		log.Fatal(err)
+	}
+	if a.book, err = wallet.New(a.c.Budget, wallet.Config{}); err != nil {
+		log.Fatal(err)
+	}
+	rule := leases.Rule{Prefix: "leased", Lasts: 100 * time.Millisecond, Idle: 50 * time.Millisecond, TTL: time.Second}
+	if a.lent, err = leases.New(pool, leases.Config{Rules: []leases.Rule{rule}, Owner: a.name}); err != nil {
 		log.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(ctx)
@@ -71,11 +83,14 @@ func main() {
 	}()
 	var wg sync.WaitGroup
 	for kind, call := range map[string]func(ctx context.Context, id string) (map[string]int64, error){
-		"charge": a.charge, "refund": a.refund, "hold": a.hold, "claim": a.claim, "token": a.token, "command": a.command, "read": a.read, "due": a.due,
+		"charge": a.charge, "refund": a.refund, "hold": a.hold, "claim": a.claim, "token": a.token, "command": a.command, "read": a.read, "due": a.due, "wallet": a.wallet, "session": a.session, "lease": a.lease,
 	} {
 		wg.Go(func() { a.loop(ctx, kind, call) })
 	}
 	wg.Wait()
+	if err := a.lent.Close(context.Background()); err != nil {
+		log.Fatal(err)
+	}
 	if err := json.NewEncoder(os.Stdout).Encode(a.result); err != nil {
 		log.Fatal(err)
 	}
@@ -102,7 +117,8 @@ func (a *app) loop(ctx context.Context, kind string, call func(ctx context.Conte
 }
 
 // limited is a limit that is never reached, so that it is judged all the same.
-var limited = []budget.Limit{{Max: 1 << 40, Window: time.Minute}, lifetime(1 << 40)}
+var limited = []budget.Limit{{Max: 1 << 40, Window: time.Minute}, budget.Lifetime(1<<40).Tell(
+	budget.Threshold{Name: "some", Used: 200}, budget.Threshold{Name: "more", Used: 2000})}
 
 func (a *app) in(ctx context.Context, f func(tx pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, a.pool, f)
@@ -150,7 +166,7 @@ func (a *app) hold(ctx context.Context, id string) (map[string]int64, error) {
 		if _, err := a.c.Holds.Extend(ctx, tx, holds.Extend{IDs: []string{id + "a"}, By: time.Second}); err != nil {
 			return err
 		}
-		if _, err := a.c.Holds.Capture(ctx, tx, all(holds.Capture{IDs: []string{id + "a"}, Holder: "ann"})); err != nil {
+		if _, err := a.c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{id + "a"}, Holder: "ann", All: true}); err != nil {
 			return err
 		}
 		_, err := a.c.Holds.Release(ctx, tx, holds.Release{IDs: []string{id + "b"}})
@@ -165,10 +181,10 @@ func (a *app) claim(ctx context.Context, id string) (map[string]int64, error) {
 		if err != nil {
 			return err
 		}
-		if _, err := a.c.Holds.Capture(ctx, tx, all(holds.Capture{IDs: []string{h.ID}, Entity: id})); err != nil {
+		if _, err := a.c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Entity: id, All: true}); err != nil {
 			return err
 		}
-		_, err = a.c.Holds.Refund(ctx, tx, refundAll(h.ID))
+		_, err = a.c.Holds.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, All: true})
 		return err
 	})
 	if errors.Is(err, holds.ErrTaken) {
@@ -243,4 +259,62 @@ func (a *app) due(ctx context.Context, id string) (map[string]int64, error) {
 	_, err := a.c.Holds.Sweep(ctx, a.pool, holds.SweepOptions{})
 	time.Sleep(20 * time.Millisecond)
 	return nil, err
+}
+
+// wallet grants a lot that lasts and one that ends at once, and draws, refunds and revokes of wallets that all processes have.
+func (a *app) wallet(ctx context.Context, id string) (map[string]int64, error) {
+	err := a.in(ctx, func(tx pgx.Tx) error {
+		for reference, g := range map[string]wallet.Grant{"lasting/": {Amount: 10}, "ending/": {Amount: 5, For: 50 * time.Millisecond}} {
+			g.Wallet, g.Reference = "wallet", reference+id
+			if _, err := a.book.Grant(ctx, tx, g); err != nil {
+				return err
+			}
+		}
+		drawn, err := a.book.Draw(ctx, tx, wallet.Draw{Wallet: "wallet", Amount: 8})
+		if err != nil {
+			return err
+		}
+		if _, err := a.book.Refund(ctx, tx, budget.Refund{Scope: "wallet", Seq: drawn.Seq, Amount: 2}); err != nil {
+			return err
+		}
+		_, err = a.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "wallet", Reference: "lasting/" + id, Amount: 1})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := a.book.Expire(ctx, a.pool, wallet.ExpireOptions{Batch: 1000}); err != nil {
+		return nil, err
+	}
+	_, err = a.book.Balance(ctx, a.pool, "wallet")
+	return map[string]int64{"wallet": 6}, err
+}
+
+// session reserves, and settles less; the same again finds it settled.
+func (a *app) session(ctx context.Context, id string) (map[string]int64, error) {
+	lines := func(n int64) []holds.Line { return []holds.Line{{Scope: "sessions", Amount: n, Limits: limited}} }
+	for again := range 2 {
+		s, err := metered.Open[string](ctx, a.c, metered.Reservation{ID: id, Lines: lines(9)})
+		if err != nil {
+			return nil, err
+		}
+		if s.Finished() != (again == 1) {
+			return nil, fmt.Errorf("opened %d times, finished: %v", again+1, s.Finished())
+		}
+		if !s.Finished() {
+			if _, err := s.Settle(ctx, metered.Used{Lines: lines(7)}, nil); err != nil {
+				return nil, err
+			}
+		}
+		s.Close()
+	}
+	return map[string]int64{"sessions": 7}, nil
+}
+
+// lease spends of slices, of which some end with the process that opened them.
+func (a *app) lease(ctx context.Context, _ string) (map[string]int64, error) {
+	return map[string]int64{"leased": 1}, a.in(ctx, func(tx pgx.Tx) error {
+		_, err := a.lent.Charge(ctx, tx, budget.Charge{Scope: "leased", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}})
+		return err
+	})
 }

@@ -15,8 +15,8 @@ type Limit struct {
 	Period Period        // in place of a window; the zero value is none
 
 	Thresholds string // each in a line: level, rearm, key; "" for none
-	TellAt     *int64 // the lowest of them; nil without any, like the next
-	SpentAt    *int64 // the lowest of those of what is spent
+	TellAt     *int64 // the lowest of them; nil without any
+	Spent      bool   // some are of what is spent alone; is not sent
 	Telling    bool   // the caller tells of those that are crossed
 }
 
@@ -100,14 +100,14 @@ type Slice struct {
 func limits(of []Limit) string {
 	rows := make([]string, len(of))
 	for i, l := range of {
-		window, period, tellAt, spentAt, thresholds, telling := interval(l.Window), "", "", "", "", ""
+		window, period, tellAt, thresholds, telling := interval(l.Window), "", "", "", ""
 		if !l.Period.IsZero() {
 			window, period = "", text(l.Period.String())
 		}
 		if l.Thresholds != "" {
-			tellAt, spentAt, thresholds, telling = numberOrNull(l.TellAt), numberOrNull(l.SpentAt), text(l.Thresholds), boolean(l.Telling)
+			tellAt, thresholds, telling = numberOrNull(l.TellAt), text(l.Thresholds), boolean(l.Telling)
 		}
-		rows[i] = composite(number(l.Max), window, period, tellAt, spentAt, thresholds, telling)
+		rows[i] = composite(number(l.Max), window, period, tellAt, thresholds, telling)
 	}
 	return array(rows)
 }

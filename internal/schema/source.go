@@ -8,7 +8,7 @@ import (
 )
 
 // Version is the version of the schema that Source makes.
-const Version = 2
+const Version = 3
 
 //go:embed sql/*.sql migrations/*.sql
 var files embed.FS

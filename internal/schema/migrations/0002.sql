@@ -94,9 +94,6 @@ create index lots_open on metered.lots (scope, priority, expires_at, no) where o
 -- What ends first, of all wallets, and what is to be told.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
 
--- What is to be told of one wallet.
-create index lots_untold on metered.lots (scope, expires_at, no) where untold > 0;
-
 create unique index lots_reference on metered.lots (scope, reference) where reference is not null;
 
 -- A lot is rolled over once.

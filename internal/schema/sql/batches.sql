@@ -94,8 +94,8 @@ begin
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
-                coalesce(bool_and(coalesce(x.used + a.before <= least(least(x.max, x.tell_at - 1) - t.held, x.spent_at - 1) - a.amount, false)), true) as fits
-            from (select l.ordinality, l.max, l.tell_at, l.spent_at, l.period,
+                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held - a.amount, false)), true) as fits
+            from (select l.ordinality, l.max, l.tell_at, l.period,
                     case when l.since = clk then t.spent - t.refunded - t.credited
                         when t.at <= l.since then 0
                         when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
@@ -104,8 +104,8 @@ begin
                         when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
                             then t.spent - coalesce(b.spent, 0)
                     end as used
-                  from (select y.ordinality, y.max, y.tell_at, y.spent_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.tell_at, z.spent_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                  from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
                               from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
                                   t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned

@@ -76,7 +76,7 @@ begin
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
             continue when standing is not true and l.win > interval '0' and tip.spent
-                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;
@@ -84,11 +84,11 @@ begin
                 u := 0;
             else
                 if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
-                    continue when standing is not true and tip.spent <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
+                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     p := metered.period_at(l.period, at);
                     since := p[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
-                        and tip.spent - tip.anchor_spent <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
+                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     periods := periods || p;
                 end if;
                 -- spent_since where the base is in the newest epoch, or all that was ever
@@ -120,7 +120,7 @@ begin
                 end if;
             end if;
             used[n] := u;
-            plain := u <= least(least(l.max, l.tell_at - 1) - tip.held, l.spent_at - 1 + c.held) - c.amount;
+            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
             -- One charge, which is let in: the loops below, without what they are for.
@@ -280,7 +280,7 @@ declare
     tells boolean := false;
 begin
     for i in 1..cardinality(charges) loop
-        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.spent_at, l.thresholds, l.telling)::metered.charge_limit
+        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
             from unnest(charges[i].limits) l where l.thresholds is not null);
         tells := tells or cardinality(charges[i].limits) > 0;
     end loop;

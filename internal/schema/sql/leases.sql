@@ -203,7 +203,7 @@ $$;
 -- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
 -- told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is
 -- spent, of limits, which are not told of.
-create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[] default null, ahead interval default null,
+create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[], ahead interval,
     out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
 as $$
@@ -258,8 +258,8 @@ $$;
 -- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
 -- clock may have been set back since. limits are spent_limits, of which it may cross some. silent: nothing was written, since
 -- nobody would tell.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null,
-    limits metered.charge_limit[] default null, ahead interval default null, out crossed jsonb, out silent boolean)
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
+    limits metered.charge_limit[], ahead interval, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare

@@ -143,7 +143,8 @@ as $$
         'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
--- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, each of which may take a lock of the server's table. With
+-- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no
+-- more than 2,000, each of which may take a lock of the server's table. With
 -- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
 -- told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
 -- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
@@ -162,7 +163,8 @@ declare
     e      metered.ledger;
     w      record;
 begin
-    perform metered.require(max_lots between 1 and 2000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    max_lots := least(max_lots, 2000);
     ended := 0;
     if only_scope is not null then
         perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);

@@ -84,8 +84,7 @@ create function metered.give_back(refund metered.ledger, of_lot bigint, units bi
 language plpgsql volatile
 as $$
 declare
-    l    metered.lots;
-    made record;
+    l metered.lots;
 begin
     update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
     where y.no = of_lot returning * into l;
@@ -98,9 +97,8 @@ begin
     if l.late is null then
         tip := metered.take_back(tip, of_lot, units, 'e');
     else
-        made := metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l');
-        tip := made.entry;
-        over := over - coalesce(made.paid, 0);
+        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
+        over := over - (select coalesce(sum(y.amount), 0) from metered.lot_moves y where y.scope = tip.scope and y.seq = tip.seq and y.kind in ('p', 'q'));
     end if;
 end
 $$;

@@ -96,8 +96,7 @@ $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
 -- overdrawn is paid back at once.
-create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint,
-    out entry metered.ledger, out no bigint, out paid bigint)
+create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -125,14 +124,13 @@ begin
     end if;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
     if before < 0 then
-        paid := (metered.pay_back(tip.scope, entry.seq, -before, 2)).paid;
+        perform metered.pay_back(tip.scope, entry.seq, -before, 2);
     end if;
 end
 $$;
 
--- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first. paid
--- is how much.
-create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int, out paid bigint)
+-- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first.
+create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int)
 language plpgsql volatile
 as $$
 declare
@@ -142,14 +140,12 @@ declare
 begin
     got := metered.take_lots(of_scope, at_seq, spent, 'p', null, nth);
     nth := got.nth;
-    paid := got.taken;
     if got.taken < spent or spent = overdrawn then
         return;
     end if;
     for k in select y.seq, y.amount from metered.lot_holds y where y.scope = of_scope and y.lot = 0 order by y.seq loop
         got := metered.take_lots(of_scope, at_seq, k.amount, 'q', k.seq, nth);
         nth := got.nth;
-        paid := paid + got.taken;
         update metered.lot_holds y set amount = y.amount - got.taken where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
         exit when got.taken < k.amount;
         delete from metered.lot_holds y where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
@@ -180,8 +176,7 @@ end
 $$;
 
 -- Lets units of a lot go on in another one: because it ends, or is asked to (r), or since they were given back after its end (l).
-create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char",
-    out entry metered.ledger, out no bigint, out paid bigint)
+create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char", out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -194,7 +189,6 @@ begin
     made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, as_origin, l.no);
     entry := made.entry;
     no := made.no;
-    paid := made.paid;
 end
 $$;
 

@@ -1,8 +1,7 @@
 -- Thresholds: levels of use that are told of once, by the charge that reaches them.
 --
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
--- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level, and
--- spent_at that of those of what is spent. What was told stands in the scope's last entry (crossed), by key: of a period
+-- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
 
@@ -20,7 +19,7 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at and spent_at as the lowest levels that are still to be told, or null. Where one may be armed again, it
+-- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, it
 -- is so low that nothing goes by it without a count. told is not null; spent is less refunds.
 create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
@@ -33,30 +32,23 @@ declare
     key text;
     was jsonb;
     net bigint;
-    level bigint;
 begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
         l.tell_at := null;
-        l.spent_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
             key := metered.threshold_key(h);
             was := told -> key;
             net := spent + case when metered.of_spent(key) then 0 else held end;
-            level := case
+            l.tell_at := least(l.tell_at, case
                 when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then split_part(h, ' ', 1)::bigint
                 when l.win is null
                     or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
                     or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
                     then null
                 when l.win = interval '0' then net - credited
-                else 0 end;
-            if metered.of_spent(key) then
-                l.spent_at := least(l.spent_at, level);
-            else
-                l.tell_at := least(l.tell_at, level);
-            end if;
+                else 0 end);
         end loop;
         limits[n] := l;
     end loop;
@@ -246,12 +238,12 @@ declare
     n   int := 0;
 begin
     foreach one in array coalesce(limits, '{}') loop
-        n := n + (one.spent_at is not null)::int;
+        n := n + (one.tell_at is not null)::int;
     end loop;
     return case when n > 0 then (
-        select array_agg(row(4611686018427387904, l.win, l.period, null, l.spent_at, t.lines, l.telling)::metered.charge_limit)
+        select array_agg(row(4611686018427387904, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
-            select string_agg(x, chr(10)) as lines
+            select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
             from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
         where t.lines is not null) end;
 end
@@ -279,7 +271,7 @@ begin
     foreach l in array untold loop
         counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
             when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered.period_at(l.period, clk))[1]) then tip.anchor_spent
-            else 0 end + take.amount - take.held >= l.spent_at, false);
+            else 0 end + take.amount - take.held >= l.tell_at, false);
     end loop;
     if counted then
         a := metered.check_now(array[take], array[tip], clk, ahead);

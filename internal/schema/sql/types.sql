@@ -23,9 +23,9 @@ create domain metered.fingerprint as bytea not null check (octet_length(value) =
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them, and spent_at the
--- lowest of those of what is spent alone (see thresholds.sql): a charge that crosses one is only made if its caller is telling.
-create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, spent_at bigint, thresholds text, telling boolean);
+-- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
+-- thresholds.sql): a charge that crosses one is only made if its caller is telling.
+create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
 
 -- A charge to be made: amount units of the scope. Of these held are not spent but held, by
 -- the hold that is being placed. key is that of the scope's lock, or null: then it is

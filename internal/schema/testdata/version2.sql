@@ -1,0 +1,7121 @@
+-- Every table, index and function of metered.
+--
+-- Applied by metered.Migrate, or rendered by metered.SchemaSQL for a migration
+-- tool of your own. "metered." is replaced by the schema name you choose.
+--
+-- Three rules hold for all of it:
+--
+--   * Whoever owns the schema owns the data. An application role needs EXECUTE
+--     on the functions that it calls and SELECT on tables that it reads, nothing
+--     else (metered.GrantSQL): the functions that write are SECURITY DEFINER, so
+--     no application can change or delete a ledger entry.
+--   * Functions that an application calls fix search_path, so that no operator
+--     or table of the caller's can stand in for ours; enable_seqscan = off:
+--     PL/pgSQL caches plans, and a sequential scan cached while a table was
+--     small makes a hot scope quadratic; and plan_cache_mode = force_generic_plan:
+--     a statement that compares with an array, or lets a null decide what remains
+--     of it, would be planned anew at each call, for 50 to 150 microseconds. All
+--     three together cost 5 to 8 microseconds a call (Postgres 15); inner functions
+--     inherit them. A plan is made while the table may be empty and any index
+--     looks as good, so no condition may fit an index other than the right one.
+--   * Time is read only from metered.clock(), but for how long a lock is still
+--     waited for. To set the clock a test replaces that function, which its owner
+--     can do and an application's role cannot.
+
+-- CREATE SCHEMA IF NOT EXISTS alone would not do: it demands the right to create a schema
+-- even where this one is there, and who owns it may not have that.
+do $$
+begin
+    if to_regnamespace('metered') is null then
+        create schema if not exists metered;
+    end if;
+end
+$$;
+
+-- True, and makes a session faster: as it plans a statement of metered.clock(), the planner
+-- works this constant out, and nothing is left of it. That takes and frees a block of a
+-- megabyte, and so has glibc's malloc keep up to 2 MB of free memory. On Postgres 14 it
+-- gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a
+-- place, a capture or a release: 15 to 19 percent of their time. See ADR 20.
+create function metered.keep_memory() returns boolean
+language sql immutable
+as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
+
+-- The only clock. clock_timestamp(), because now() is the start of the
+-- transaction, and a slow one would write entries already outside their window.
+create function metered.clock() returns timestamptz
+language sql volatile
+as 'select case when metered.keep_memory() then pg_catalog.clock_timestamp() end';
+
+-- What calls are made of.
+
+-- The amount of an entry, never negative: nobody can make one that takes spending back. A
+-- domain, since a table's check would be parsed anew for each statement that inserts: 6
+-- microseconds.
+create domain metered.units as bigint check (value >= 0);
+
+-- Whoever may execute a function can pass anything. What commands wait for checks its arguments
+-- by one condition of its own (Postgres prepares a domain's check anew in each call, for 1 to 2
+-- microseconds: a place would have 20 of them); the rest by these.
+
+-- An amount from 1 to 2^53.
+create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);
+
+-- The name of a scope, 1 to 255 bytes.
+create domain metered.scope_name as text collate "C" not null check (octet_length(value) between 1 and 255);
+
+-- A fingerprint: a version byte and a SHA-256.
+create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);
+
+-- A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so
+-- many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.
+create type metered.period as (every interval, anchor timestamptz, zone text);
+
+-- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
+-- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
+-- thresholds.sql): a charge that crosses one is only made if its caller is telling.
+create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
+
+-- A charge to be made: amount units of the scope. Of these held are not spent but held, by
+-- the hold that is being placed. key is that of the scope's lock, or null: then it is
+-- derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.
+-- If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is
+-- that of the lease's lock, and there are no limits.
+create type metered.new_charge as (
+    scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean,
+    lease bigint, lease_offset bigint);
+
+-- How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a
+-- scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.
+create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
+
+-- Who makes an entry or a transition: the command, if it is one, and a note.
+create type metered.origin as (namespace text, operation text, note jsonb);
+
+-- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
+-- it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long
+-- after its beginning a hold ends at the latest.
+create type metered.new_hold as (
+    tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
+    issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json);
+
+-- Holds of one tenant, and the holder that they must have ('' for any). issued are the times
+-- that the ids carry.
+create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], holder text);
+
+-- Units of one scope that a capture takes, or that a refund gives back.
+create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
+
+-- A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left
+-- of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts
+-- for late from then on (0: for ever), or ends at once (null).
+create type metered.new_lot as (
+    amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
+    roll_cap bigint, roll_for interval, late interval);
+
+-- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
+-- units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they
+-- are charged).
+create type metered.capture_terms as (closing boolean, policy text, entity text);
+
+-- A command as its first and its last statement name it. key is that of its id's lock.
+-- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
+-- settings, since the transaction is the caller's. standing: its receipt says what limits stand at. leased: some of its
+-- charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.
+create type metered.new_command as (
+    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
+    name text, jobs bigint[]);
+
+-- A token as it was presented.
+create type metered.presented_token as (digest bytea, purpose text, subject text);
+
+-- A token to be minted.
+create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
+
+-- What charge answers: an entry a charge, in the order of the charges; what counts against each
+-- limit, and what is held of each scope; the start and the end of each limit's period, if there are any; which
+-- thresholds it crosses; or else why it is denied.
+create type metered.charged as (
+    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
+
+-- A usage event, whose charge stands at the same place of another array. id is null for a charge without
+-- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
+create type metered.new_event as (
+    namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
+
+-- What charge_each answers to one charge: its number in the call, its entry, what counts against each limit
+-- before it, what is held, the limits' periods, and the thresholds that it crosses; or else why there is none.
+create type metered.each_answer as (
+    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[], crossed jsonb);
+
+-- For functions of ours. What a limit that is being looked at was counted from: the number of
+-- the limit, and the entry at the beginning of its window.
+create type metered.counted as (nth int, base_seq bigint, base_spent bigint);
+
+-- For functions of ours. What an entry that holds units says of the hold: its id, and when
+-- it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is
+-- what counts as now, if the caller has read the clock under the locks.
+create type metered.hold_terms as (id text, due_in interval, nos bigint[], at timestamptz);
+
+-- The versions of this schema that were installed; the last one is the greatest.
+create table metered.schema_version (
+    version    int primary key,         -- a version that was installed
+    applied_at timestamptz not null default clock_timestamp() -- when
+);
+
+insert into metered.schema_version (version) values (2);
+
+-- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
+-- Each entry carries its scope's totals after it, so the state of a scope is its
+-- last entry, and the spending inside a window is a difference of two entries
+-- instead of a sum over many. Wide columns first: no padding between them.
+create table metered.ledger (
+    seq       bigint      not null,     -- 1, 2, 3 and so on in the scope, without a gap
+    amount    metered.units not null, -- 0 for a clock repair and a close
+    at        timestamptz not null,   -- never decreases along seq within an epoch
+    spent     bigint      not null,   -- sum of charges so far, never decreases
+    refunded  bigint      not null,   -- sum of refunds so far, never decreases
+    credited  bigint      not null,   -- sum of credits so far, less what was taken back of them
+    held      bigint      not null,   -- units in open holds now
+    epoch     smallint    not null,   -- clock repairs so far
+    kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
+                                      -- z the scope was closed: nothing new is let in;
+                                      -- of holds: h held, u captured (used), l released, x expired;
+                                      -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over
+    scope     text collate "C" not null, -- what is charged
+    next_due  timestamptz,            -- no open hold falls due before this; -infinity: the scope is closed
+    ref       bigint,                 -- of a refund: the seq of its charge
+    hold      text,                   -- the hold's id, where the entry is about one alone
+    namespace text,                   -- of the operation
+    operation text,                     -- the operation's id, where a command made the entry
+    note      jsonb,                  -- actor, tenant, correlation, reason
+    anchor_at timestamptz,            -- some time in the past, of which anchor_spent is known; null for none
+    anchor_spent bigint,              -- what had been spent by then: a bound of what was spent since
+    lots_end timestamptz,             -- no lot of the scope ends before this; null: it has no lots
+    crossed jsonb,                    -- the thresholds that were told, until they are armed again; null for none
+    -- The guard: a writer that did not see the last entry collides here,
+    -- whatever its isolation level, even if it never took the lock.
+    primary key (scope, seq)
+);
+
+-- Finds the last entry at or before a time in two short index scans: this index
+-- holds every 16th entry, the other 15 are next to it in the primary key. A full
+-- index on (scope, at) would cost a third more bytes and time for each charge;
+-- bisecting seq takes 20 look-ups in a scope of a million entries (measured: 105
+-- microseconds against 19).
+create index ledger_time on metered.ledger (scope, epoch, at, seq)
+    where seq & 15 = 1 or kind = 'k';
+
+-- Refunds by the charge they refund, summed in blocks of 16^level charges (level
+-- 0: one charge): the refunds of all charges after some entry are at most 15 rows
+-- of each level, however many there are. See ADR 1.
+create table metered.refund_sum (
+    block  bigint   not null,         -- charge's seq >> 4 * level
+    amount bigint   not null,           -- refunded of the block's charges
+    level  smallint not null,           -- a block is of 16^level charges
+    scope  text collate "C" not null,   -- whose charges they are
+    primary key (scope, level, block)
+);
+
+-- Scopes that were declared to exist. Only charges, credits and holds that demand it look here.
+-- A row stays when its scope is retired, so that no program creates the scope again unawares.
+create table metered.resources (
+    created_at timestamptz not null,    -- when it was declared first
+    retired_at timestamptz,             -- since when nothing new is let in; null if it is
+    scope      text collate "C" primary key -- what exists
+);
+
+-- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the
+-- history of one.
+create table metered.leases (
+    no          bigint      generated always as identity primary key, -- the number of the lease
+    opened_at   timestamptz not null,   -- when it was opened
+    ends_at     timestamptz not null,   -- nothing is spent of it from here on, and anybody may settle it
+    settled_at  timestamptz,            -- when it was settled; null while it is open
+    granted     bigint      not null,   -- units that it held
+    spent       bigint,                 -- of granted, what was captured when it was settled
+    fence       bigint      not null,   -- the key of its lock
+    opened_seq  bigint      not null,   -- the entry that holds its units
+    settled_seq bigint,                 -- the last entry of its end
+    mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it,
+                                        -- r one on another cluster has it; g this is that cluster's side of it
+    scope       text collate "C" not null, -- whose units they are
+    owner       text collate "C" not null, -- the process that opened it
+    settled_by  text collate "C",       -- who settled it: its owner, or another
+    child       text collate "C"        -- the scope that its units were carved for
+);
+
+-- A scope is carved for once.
+create unique index leases_child on metered.leases (child, (mode = 'r')) where child is not null;
+
+-- What is open of a scope, when it ends, and the history of a scope and by age.
+create index leases_open on metered.leases (scope, ends_at) where settled_at is null;
+create index leases_due on metered.leases (ends_at) where settled_at is null;
+create index leases_scope on metered.leases (scope, no);
+create index leases_settled on metered.leases (settled_at) where settled_at is not null;
+
+-- What was spent from leases, in the transactions that spent it. Each takes a range of its lease.
+create table metered.lease_spends (
+    lease     bigint      not null,     -- leases.no
+    at_offset bigint      not null,     -- where its range begins, from 0 on
+    amount    bigint      not null,     -- how long it is
+    at        timestamptz not null,     -- when
+    namespace text,                     -- of the operation
+    operation text,                     -- the operation's id, where a command spent it
+    note      jsonb,                    -- actor, tenant, correlation, reason
+    primary key (lease, at_offset)
+);
+
+-- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
+-- line; this is who holds it, until when, and how it ended.
+--
+-- Locks are taken in one order everywhere: the scopes' advisory locks by key, then
+-- rows of holds by no. Under the lock of any of its scopes a hold can only expire.
+-- That is decided once, here, by the plain clock; each line is then freed under its
+-- own scope's lock, by whoever comes.
+create table metered.holds (
+    no          bigint      generated always as identity primary key, -- the number of the hold, in the order of placing
+    placed_at   timestamptz not null,   -- when it was placed
+    deadline    timestamptz not null,   -- when it ends, unless it is extended
+    due         timestamptz not null,   -- deadline and grace: its units are free from here on
+    ceiling     timestamptz not null,   -- no deadline is later
+    ended_at    timestamptz,            -- when it ended; of one that expired it is due
+    issued_at   timestamptz,            -- the time that the id carries, if it does
+    version     int         not null,   -- transitions so far
+    state       "char"      not null,   -- h held, c captured, r released, x expired
+    returned    boolean     not null default false, -- captured, and given back since
+    pending     boolean     not null default true,  -- not ended, or ended by time and not announced
+    tenant      text collate "C" not null, -- keeps the ids of tenants apart
+    id          text collate "C" not null, -- chosen by the caller, or made up
+    holder      text collate "C" not null, -- who has it; empty for nobody
+    claim       text collate "C",       -- the scope of what is claimed, if it is a claim
+    entity      text collate "C",       -- what a capture linked
+    fingerprint bytea       not null,   -- a version byte and a SHA-256
+    keys        bigint[]    not null,   -- of the locks of its scopes, ascending
+    metadata    json,                   -- of the caller
+    unique (tenant, id)
+);
+
+-- What the sweeper takes first.
+create index holds_due on metered.holds (due, no) where pending;
+
+-- Lists by holder, and by what a capture linked.
+create index holds_holder on metered.holds (tenant, holder, no) where holder <> '';
+create index holds_entity on metered.holds (tenant, entity, no) where entity is not null;
+
+-- At most one active claim of a value. The ledger sees to that already; this is
+-- how it is found.
+create unique index holds_claim on metered.holds (claim)
+    where claim is not null and (state = 'h' or state = 'c' and not returned);
+
+-- What a purge takes first: a captured claim is kept while it stands.
+create index holds_ended on metered.holds (ended_at)
+    where ended_at is not null and (claim is null or state <> 'c' or returned);
+
+-- One scope of a hold.
+create table metered.hold_lines (
+    hold     bigint      not null,      -- holds.no
+    key      bigint      not null,      -- of the scope's lock
+    amount   bigint      not null,      -- placed
+    captured bigint      not null default 0, -- spent of amount
+    open     bigint      not null,      -- counted in the scope's held
+    due      timestamptz not null,      -- holds.due
+    scope    text collate "C" not null, -- what is held
+    refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
+    opened_seq bigint,                  -- the entry that holds its units; null of a hold of version 1
+    at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
+    primary key (hold, scope)
+);
+
+-- Which lines of a scope fall due first. Read from next_due on, so that entries of
+-- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
+-- of a hold are asked for with open <> 0, which keeps the planner from this index.
+create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
+
+-- Which lines will capture something when they expire.
+create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
+
+-- Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where
+-- it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry
+-- of its scope, which the guard lets one writer make.
+create table metered.lots (
+    no          bigint      generated always as identity primary key, -- the number of the lot
+    granted_at  timestamptz not null,   -- when it was granted
+    expires_at  timestamptz not null,   -- nothing is drawn of it from here on; infinity: it never ends
+    granted_seq bigint      not null,   -- the entry that credited it
+    last_seq    bigint      not null,   -- the last entry that moved units of it
+    amount      bigint      not null,   -- units that it was granted with
+    rest        bigint      not null,   -- of amount, what can be drawn
+    drawn       bigint      not null default 0, -- of amount, what was spent, less what was given back
+    held        bigint      not null default 0, -- of amount, what open holds and leases keep
+    lapsed      bigint      not null default 0, -- of amount, what was left at its end, or given back later
+    revoked     bigint      not null default 0, -- of amount, what was taken back
+    rolled      bigint      not null default 0, -- of amount, what went on in another lot
+    untold      bigint      not null default 0, -- of lapsed, what subscribers were not told of yet
+    roll_cap    bigint,                 -- at its end, so much goes on in another lot; null: nothing
+    roll_for    interval,               -- how much longer that one lasts; 0: for ever
+    late        interval,               -- how long it lasts what is given back after its end; 0: for ever; null: it lapses
+    from_lot    bigint,                 -- the lot that its units were in before
+    priority    int         not null,   -- what is drawn first: the lower one
+    origin      "char"      not null,   -- g granted, c credited without a grant, r rolled over, l given back late
+    open        boolean     not null,   -- something can be drawn of it, but for its end
+    scope       text collate "C" not null, -- the wallet
+    category    text collate "C" not null, -- of the caller: paid, promotional
+    reference   text collate "C",       -- of the caller, once in a wallet
+    fingerprint bytea                   -- of what was granted under the reference: a version byte and a SHA-256
+) with (fillfactor = 70);
+
+-- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
+-- an indexed column.
+create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
+
+-- What ends first, of all wallets, and what is to be told.
+create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
+
+create unique index lots_reference on metered.lots (scope, reference) where reference is not null;
+
+-- A lot is rolled over once.
+create unique index lots_rolled on metered.lots (from_lot) where origin = 'r';
+
+create index lots_scope on metered.lots (scope, no);
+
+-- What each entry of a wallet did to its lots.
+create table metered.lot_moves (
+    seq    bigint not null,             -- the entry
+    nth    int    not null,             -- 1, 2, 3 and so on in the entry
+    lot    bigint not null,             -- lots.no; 0: overdraft, which no lot covers
+    amount bigint not null,             -- how many units
+    back   bigint not null default 0,   -- of what was taken, what refunds gave back
+    kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay back what was overdrawn, g given back by a refund;
+                                        -- h held, q held in place of what was overdrawn, u captured, f freed; e lapsed, v revoked, o rolled over
+    scope  text collate "C" not null,   -- the wallet
+    primary key (scope, seq, nth)
+);
+
+-- What was overdrawn, and paid back: a refund of that gives it back.
+create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p';
+
+-- What open holds and leases keep of lots.
+create table metered.lot_holds (
+    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq, leases.opened_seq
+    lot    bigint not null,             -- lots.no; 0: overdraft
+    amount bigint not null,             -- units
+    scope  text collate "C" not null,   -- the wallet
+    primary key (scope, seq, lot)
+);
+
+-- Every transition, written with it.
+create table metered.hold_events (
+    hold      bigint      not null,     -- holds.no
+    at        timestamptz not null,     -- when it was recorded
+    deadline  timestamptz,              -- of a place or an extension: the new one
+    version   int         not null,     -- 1, 2, 3 and so on in the hold
+    kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
+                                        -- r released, x expired, g given back in part, b given back
+    entity    text,                     -- what a capture linked
+    detail    jsonb,                    -- a place's constants; a capture's lines; what was given back, or (b) was not
+    note      jsonb,                    -- actor, tenant, correlation, reason
+    namespace text,                     -- of the operation
+    operation text,                     -- the operation's id, where a command did it
+    primary key (hold, version)
+);
+
+-- The latest time of an id whose hold was purged. Never decreases.
+create table metered.holds_horizon (
+    at  timestamptz not null,           -- ids of this time and before are retired
+    one boolean primary key default true check (one) -- there is one row
+);
+
+insert into metered.holds_horizon (at) values ('-infinity');
+
+-- One-time grants. The token itself is nowhere in here, only the SHA-256 of its
+-- text, from which 32 random bytes cannot be found.
+create table metered.tokens (
+    digest     bytea       primary key check (octet_length(digest) = 32), -- the SHA-256 of its text
+    minted_at  timestamptz not null,    -- when it was minted
+    expires_at timestamptz not null,    -- when it is no longer good
+    ended_at   timestamptz,                     -- last use, revocation, or expiry seen by a revocation
+    uses       int         not null check (uses >= 1), -- how often it can be used
+    used       int         not null default 0 check (used between 0 and uses), -- how often it was
+    revoked    boolean     not null default false, -- whether it was revoked
+    sole       boolean     not null default false,  -- minted by replace_token
+    purpose    text collate "C" not null, -- what it grants
+    subject    text collate "C" not null, -- to whom or for what
+    payload    json,                            -- json, not jsonb: it comes back byte for byte
+    check (used < uses and not revoked or ended_at is not null)
+);
+
+-- A subject's tokens that have not ended, to revoke them. A use that is not the
+-- last changes no indexed column and stays a HOT update.
+create index tokens_open on metered.tokens (purpose, subject) where ended_at is null;
+
+-- The guard of replace_token: at most one such token per purpose and subject,
+-- whatever the isolation level, even if its lock was never taken.
+create unique index tokens_sole on metered.tokens (purpose, subject) where sole and ended_at is null;
+
+-- What purge_tokens takes first.
+create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
+
+-- Which job a key was used for. No foreign key: River deletes finished jobs
+-- after a day, and a key must be remembered for longer than its job.
+create table metered.job_keys (
+    job_id     bigint      not null,    -- river_job.id
+    created_at timestamptz not null,    -- when the key was claimed
+    queue      text collate "C" not null, -- of the job
+    key        text collate "C" not null, -- chosen by the caller, once in the queue
+    kind       text        not null,    -- of the job
+    tenant     text        not null,    -- of the job
+    digest     bytea       not null,   -- of kind and args, its first byte the version: see jobs/digest.go
+    primary key (queue, key)
+);
+
+-- For purging by age.
+create index job_keys_age on metered.job_keys (created_at);
+
+-- What committed, by the caller's id: written with the command's own writes, so
+-- that a record exists exactly where they do. An event of charge_each has one, too, with the result
+-- null and one scope; its issued_at is the time of the id, or else when it occurred. And what was refused, where the caller asked
+-- for the refusal to be remembered.
+create table metered.operations (
+    at          timestamptz not null,   -- when the command was completed
+    issued_at   timestamptz,            -- the time that the id carries, if it does
+    namespace   text collate "C" not null, -- keeps the ids of tenants apart
+    id          text collate "C" not null, -- chosen by the caller
+    fingerprint bytea       not null,   -- a version byte and a SHA-256
+    result      bytea       not null,   -- JSON, byte for byte as it was returned
+    scopes      text[],                 -- what was charged, for the receipt
+    amounts     bigint[],               -- what each was charged
+    seqs        bigint[],               -- the number of each entry
+    ats         timestamptz[],          -- the time of each entry
+    holds       text[],                 -- JSON: what was placed, captured, released; and what it drew of wallets by a step of its own
+    refusal     json,                   -- of one that was refused: why; its result is empty
+    name        text collate "C",       -- what the command is; null for none, and of a record of version 1
+    jobs        bigint[],               -- the ids of River's jobs that it made
+    primary key (namespace, id)
+);
+
+create index operations_at on metered.operations (at);
+
+-- The latest time of an id whose record was purged. Never decreases.
+-- Always found by its key: with sequential scans off, one would look so expensive
+-- that each is compiled first (jit), for 50 ms.
+create table metered.operations_horizon (
+    at  timestamptz not null,           -- ids of this time and before are retired
+    one boolean primary key default true check (one) -- there is one row
+);
+
+insert into metered.operations_horizon (at) values ('-infinity');
+
+-- Takes transaction-scoped advisory locks in the order given (callers sort),
+-- waiting at most wait_ms for all of them together, or as long as a shorter
+-- lock_timeout of the session allows. Then SQLSTATE 55P03.
+-- Each lock is first tried without waiting, which nearly always succeeds and needs
+-- no lock_timeout to be set; it does not overtake those who already wait. Returns
+-- whether it had to wait: a function that returns something can be called by an
+-- assignment, which costs a fifth of a PERFORM.
+create function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+declare
+    k        bigint;
+    deadline timestamptz;
+    before   text;
+begin
+    foreach k in array keys loop
+        continue when pg_try_advisory_xact_lock(k);
+        deadline := coalesce(deadline, clock_timestamp() + wait_ms * interval '1 ms');
+        before := current_setting('lock_timeout');
+        perform set_config('lock_timeout', greatest(1, least(
+            (extract(epoch from deadline - clock_timestamp()) * 1000)::int,
+            case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end))::text, true);
+        perform pg_advisory_xact_lock(k);
+        perform set_config('lock_timeout', before, true);
+    end loop;
+    return deadline is not null;
+end
+$$;
+
+-- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
+-- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
+-- which must follow; an error undoes it without.
+create function metered.bound_lock_wait(wait_ms int) returns text
+language plpgsql volatile
+as $$
+declare
+    before text := current_setting('lock_timeout');
+    bound  text;
+begin
+    if wait_ms is null or before <> '0' and before::interval <= wait_ms * interval '1 ms' then
+        return null;
+    end if;
+    bound := set_config('lock_timeout', wait_ms::text, true);
+    return before;
+end
+$$;
+
+-- The shorter one of a timeout, as a setting has it, and of so many milliseconds. Inlined
+-- wherever it stands.
+create function metered.shorter(before text, ms int) returns text
+language sql stable
+as $$
+    select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text else before end
+$$;
+
+create function metered.unbound_lock_wait(before text) returns text
+language plpgsql volatile
+as $$
+begin
+    return case when before is not null then set_config('lock_timeout', before, true) end;
+end
+$$;
+
+-- Takes these locks, in the order given, as far as none has to be waited for, and says
+-- whether it has them all. try_keys is inlined: for one key it costs no call.
+create function metered.try_each(keys bigint[]) returns boolean
+language plpgsql volatile
+as $$
+declare
+    k bigint;
+begin
+    foreach k in array keys loop
+        if not pg_try_advisory_xact_lock(k) then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+create function metered.try_keys(keys bigint[]) returns boolean
+language sql volatile
+as $$
+    select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered.try_each(keys) end
+$$;
+
+-- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
+-- derives the same one.
+create function metered.lock_key(space bytea, name bytea) returns bigint
+language sql stable
+as $$
+    select ('x' || encode(substr(sha256(space || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
+$$;
+
+create function metered.scope_key(of_scope text) returns bigint
+language sql stable
+as $$
+    select metered.lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
+$$;
+
+-- Whether key is that of the scope's lock: cheaper than to derive it.
+create function metered.key_fits(key bigint, of_scope text) returns boolean
+language sql stable
+as $$
+    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+$$;
+
+-- Whether an origin is within its bounds. Inlined wherever it stands.
+create function metered.fits_origin(o metered.origin) returns boolean
+language sql stable
+as $$
+    select coalesce(octet_length(o.namespace) <= 255 and octet_length(o.operation) <= 255, true)
+        and coalesce(pg_column_size(o.note) <= 8192, true)
+$$;
+
+-- Refuses a call of a function with an argument that is out of bounds. Go never makes one. Where
+-- a command waits for the answer it is called behind an IF, which costs a fifth of a PERFORM.
+create function metered.require(holds boolean, what text) returns void
+language plpgsql
+as $$
+begin
+    if holds is not true then
+        raise exception 'out of bounds: %', what using errcode = '22023';
+    end if;
+end
+$$;
+
+-- The locks of several scopes, in the one order in which everybody takes them.
+create function metered.lock_all_scopes(scopes text[], keys bigint[], wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return metered.lock_keys(array(
+        select distinct coalesce(s.key, metered.scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
+end
+$$;
+
+-- Takes the locks of scopes for a caller that then reads, charges or credits.
+create function metered.lock_scopes(scopes text[], wait_ms int) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform metered.require(cardinality(scopes) <= 64, 'scopes');
+    perform metered.lock_all_scopes(scopes, null, wait_ms);
+end
+$$;
+
+-- Whether this transaction's statements all read from one snapshot. Inlined wherever it stands.
+create function metered.one_snapshot() returns boolean
+language sql stable
+as $$
+    select current_setting('transaction_isolation') in ('repeatable read', 'serializable')
+$$;
+
+-- What a scope without entries stands at: everything 0, before all time.
+create function metered.fresh(of_scope text) returns metered.ledger
+language plpgsql immutable
+as $$
+declare
+    l metered.ledger;
+begin
+    l.scope := of_scope;
+    l.seq := 0;
+    l.at := '-infinity';
+    l.spent := 0;
+    l.refunded := 0;
+    l.credited := 0;
+    l.held := 0;
+    l.epoch := 0;
+    return l;
+end
+$$;
+
+-- The last entry of a scope, for a reader.
+create function metered.last_entry(of_scope text) returns metered.ledger
+language plpgsql stable
+as $$
+declare
+    tip metered.ledger;
+begin
+    select * into tip from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1;
+    if not found then
+        return metered.fresh(of_scope);
+    end if;
+    return tip;
+end
+$$;
+
+-- Tells a writer that its view of a scope is stale. As a serialization failure,
+-- because that is what callers' retry loops retry.
+create function metered.collided() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'could not serialize access: the scope has a newer entry' using errcode = '40001';
+end
+$$;
+
+-- The last entry of a scope, for a writer that holds the scope's lock. FOR KEY
+-- SHARE closes the hole that a purge opens in the guard: it fails where an old
+-- snapshot still sees an entry that is deleted by now, whose successor, deleted
+-- too, would no longer collide. That holds for entry 1 as well, since a purge puts
+-- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
+-- passed over instead, until none is left; hence the second look.
+create function metered.entry_for_write(of_scope text) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    select * into tip from metered.ledger l
+    where l.scope = of_scope order by l.seq desc limit 1 for key share;
+    if not found then
+        return metered.first_for_write(of_scope);
+    end if;
+    return tip;
+end
+$$;
+
+-- The beginning of a scope, for a writer that found no last entry. If it has entries
+-- after all, the writer has a stale view of it.
+create function metered.first_for_write(of_scope text) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    if exists (select from metered.ledger l where l.scope = of_scope) then
+        perform metered.collided();
+    end if;
+    return metered.fresh(of_scope);
+end
+$$;
+
+-- The last entry at or before t in the chain whose last entry is tip_seq: seq 0
+-- if the chain begins after t, null if a purge took the answer away. Entries of an
+-- earlier epoch count as made no later than the repair that ended it: that
+-- follows from looking in the newest epoch first.
+create function metered.base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
+    out seq bigint, out spent bigint, out refunded bigint)
+language plpgsql stable
+as $$
+begin
+    for e in reverse tip_epoch..0 loop
+        select b.seq, b.spent, b.refunded into base.seq, base.spent, base.refunded
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.epoch = e and l.at <= t
+                and (l.seq & 15 = 1 or l.kind = 'k')
+              order by l.at desc, l.seq desc limit 1) s,
+             lateral (select l.seq, l.spent, l.refunded from metered.ledger l
+              where l.scope = of_scope and l.seq between s.seq and s.seq + 15
+                and l.epoch = e and l.at <= t
+              order by l.seq desc limit 1) b;
+        exit when found;
+    end loop;
+    if base.seq > 1 then
+        return;
+    end if;
+    -- A purge keeps entry 1 and then takes whole blocks of 16, entry 2 first.
+    if tip_seq > 16 and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
+        seq := null;
+    elsif base.seq is null then
+        seq := 0;
+        spent := 0;
+        refunded := 0;
+    end if;
+end
+$$;
+
+-- Refunds of the charges after entry after_seq, in the chain that ends with
+-- tip_seq.
+create function metered.refunds_after(of_scope text, tip_seq bigint, after_seq bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    top int := 0;
+begin
+    while tip_seq >> (4 * top) > 15 loop
+        top := top + 1;
+    end loop;
+    -- The aggregate inside lateral leaves the planner no join to choose.
+    return (
+        select coalesce(sum(x.amount), 0)
+        -- A limit, or the planner expects a thousand levels, and compiles (jit) what they would cost.
+        from (select generate_series(0, top) limit 16) g(lv),
+             lateral (select sum(r.amount) as amount from metered.refund_sum r
+              where r.scope = of_scope and r.level = lv
+                and r.block > after_seq >> (4 * lv)
+                and r.block <= (after_seq >> (4 * lv)) | 15) x);
+end
+$$;
+
+-- What a scope whose last entry is tip was charged after t, less the refunds of these
+-- charges (used); and the base that it is counted from.
+create function metered.spent_since(tip metered.ledger, t timestamptz,
+    out used bigint, out base_seq bigint, out base_spent bigint)
+language plpgsql stable
+as $$
+declare
+    b record;
+begin
+    b := metered.base(tip.scope, tip.seq, tip.epoch, t);
+    if b.seq is null then
+        raise exception 'the window reaches behind what is retained'
+            using errcode = 'MT002', detail = tip.scope;
+    end if;
+    base_seq := b.seq;
+    base_spent := b.spent;
+    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, b.seq) end;
+end
+$$;
+
+-- Begins an entry after the scope's last one, under its lock.
+create function metered.next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger;
+begin
+    if not metered.fits_origin(origin) then
+        perform metered.require(false, 'origin');
+    end if;
+    if key is null then
+        key := metered.scope_key(of_scope);
+    end if;
+    perform metered.lock_keys(array[key], wait_ms);
+    e := metered.entry_for_write(of_scope);
+    e.seq := e.seq + 1;
+    e.at := greatest(metered.clock(), e.at);
+    e.ref := null;
+    e.hold := null;
+    e.namespace := origin.namespace;
+    e.operation := origin.operation;
+    e.note := origin.note;
+    return e;
+end
+$$;
+
+-- Refuses an amount that makes no entry.
+create function metered.no_amount() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'a charge is of 1 to 2^53 units of a scope of 1 to 255 bytes' using errcode = '23514';
+end
+$$;
+
+-- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
+-- retry loops do not retry.
+create function metered.append(e metered.ledger) returns void
+language plpgsql volatile
+as $$
+begin
+    if e.amount < 1 and e.kind not in ('k', 'z') then
+        perform metered.no_amount();
+    end if;
+    insert into metered.ledger values (e.*) on conflict do nothing;
+    if not found then
+        perform metered.collided();
+    end if;
+end
+$$;
+
+-- Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written,
+-- if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.
+create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
+    origin metered.origin, raising boolean,
+    out seq bigint, out at timestamptz, out denied jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
+begin
+    perform metered.refuse_closed(e);
+    if must_exist then
+        denied := metered.admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
+        if denied is not null then
+            if raising then
+                raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;
+            end if;
+            return;
+        end if;
+    end if;
+    if e.lots_end is null then
+        e.kind := 'd';
+        e.amount := units;
+        e.credited := e.credited + units;
+        e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
+        perform metered.append(e);
+    else
+        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
+    end if;
+    seq := e.seq;
+    at := e.at;
+end
+$$;
+
+-- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written:
+-- missing (no such entry), purged, kind (the entry is no charge) or excess (more
+-- than remains of the charge). remaining is what can still be refunded of it. With
+-- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
+create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.units, wait_ms int,
+    origin metered.origin, raising boolean,
+    out status text, out remaining bigint, out seq bigint, out at timestamptz, out amount bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
+    charge metered.ledger;
+begin
+    if not metered.key_fits(key, of_scope) or units = 0 then
+        perform metered.require(false, 'refund');
+    end if;
+    perform metered.refuse_closed(e);
+    select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
+    if e.seq <= charge_seq then
+        status := 'missing';
+    elsif charge.seq is null or charge_seq = 1 and e.seq > 2
+          and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
+        -- Entry 1 outlives a purge, but what was refunded of it does not.
+        status := 'purged';
+    elsif charge.kind not in ('c', 'u') then
+        status := 'kind';
+    else
+        remaining := charge.amount - coalesce((select r.amount from metered.refund_sum r
+            where r.scope = of_scope and r.level = 0 and r.block = charge_seq), 0);
+        amount := coalesce(units, remaining);
+        status := case when amount > remaining or remaining = 0 then 'excess' end;
+    end if;
+    if status is not null then
+        if metered.one_snapshot() then
+            e.seq := e.seq - 1;
+            perform metered.refuse_stale(array[e]);
+        end if;
+        if raising then
+            raise exception 'the charge cannot be refunded' using errcode = 'MT008',
+                detail = jsonb_build_object('status', status, 'remaining', remaining);
+        end if;
+        return;
+    end if;
+    e.kind := 'r';
+    e.amount := refund.amount;
+    e.ref := charge_seq;
+    e.refunded := e.refunded + refund.amount;
+    e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
+    if e.lots_end is not null then
+        e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
+    end if;
+    perform metered.append(e);
+    if e.lots_end is not null then
+        perform metered.refund_lots(e);
+    end if;
+    insert into metered.refund_sum as r (scope, level, block, amount)
+    select of_scope, lv, charge_seq >> (4 * lv), refund.amount
+    from generate_series(0, 15) lv where lv = 0 or charge_seq >> (4 * lv) > 0
+    on conflict (scope, level, block) do update set amount = r.amount + excluded.amount;
+    remaining := remaining - refund.amount;
+    status := 'ok';
+    seq := e.seq;
+    at := e.at;
+end
+$$;
+
+-- Deletes entries of one scope that no window ending at or after cutoff needs,
+-- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
+-- whoever sees the scope as empty to collide with, but as a new row, for whoever
+-- sees it as the last entry (entry_for_write). What follows begins at a multiple of
+-- 16, plus one, which the time index holds.
+-- upto is the last seq deleted or passed over, for the next call to begin after:
+-- scanning from the front again would wade through the rows deleted before.
+--
+-- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
+-- credit (or is a child that was closed and settled), no debt of a wallet, no open hold and no claim that
+-- stands, which do not age. A writer whose
+-- snapshot shows the scope as empty is right again, and one whose snapshot shows an
+-- entry finds it deleted. One without the lock may have read the last entry and be about
+-- to append: the deletion waits for it, and then this function appends and deletes an
+-- entry itself, which collides with that writer's.
+create function metered.purge_scope(of_scope text, key bigint, cutoff timestamptz, after_seq bigint, max_rows int, wait_ms int, forgetting boolean,
+    out deleted bigint, out upto bigint, out done boolean, out forgotten boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip   metered.ledger;
+    first metered.ledger;
+    keep  bigint;   -- the first entry to stay
+    rest  bigint;
+begin
+    perform metered.require(metered.key_fits(key, of_scope), 'key');
+    perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
+    -- A purge takes a prefix of the chain: what is before after_seq is gone, or the scope was
+    -- forgotten meanwhile, and has begun anew.
+    if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
+        after_seq := 0;
+    end if;
+    cutoff := least(cutoff, metered.clock());
+    perform metered.lock_keys(array[key], wait_ms);
+    tip := metered.last_entry(of_scope);
+    forgotten := false;
+    keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
+    keep := greatest(1, ((keep - 1) & ~15) + 1);
+    upto := greatest(after_seq, 1);
+    done := keep - 1 <= upto + max_rows;
+    if not done then
+        keep := ((upto + max_rows) & ~15) + 1;
+    end if;
+    delete from metered.ledger l where l.scope = of_scope and l.seq > upto and l.seq < keep;
+    get diagnostics deleted = row_count;
+    if deleted > 0 then
+        delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
+        perform metered.append(first);
+    end if;
+    for lv in 0..15 loop
+        exit when keep >> (4 * lv) = 0;
+        delete from metered.refund_sum r
+        where r.scope = of_scope and r.level = lv
+          and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
+    end loop;
+    if tip.lots_end is not null and keep > 1 then
+        perform metered.purge_lots(of_scope, upto, keep);
+    end if;
+    upto := greatest(upto, keep - 1);
+    if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
+        and (tip.lots_end is null or metered.balance(tip) >= 0) and not exists (
+        select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
+        select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
+        select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
+        delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
+        get diagnostics rest = row_count;
+        deleted := deleted + rest;
+        delete from metered.refund_sum r where r.scope = of_scope;
+        perform metered.purge_lots(of_scope, 0, tip.seq + 1);
+        tip.seq := tip.seq + 1;
+        perform metered.append(tip);
+        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
+        forgotten := true;
+    end if;
+end
+$$;
+
+-- Ends the freeze of a scope whose last entry is ahead of the clock, because the
+-- clock was: appends an entry of a new epoch, at the clock's time. Entries before
+-- it count as made no later than it. None leaves a window early, and no entry is
+-- changed. Does nothing, and seq is null, if the scope is not ahead.
+create function metered.repair_clock(of_scope text, key bigint, wait_ms int, note text,
+    out seq bigint, out at timestamptz, out ahead interval)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e   metered.ledger;
+    clk timestamptz;
+begin
+    perform metered.require(metered.key_fits(key, of_scope), 'key');
+    e := metered.next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
+    clk := metered.clock();
+    ahead := greatest(e.at - clk, interval '0');
+    if e.at <= clk then
+        return;
+    end if;
+    e.kind := 'k';
+    e.amount := 0;
+    e.epoch := e.epoch + 1;
+    e.at := clk;
+    e.anchor_at := null;        -- it is of the clock before
+    e.anchor_spent := null;
+    e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
+    perform metered.append(e);
+    seq := e.seq;
+    at := e.at;
+end
+$$;
+
+-- Wallets: scopes whose credit is in lots. What a wallet has is said by its last entry, as of any scope: credited - spent +
+-- refunded - held is what is left. If that is 0 or more, it is the rests of its lots; if it is less, no lot has a rest, and
+-- what is missing is overdraft, which the next credit pays back.
+--
+-- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. Whoever spends, holds or
+-- credits ends the lots that are due (end_lots), judges, writes the entry, and then says which lots it is of. The
+-- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
+
+-- What a wallet has, by its last entry. Inlined wherever it stands.
+create function metered.balance(t metered.ledger) returns bigint
+language sql immutable
+as $$
+    select t.credited - t.spent + t.refunded - t.held
+$$;
+
+-- What goes on of a lot in another one, if it is ended now. Inlined wherever it stands.
+create function metered.rolls(l metered.lots, clk timestamptz) returns bigint
+language sql stable
+as $$
+    select case when l.roll_cap is not null and (l.roll_for = interval '0' or l.expires_at + l.roll_for > clk) then least(l.rest, l.roll_cap) else 0 end
+$$;
+
+-- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for what was
+-- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move.
+create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, inout nth int, out taken bigint)
+language plpgsql volatile
+as $$
+declare
+    m record;
+begin
+    taken := 0;
+    while taken < units loop
+        with f as (
+            select y.no, least(y.rest, units - taken) as part from metered.lots y
+            where y.scope = of_scope and y.open order by y.priority, y.expires_at, y.no limit 1
+        ), u as (
+            update metered.lots y set rest = y.rest - f.part, open = y.rest > f.part, last_seq = at_seq,
+                drawn = y.drawn + case when of_hold is null then f.part else 0 end,
+                held = y.held + case when of_hold is null then 0 else f.part end
+            from f where y.no = f.no
+            returning y.no, f.part
+        )
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
+        select of_scope, at_seq, take_lots.nth, u.no, as_kind, u.part from u
+        returning lot, amount into m;
+        exit when m.lot is null;
+        if of_hold is not null then
+            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, m.lot, m.amount)
+            on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
+        end if;
+        taken := taken + m.amount;
+        nth := nth + 1;
+    end loop;
+end
+$$;
+
+-- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is what
+-- the wallet had before it; what that does not cover is overdraft.
+create function metered.use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
+language plpgsql volatile
+as $$
+declare
+    covered bigint := greatest(0, least(units, before));
+    held_by bigint := case when as_kind = 'h' then at_seq end;
+    got     record;
+begin
+    got := metered.take_lots(of_scope, at_seq, covered, as_kind, held_by, 1);
+    if got.taken < covered then
+        raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
+    end if;
+    if covered < units then
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
+        if held_by is not null then
+            insert into metered.lot_holds (scope, seq, lot, amount) values (of_scope, held_by, 0, units - covered);
+        end if;
+    end if;
+end
+$$;
+
+-- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
+-- overdrawn is paid back at once.
+create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    before bigint := metered.balance(tip);
+    rule   metered.lots;
+begin
+    entry := tip;
+    entry.seq := tip.seq + 1;
+    entry.kind := 'd';
+    entry.amount := lot.amount;
+    entry.credited := tip.credited + lot.amount;
+    entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
+    if entry.crossed is not null and of_lot is null then    -- what goes on of another lot brings nothing
+        entry.crossed := metered.rearmed(entry);
+    end if;
+    perform metered.append(entry);
+    insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_for, late, from_lot,
+        priority, origin, open, scope, category, reference, fingerprint)
+    values (entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap, lot.roll_for, lot.late, of_lot,
+        lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
+    on conflict do nothing
+    returning lots.no into add_lot.no;
+    if add_lot.no is null then
+        perform metered.collided();
+    end if;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
+    if before < 0 then
+        perform metered.pay_back(tip.scope, entry.seq, -before, 2);
+    end if;
+end
+$$;
+
+-- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first.
+create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int)
+language plpgsql volatile
+as $$
+declare
+    spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = of_scope and k.lot = 0);
+    got   record;
+    k     record;
+begin
+    got := metered.take_lots(of_scope, at_seq, spent, 'p', null, nth);
+    nth := got.nth;
+    if got.taken < spent or spent = overdrawn then
+        return;
+    end if;
+    for k in select y.seq, y.amount from metered.lot_holds y where y.scope = of_scope and y.lot = 0 order by y.seq loop
+        got := metered.take_lots(of_scope, at_seq, k.amount, 'q', k.seq, nth);
+        nth := got.nth;
+        update metered.lot_holds y set amount = y.amount - got.taken where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
+        exit when got.taken < k.amount;
+        delete from metered.lot_holds y where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
+    end loop;
+end
+$$;
+
+-- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
+-- behind tip, and returns it.
+create function metered.take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    entry metered.ledger := tip;
+begin
+    entry.seq := tip.seq + 1;
+    entry.kind := as_kind;
+    entry.amount := units;
+    entry.credited := tip.credited - units;
+    perform metered.append(entry);
+    update metered.lots y set rest = y.rest - units, open = y.rest > units, last_seq = entry.seq,
+        lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
+        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
+    where y.no = of_lot;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, as_kind, units);
+    return entry;
+end
+$$;
+
+-- Lets units of a lot go on in another one: because it ends, or is asked to (r), or since they were given back after its end (l).
+create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char", out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    made record;
+begin
+    entry := metered.take_back(tip, l.no, units, 'o');
+    if as_origin = 'r' then
+        update metered.lots y set roll_cap = null where y.no = l.no;
+    end if;
+    made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, as_origin, l.no);
+    entry := made.entry;
+    no := made.no;
+end
+$$;
+
+-- An entry behind tip that no caller asked for, without what says whose that was.
+create function metered.own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
+language plpgsql stable
+as $$
+begin
+    tip.at := greatest(clk, tip.at);
+    tip.ref := null;
+    tip.hold := null;
+    tip.namespace := null;
+    tip.operation := null;
+    tip.note := (metered.by_system()).note;
+    return tip;
+end
+$$;
+
+-- Ends the lots of a wallet that are due, and returns its last entry after that, with its new lots_end. tip is its last entry,
+-- whose lock is held.
+create function metered.end_lots(tip metered.ledger, clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger := metered.own_entry(tip, clk);
+    l metered.lots;
+    n bigint;
+begin
+    e.lots_end := metered.next_end(tip.scope, e.at);
+    for l in select * from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= e.at order by y.expires_at, y.no loop
+        n := metered.rolls(l, e.at);
+        if n > 0 then
+            e := (metered.roll_lot(e, l, n, case when l.roll_for = interval '0' then 'infinity' else l.expires_at + l.roll_for end, 'r')).entry;
+        end if;
+        if l.rest > n then
+            e := metered.take_back(e, l.no, l.rest - n, 'e');
+        end if;
+    end loop;
+    return e;
+end
+$$;
+
+-- When the next lot of a wallet ends, of those that have a rest or are held: infinity, if none does.
+create function metered.next_end(of_scope text, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return least(
+        coalesce((select min(y.expires_at) from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk), 'infinity'),
+        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
+            where k.scope = of_scope and y.expires_at > clk), 'infinity'));
+end
+$$;
+
+-- The same for an entry that is to be written: e is as next_entry has it.
+create function metered.after_due_lots(e metered.ledger) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger := e;
+begin
+    if e.lots_end <= e.at then
+        tip.seq := e.seq - 1;
+        tip := metered.end_lots(tip, e.at);
+        e.seq := tip.seq + 1;
+        e.credited := tip.credited;
+        e.lots_end := tip.lots_end;
+    end if;
+    return e;
+end
+$$;
+
+-- What the lines of a wallet that are due keep of its lots: freed is what they give back when they expire. What they capture
+-- then is of the lots that are drawn first.
+create function metered.due_parts(tip metered.ledger, clk timestamptz) returns table (lot bigint, ends timestamptz, kept bigint, freed bigint)
+language plpgsql stable
+as $$
+begin
+    return query
+    select k.lot, k.expires_at, k.amount, least(k.amount, greatest(0, k.upto - greatest(l.at_least - l.captured, 0)))::bigint
+    from metered.hold_lines l,
+         lateral (select o.lot, o.amount, z.expires_at, sum(o.amount) over (order by z.priority, z.expires_at, z.no) as upto
+                  from metered.lot_holds o left join lateral (select x.no, x.priority, x.expires_at from metered.lots x where x.no = o.lot) z on true
+                  where o.scope = l.scope and o.seq = l.opened_seq) k
+    where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk;
+end
+$$;
+
+-- Of a wallet's credit, what lapses if the lots that are due are ended now, and the holds that are: what these keep of lots that have
+-- ended is nobody's.
+create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+declare
+    units bigint := 0;
+begin
+    if tip.lots_end <= greatest(clk, tip.at) then
+        units := (select coalesce(sum(y.rest - metered.rolls(y, greatest(clk, tip.at))), 0) from metered.lots y
+            where y.scope = tip.scope and y.open and y.expires_at <= greatest(clk, tip.at));
+    end if;
+    if tip.lots_end is not null and tip.next_due <= clk then
+        units := units + (select coalesce(sum(d.freed), 0) from metered.due_parts(tip, clk) d where d.ends <= greatest(clk, tip.at));
+    end if;
+    return units;
+end
+$$;
+
+-- The last entries of scopes as if the lots that are due, and the holds, had been ended.
+create function metered.without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
+language plpgsql stable
+as $$
+declare
+    tip metered.ledger;
+    i   int := 0;
+begin
+    foreach tip in array tips loop
+        i := i + 1;
+        if tip.lots_end is not null then
+            tip.credited := tip.credited - metered.lapsing(tip, clk);
+            tips[i] := tip;
+        end if;
+    end loop;
+    return tips;
+end
+$$;
+
+-- What ends of holds, leases and charges does to the lots of a wallet, and how credit becomes a lot.
+
+-- Says of which lots the captured units of a hold or a lease are, which the entry opened_seq held: of those that are drawn first.
+-- What it keeps of a lot that has ended is still its own.
+create function metered.capture_lots(of_scope text, opened_seq bigint, at_seq bigint, units bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    k    record;
+    part bigint;
+    nth  int := 1;
+begin
+    for k in
+        select y.lot, y.amount from metered.lot_holds y left join lateral (
+            select x.priority, x.expires_at from metered.lots x where x.no = y.lot) l on true
+        where y.scope = of_scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
+    loop
+        part := least(units, k.amount);
+        exit when part = 0;
+        if part = k.amount then
+            delete from metered.lot_holds y where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+        else
+            update metered.lot_holds y set amount = y.amount - part where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+        end if;
+        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = at_seq where y.no = k.lot;
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, nth, k.lot, 'u', part);
+        units := units - part;
+        nth := nth + 1;
+    end loop;
+end
+$$;
+
+-- Gives to the lots of a wallet what holds and leases kept of them, which the entries opened_seqs held and the entry freed has
+-- just freed. What is of a lot that has ended lapses, in entries behind that one. What is overdrawn is paid back of the rest.
+create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns void
+language plpgsql volatile
+as $$
+declare
+    over bigint := greatest(0, freed.amount - metered.balance(freed));  -- before the entry
+    k    record;
+    l    metered.lots;
+    tip  metered.ledger := freed;
+    nth  int := 1;
+begin
+    for k in
+        with gone as (
+            delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
+        select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
+    loop
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (freed.scope, freed.seq, nth, k.lot, 'f', k.amount);
+        nth := nth + 1;
+        if k.lot = 0 then
+            over := over - k.amount;
+            continue;
+        end if;
+        update metered.lots y set held = y.held - k.amount, rest = y.rest + k.amount, open = true, last_seq = freed.seq
+        where y.no = k.lot returning * into l;
+        if l.expires_at <= freed.at then
+            tip := metered.take_back(metered.own_entry(tip, freed.at), k.lot, k.amount, 'e');
+        end if;
+    end loop;
+    if over > 0 then
+        perform metered.pay_back(freed.scope, freed.seq, over, nth);
+    end if;
+end
+$$;
+
+-- The same for what one call has just freed of several wallets, in the last entry of each.
+create function metered.free_lines(nos bigint[], wallets text[]) returns void
+language plpgsql volatile
+as $$
+declare
+    s text;
+begin
+    foreach s in array wallets loop
+        perform metered.free_lots(metered.entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
+    end loop;
+end
+$$;
+
+-- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
+-- says. tip is the last entry by then; over is what is overdrawn, which a new lot pays back.
+create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int, inout over bigint)
+language plpgsql volatile
+as $$
+declare
+    l metered.lots;
+begin
+    update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
+    where y.no = of_lot returning * into l;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, nth, of_lot, 'g', units);
+    nth := nth + 1;
+    if l.expires_at > refund.at then
+        return;
+    end if;
+    tip := metered.own_entry(tip, refund.at);
+    if l.late is null then
+        tip := metered.take_back(tip, of_lot, units, 'e');
+    else
+        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
+        over := greatest(0, over - units);
+    end if;
+end
+$$;
+
+-- Gives to the lots of a wallet what the entry refund has just given back of a charge: to those that it was taken of, the last
+-- one first. What was overdrawn is so no more; if it was paid back since, that lot gets it. What was charged before the scope had
+-- lots is treated the same, and else becomes a lot.
+create function metered.refund_lots(refund metered.ledger) returns void
+language plpgsql volatile
+as $$
+declare
+    units bigint := refund.amount;
+    over  bigint := greatest(0, refund.amount - metered.balance(refund));   -- before the entry
+    bare  bigint := 0;      -- of units, what no lot covered
+    part  bigint;
+    m     record;
+    g     record;
+begin
+    select refund as tip, 1 as nth, over into g;
+    for m in
+        select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
+        where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
+    loop
+        part := least(units, m.units);
+        exit when part = 0;
+        units := units - part;
+        update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = refund.ref and y.nth = m.nth;
+        if m.lot = 0 then
+            bare := bare + part;
+        else
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+        end if;
+    end loop;
+    bare := bare + units;
+    if bare > 0 then
+        part := greatest(0, least(bare, over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0)));
+        bare := bare - part;
+        if part > 0 then
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', part);
+            g.nth := g.nth + 1;
+            g.over := g.over - part;
+        end if;
+        for m in
+            select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
+            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
+        loop
+            part := least(bare, m.units);
+            exit when part = 0;
+            bare := bare - part;
+            update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = m.seq and y.nth = m.nth;
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+        end loop;
+        perform metered.old_lot(refund, bare, 0);
+    end if;
+    if g.over > 0 then
+        perform metered.pay_back(refund.scope, refund.seq, g.over, g.nth);
+    end if;
+end
+$$;
+
+-- Before which none of the lots ends that a refund of a charge gives back to, of those that have not ended by now.
+create function metered.refund_end(of_scope text, charge_seq bigint, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select min(l.expires_at)
+        from metered.lot_moves m, lateral (select x.expires_at from metered.lots x where x.no = m.lot) l
+        where m.scope = of_scope and l.expires_at > clk
+          and (m.seq = charge_seq and m.kind in ('t', 'u') or m.seq > charge_seq and m.kind = 'p'));
+end
+$$;
+
+-- What a scope has that no grant brought becomes a lot that never ends, behind the entry e. Of it, so many units are held.
+create function metered.old_lot(e metered.ledger, units bigint, held bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    made bigint;
+begin
+    if units > 0 then
+        insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
+        values (e.at, 'infinity', e.seq, e.seq, units, units - old_lot.held, old_lot.held, 0, 'c', units > old_lot.held, e.scope, '')
+        returning no into made;
+    end if;
+    return made;
+end
+$$;
+
+-- Makes a scope a wallet, whose last entry is tip: what it has, and what is held of that, is a lot.
+create function metered.open_wallet(tip metered.ledger) returns void
+language plpgsql volatile
+as $$
+declare
+    covered bigint := greatest(0, metered.balance(tip) + tip.held);
+    held    bigint := least(tip.held, covered);
+    made    bigint := metered.old_lot(tip, covered, held);
+    k       record;
+    part    bigint;
+begin
+    if exists (select from metered.lots l where l.scope = tip.scope and l.open and l.no is distinct from made) then
+        raise exception 'a build of version 1 has charged the wallet' using errcode = '55000', detail = tip.scope;
+    end if;
+    if tip.held = 0 then
+        return;
+    end if;
+    update metered.hold_lines l set opened_seq = -l.hold where l.scope = tip.scope and l.open > 0 and l.opened_seq is null;
+    for k in
+        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0
+        union all
+        select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
+        order by 1
+    loop
+        part := least(held, k.open);
+        insert into metered.lot_holds (scope, seq, lot, amount)
+        select tip.scope, k.opened_seq, x.lot, x.amount from (values (made, part), (0, k.open - part)) x(lot, amount) where x.amount > 0;
+        held := held - part;
+    end loop;
+end
+$$;
+
+-- Credits a wallet by a lot. e is as next_entry has it; the scope is a wallet from here on.
+create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    made record;
+begin
+    if e.lots_end is null then
+        e.seq := e.seq - 1;
+        perform metered.open_wallet(e);
+        e.seq := e.seq + 1;
+        e.lots_end := 'infinity';
+    end if;
+    e := metered.after_due_lots(e);
+    e.seq := e.seq - 1;
+    made := metered.add_lot(e, lot, as_origin, null);
+    entry := made.entry;
+    no := made.no;
+end
+$$;
+
+-- How lots end: by time, by revocation, by rollover; what is told of it, and what is deleted.
+
+-- A lot of a wallet, by its number or its reference.
+create function metered.find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    l metered.lots;
+begin
+    if of_lot is not null then
+        select * into l from metered.lots y where y.no = of_lot and y.scope = of_scope;
+    else
+        select * into l from metered.lots y where y.scope = of_scope and y.reference = of_reference;
+    end if;
+    return l;
+end
+$$;
+
+-- Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
+-- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
+-- of limits, which are not told of (cross_lowered).
+create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
+    wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e metered.ledger;
+    l metered.lots;
+    w record;
+    was bigint;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and coalesce(units between 1 and 9007199254740992, true), 'revoke');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    l := metered.find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered.missing_lot(e);
+        return;
+    end if;
+    was := e.seq;
+    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, e.at);
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
+    e := metered.after_due_lots(e);
+    l := metered.find_lot(of_scope, l.no, null);
+    revoked := least(coalesce(units, l.rest), l.rest);
+    missing := coalesce(units - revoked, l.drawn + l.held);
+    if revoked > 0 then
+        e.seq := e.seq - 1;
+        e := metered.take_back(e, l.no, revoked, 'v');
+        seq := e.seq;
+        at := e.at;
+        e.seq := e.seq + 1;
+    elsif metered.one_snapshot() then
+        status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
+    end if;
+    no := l.no;
+    status := 'revoked';
+    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
+end
+$$;
+
+-- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. e is as
+-- next_entry has it.
+create function metered.missing_lot(e metered.ledger) returns text
+language plpgsql volatile
+as $$
+begin
+    if metered.one_snapshot() then
+        e.seq := e.seq - 1;
+        perform metered.refuse_stale(array[e]);
+    end if;
+    return 'unknown';
+end
+$$;
+
+-- Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same
+-- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends
+-- other lots, and would cross thresholds of limits, which are not told of (cross_lowered).
+create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
+    limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e    metered.ledger;
+    l    metered.lots;
+    made record;
+    w    record;
+    was  bigint;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and lasts between interval '0' and interval '36525 days', 'roll_over');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    l := metered.find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered.missing_lot(e);
+        return;
+    end if;
+    was := e.seq;
+    w := metered.cross_lowered(e, 0, limits, e.at);
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
+    e := metered.after_due_lots(e);
+    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
+    l := metered.find_lot(of_scope, l.no, null);
+    select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
+    into status, no, units, seq, at, expires_at
+    from metered.lots y where y.from_lot = l.no and y.origin = 'r';
+    if found then
+        return;
+    end if;
+    units := least(cap, l.rest);
+    if units = 0 then
+        status := metered.missing_lot(e);
+        status := 'empty';
+        return;
+    end if;
+    perform metered.refuse_closed(e);
+    e.seq := e.seq - 1;
+    expires_at := case when lasts > interval '0' then e.at + lasts end;
+    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), 'r');
+    status := 'rolled';
+    no := made.no;
+    seq := (made.entry).seq;
+    crossed := coalesce(crossed, metered.crossed_at(w.crossings, array[seq]));
+    at := (made.entry).at;
+end
+$$;
+
+-- A lot of which something lapsed, as subscribers are told.
+create function metered.untold_json(l metered.lots) returns json
+language sql stable
+as $$
+    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', l.reference, 'category', l.category, 'granted', l.amount,
+        'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
+$$;
+
+-- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With
+-- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
+-- told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
+-- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
+-- and last_no are where to go on, if there may be more.
+create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, limits metered.charge_limit[],
+    wait_ms int,
+    out seen int, out ended int, out busy int, out untold json[], out last_end timestamptz, out last_no bigint, out more boolean, out crossing text[], out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk    timestamptz := metered.clock();
+    due    bigint[];
+    locked text[];
+    s      record;
+    tip    metered.ledger;
+    e      metered.ledger;
+    w      record;
+begin
+    perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    ended := 0;
+    if only_scope is not null then
+        perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
+        clk := metered.clock();
+        locked := array[only_scope];
+        select array_agg(y.no order by y.expires_at, y.no) into due from metered.lots y
+        where y.scope = only_scope and y.open and y.expires_at <= clk or y.scope = only_scope and y.untold > 0;
+        seen := coalesce(cardinality(due), 0);
+        more := false;
+    else
+        select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
+        from (select y.no, y.expires_at from metered.lots y
+              where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
+              order by y.expires_at, y.no limit max_lots) d;
+        last_no := due[seen];
+        for s in
+            select x.scope, metered.scope_key(x.scope) as key
+            from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
+        loop
+            if pg_try_advisory_xact_lock(s.key) then
+                locked := locked || s.scope;
+            end if;
+        end loop;
+    end if;
+    busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
+    ended := (select count(*) from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked));
+    for s in select y.scope, count(*) as lots from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked)
+        group by y.scope order by 1
+    loop
+        tip := metered.entry_for_write(s.scope);
+        w := metered.cross_lowered(tip, 0, limits, clk);
+        if w.silent then
+            crossing := crossing || s.scope;
+            locked := array_remove(locked, s.scope);
+            ended := ended - s.lots;
+            continue;
+        end if;
+        e := tip;
+        e.crossed := w.crossed;
+        e := metered.end_lots(e, clk);
+        if e.seq > tip.seq and w.crossings is not null then
+            crossed := coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[e.seq]);
+        end if;
+    end loop;
+    if keep_untold then
+        untold := array(select metered.untold_json(y) from metered.lots y
+            where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
+    else
+        update metered.lots y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+    end if;
+end
+$$;
+
+-- Marks what lapsed of lots as told: so many units of each.
+create function metered.told_lots(nos bigint[], units bigint[]) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform metered.require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
+    update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
+end
+$$;
+
+-- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
+-- nothing can be: what they say is in no balance. One that another lot rolled over into stays as long as that one.
+create function metered.purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
+    delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
+        and (l.origin <> 'r' or 0 = (select count(*) from metered.lots y where y.no = l.from_lot));
+end
+$$;
+
+-- What applications call for wallets. See lots.sql.
+
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the
+-- reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing
+-- written, if the scope must exist and does not.
+create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out denied jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e    metered.ledger;
+    was  metered.lots;
+    made record;
+begin
+    perform metered.require(coalesce(metered.key_fits(key, of_scope), true), 'key');
+    perform metered.require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
+        and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
+        and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
+        and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
+        and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
+        and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
+        and coalesce(lot.roll_for between interval '0' and interval '36525 days', true)
+        and coalesce(lot.late between interval '0' and interval '36525 days', true), 'lot');
+    e := metered.next_entry(of_scope, key, wait_ms, origin);
+    if lot.reference is not null then
+        select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
+        if found then
+            status := case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end;
+            no := was.no;
+            seq := was.granted_seq;
+            at := was.granted_at;
+            expires_at := nullif(was.expires_at, 'infinity');
+            return;
+        end if;
+    end if;
+    perform metered.refuse_closed(e);
+    if must_exist then
+        denied := metered.admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        if denied is not null then
+            return;
+        end if;
+    end if;
+    lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
+    if lot.expires_at <= e.at then
+        status := 'ended';
+        at := e.at;
+        return;
+    end if;
+    made := metered.credit_lot(e, lot, 'g');
+    status := 'granted';
+    no := made.no;
+    seq := (made.entry).seq;
+    at := (made.entry).at;
+    expires_at := nullif(lot.expires_at, 'infinity');
+end
+$$;
+
+-- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
+-- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command's draw raises, because COMMIT
+-- follows, and what it drew is kept for its record.
+create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip    metered.ledger;
+    terms  metered.hold_terms;  -- null, or the clock by which the amount was decided
+    looked record;
+    posted metered.charged;
+    l      metered.charge_limit;
+    i      int := 0;
+begin
+    if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
+        perform metered.require(false, 'draw');
+    end if;
+    if charge.key is null then
+        charge.key := metered.scope_key(charge.scope);
+    end if;
+    if up_to then
+        perform metered.lock_keys(array[charge.key], wait_ms);
+        tip := metered.last_entry(charge.scope);
+        amount := charge.amount;
+        charge.amount := 1;
+        terms.at := metered.clock();
+        looked := metered.check_now(array[charge], array[tip], terms.at, ahead);
+        foreach l in array charge.limits loop
+            i := i + 1;
+            amount := least(amount, l.max - looked.used[i] - looked.held[1]);
+        end loop;
+        charge.amount := greatest(1, amount);   -- 1 is refused where there is none
+    end if;
+    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
+    amount := charge.amount;
+    denied := posted.denied;
+    if denied is not null then
+        return;
+    end if;
+    crossed := posted.crossed;
+    seq := posted.seqs[1];
+    at := posted.ats[1];
+    -- Aggregates inside lateral leave the planner no join to choose.
+    select e.credited - e.spent + e.refunded - e.held, m.lots into left_over, lots
+    from metered.ledger e, lateral (
+        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
+        from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
+        where x.scope = e.scope and x.seq = e.seq) m
+    where e.scope = charge.scope and e.seq = draw.seq;
+    overdrawn := greatest(0, least(amount, -left_over));
+    if origin.operation is not null then
+        perform metered.remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
+            'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
+    end if;
+end
+$$;
+
+-- What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the
+-- order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+create function metered.wallet_balance(of_scope text,
+    out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    tip metered.ledger := metered.last_entry(of_scope);
+    clk timestamptz := metered.clock();
+    due bigint;     -- held, and due
+begin
+    now := greatest(clk, tip.at);
+    seq := tip.seq;
+    due := case when tip.next_due <= clk then metered.overdue(of_scope, tip.next_due, clk) else 0 end;
+    held := tip.held - due;
+    units := metered.balance(tip) + due - case when tip.next_due <= clk then metered.minima(tip, null, clk) else 0 end
+        - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
+    if tip.lots_end is null then
+        return;
+    end if;
+    lots := (
+        with due_parts as (
+            select d.lot, sum(d.kept) as kept, sum(d.freed) as freed from metered.due_parts(tip, clk) d where due > 0 group by d.lot
+        ), kept as (    -- what holds keep, by lot, without what is due, and what that gives back
+            select k.lot, sum(k.amount) - coalesce(max(d.kept), 0) as amount, coalesce(max(d.freed), 0) as freed
+            from metered.lot_holds k left join due_parts d on d.lot = k.lot where k.scope = of_scope and k.lot > 0 group by k.lot
+        ), named as (
+            -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
+            (select y.no from metered.lots y where y.scope = of_scope and y.open order by y.priority, y.expires_at, y.no) union select k.lot from kept k
+        )
+        select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
+            'granted_at', x.granted_at, 'expires_at', nullif(x.ends, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
+            order by x.priority, x.ends, x.no) filter (where x.rest > 0 or x.held > 0)
+        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) as held,
+                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.freed, 0) else metered.rolls(y, wallet_balance.now) end as rest,
+                case when y.expires_at > wallet_balance.now or metered.rolls(y, wallet_balance.now) = 0 then y.expires_at
+                    when y.roll_for = interval '0' then 'infinity' else y.expires_at + y.roll_for end as ends
+              -- A join without the limit can be one that reads all lots.
+              from named n, lateral (select z.* from metered.lots z where z.no = n.no limit 1) y left join kept k on k.lot = y.no) x
+    );
+end
+$$;
+
+-- Periods: days, weeks, months and years of a time zone, and stretches of fixed length. A period is
+-- [start, end). A sliding window is (since, now], so a period is looked up as the window since its
+-- start less a microsecond.
+
+-- The period that t is in: its start and its end. Periods follow each other without a gap, before the
+-- anchor too. All are counted from the anchor, so that the 31st is the last day of a shorter month,
+-- and the 31st again in a longer one.
+--
+-- Where a clock is set forward past a start, the period starts as if it had not been; where a clock is set back, at the
+-- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
+-- the session's time zone.
+create function metered.period_at(p metered.period, t timestamptz) returns timestamptz[]
+language plpgsql stable
+as $$
+declare
+    months  int := extract(year from p.every) * 12 + extract(month from p.every);
+    days    int := extract(day from p.every);
+    length  bigint;
+    into_it bigint;
+    shown   timestamp;      -- t, as a clock of the zone shows it
+    origin  timestamp;
+    start   timestamp;
+    n       int;
+    starts  timestamptz;
+    ends    timestamptz;
+    back    interval;       -- by how much the clock was set back in the day before starts
+begin
+    if p.zone is null then
+        length := extract(epoch from p.every) * 1000000;
+        if (length > 0 and isfinite(p.anchor)) is not true then
+            perform metered.require(false, 'period');
+        end if;
+        into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
+        into_it := (into_it % length + length) % length;
+        starts := t - into_it * interval '1 microsecond';
+        return array[starts, starts + length * interval '1 microsecond'];
+    end if;
+    if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
+        or isfinite(p.anchor) is false then
+        perform metered.require(false, 'period');
+    end if;
+    begin
+        shown := t at time zone p.zone;
+    exception when invalid_parameter_value then
+        raise exception 'the time zone is not known' using errcode = 'MT010', detail = p.zone;
+    end;
+    origin := coalesce(p.anchor at time zone p.zone, '0001-01-01');
+    -- A period that starts later, and from there back to the one that has begun.
+    n := 1 + case when days > 0 then date_part('day', shown - origin)::int / days
+        else (date_part('year', shown) * 12 + date_part('month', shown) - date_part('year', origin) * 12 - date_part('month', origin))::int / months end;
+    loop
+        start := origin + n * p.every;
+        starts := start at time zone p.zone;
+        back := ((starts - interval '24:00') at time zone p.zone) - (start - interval '24:00');
+        if back > interval '0' and (starts - extract(epoch from back) * interval '1 second') at time zone p.zone = start then
+            starts := starts - extract(epoch from back) * interval '1 second';
+        end if;
+        if starts > t then
+            ends := starts;
+            n := n - 1;
+        elsif ends is null then
+            n := n + 2;
+        else
+            return array[starts, ends];
+        end if;
+    end loop;
+end
+$$;
+
+-- The periods that charges of scopes whose last entries are tips are judged in: two times for each
+-- limit by period, in the order of the limits. Null without any.
+create function metered.periods_of(charges metered.new_charge[], tips metered.ledger[], clk timestamptz) returns timestamptz[]
+language plpgsql stable
+as $$
+declare
+    l       metered.charge_limit;
+    periods timestamptz[];
+begin
+    for i in 1..cardinality(charges) loop
+        foreach l in array charges[i].limits loop
+            if l.win is null then
+                periods := periods || metered.period_at(l.period, greatest(clk, tips[i].at));
+            end if;
+        end loop;
+    end loop;
+    return periods;
+end
+$$;
+
+-- The time at which so much of a window's spending (used, counted from the base, as
+-- spent_since has them) has left it that no more than room remains, if nothing else
+-- changes. Spending only leaves, entry by entry, so it is the leaving of the first
+-- entry that is enough.
+--
+-- Spending and refunds are mostly even, so that entry is looked for where it would be
+-- if they were. A probe that does not halve what is left is followed by one that does.
+-- What was refunded of the charges after an entry is dear to sum, and lies between the
+-- sums at both ends of where the answer is: most probes are decided by these.
+create function metered.leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    too_few bigint := base_seq;
+    enough  bigint := tip.seq;
+    most    bigint := tip.spent - base_spent - used;    -- refunds after too_few, and after enough
+    fewest  bigint := 0;
+    over    float8 := used - room;      -- what is too much still after too_few, and after enough
+    under   float8 := -room;
+    halve   boolean := false;
+    span    bigint;
+    step    bigint;
+    excess  bigint;
+    later   bigint;             -- refunded by then, and then the refunds of charges after it
+    l       record;
+    at      timestamptz := tip.at;      -- of enough, as is the epoch
+    in_epoch int := tip.epoch;
+begin
+    while enough - too_few > 1 loop
+        span := enough - too_few;
+        step := case when halve then span / 2 else greatest(1, least(span - 1, ceil(span * (over / (over - under)))::bigint)) end;
+        select y.spent, y.refunded, y.at, y.epoch into strict l from metered.ledger y where y.scope = tip.scope and y.seq = too_few + step;
+        excess := tip.spent - l.spent - room;
+        later := most - (most - fewest) * (step::float8 / span);
+        if excess > fewest and excess <= most then
+            later := case when l.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, too_few + step) end;
+            if excess <= later then
+                fewest := later;
+            else
+                most := later;
+            end if;
+        end if;
+        if excess <= fewest then
+            enough := too_few + step;
+            under := excess - later;
+            at := l.at;
+            in_epoch := l.epoch;
+        else
+            too_few := too_few + step;
+            over := excess - later;
+        end if;
+        halve := not halve and (enough - too_few) * 2 > span;
+    end loop;
+    if in_epoch < tip.epoch then   -- a repair is the first entry of its epoch
+        at := least(at, (
+            select min(r.at) from (select generate_series(in_epoch + 1, tip.epoch) limit 32767) g(e),
+                 lateral (select k.at from metered.ledger k
+                  where k.scope = tip.scope and k.epoch = g.e and (k.seq & 15 = 1 or k.kind = 'k')
+                  order by k.at, k.seq limit 1) r));
+    end if;
+    return at + win;
+end
+$$;
+
+-- Whether this transaction wrote the row of that xmin, in a savepoint of it or outside. The row
+-- is visible, so a transaction that is in progress can only be this one.
+create function metered.written_here(row_xmin xid) returns boolean
+language plpgsql stable
+as $$
+declare
+    own   numeric := pg_current_xact_id_if_assigned()::text::numeric;
+    ahead numeric := row_xmin::text::numeric - own % 4294967296;
+begin
+    if ahead < 0 then
+        ahead := ahead + 4294967296;
+    end if;
+    return ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress';
+exception when invalid_parameter_value then     -- "in the future": an old row, from before the ids wrapped around
+    return false;
+end
+$$;
+
+-- How many units of a scope are held by this very transaction, or by the holds of_nos, which
+-- it is about to capture. They go when it is rolled back, so no refusal may wait for their end.
+-- A writer has locked the scope, so its last entries are those of its transaction.
+create function metered.held_here(tip metered.ledger, of_nos bigint[]) returns bigint
+language plpgsql stable
+as $$
+declare
+    e      record;
+    ended  jsonb := '{}';   -- by hold: what this transaction has spent or freed of it
+    units  bigint := 0;
+    group_ended boolean := false;
+begin
+    if pg_current_xact_id_if_assigned() is not null then
+        for back in 0..tip.seq loop
+            select l.kind, l.hold, l.amount, l.xmin into e
+            from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
+            exit when not found or not metered.written_here(e.xmin);
+            if e.kind = 'h' and group_ended then
+                -- The entry does not say how much of this was among what ended. Nearly never.
+                units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
+                    where l.scope = tip.scope and l.open > 0 and metered.written_here(l.xmin) and metered.written_here((
+                        select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
+                exit;
+            elsif e.kind = 'h' then
+                units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
+                ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
+            elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
+                ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
+            elsif e.kind in ('u', 'l', 'x') then
+                group_ended := true;
+            end if;
+        end loop;
+    end if;
+    if of_nos is not null then
+        units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
+            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered.written_here((
+                select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)) is not true);
+    end if;
+    return least(tip.held, units);
+end
+$$;
+
+-- When the first unit that others hold of a scope falls due.
+create function metered.others_fall_due(tip metered.ledger, of_nos bigint[], clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    l    record;
+    mine boolean := pg_current_xact_id_if_assigned() is not null;
+    own  timestamptz;
+begin
+    for skipped in 0..1000 loop     -- one by one: the planner would sort all that a loop over a query could want
+        select y.due, y.hold, y.xmin into l from metered.hold_lines y
+        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
+        order by y.due limit 1 offset skipped;
+        exit when not found;
+        -- A line that was written here is of a hold that was placed, or only extended, here.
+        if (l.hold = any (of_nos)) is not true and (mine and metered.written_here(l.xmin) and metered.written_here((
+            select e.xmin from metered.hold_events e where e.hold = l.hold and e.version = 1))) is not true then
+            return l.due;
+        end if;
+        own := coalesce(own, l.due);
+    end loop;
+    return coalesce(own, greatest(clk, tip.next_due));
+end
+$$;
+
+-- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
+-- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
+-- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
+-- hold falls due, and the period of a limit by period; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
+-- the holds of_nos, which it captures.
+--
+-- A caller that has looked at some limits passes what it knows: used as far as it got, and what
+-- the last of these was counted from.
+create function metered.check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
+    clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
+    inout used bigint[], out denied jsonb)
+language plpgsql stable
+as $$
+declare
+    c     metered.new_charge;
+    l     metered.charge_limit;
+    i     int := 0;
+    n     int := 0;
+    t     metered.ledger;
+    u     bigint;
+    own   bigint;
+    room  bigint;
+    since timestamptz;
+    w     record;
+    base_seq   bigint := known.base_seq;
+    base_spent bigint := known.base_spent;
+    retry timestamptz;
+    falls timestamptz;
+    lease  record;
+    leased bigint;
+    leases_end timestamptz;
+    p      timestamptz[];   -- of a limit by period
+    still  bigint;
+    least_due bigint;       -- what lines that are due, and not freed, have spent
+begin
+    foreach t in array tips loop
+        if t.next_due = '-infinity' then
+            denied := metered.with_absent(denied, t.scope, 'closed');
+        end if;
+    end loop;
+    if denied is not null then
+        return;
+    end if;
+    foreach c in array charges loop
+        i := i + 1;
+        t := tips[i];
+        foreach l in array c.limits loop
+            n := n + 1;
+            continue when n < known.nth;
+            u := used[n];
+            p := case when l.win is null then metered.period_at(l.period, greatest(clk, t.at)) end;
+            since := null;
+            least_due := 0;
+            if u is not null then
+                null;
+            elsif l.win = interval '0' then
+                u := t.spent - t.refunded - t.credited;
+            else
+                if (t.at <= clk + ahead) is not true then
+                    raise exception 'the last entry is ahead of the clock'
+                        using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
+                            'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
+                end if;
+                since := coalesce(greatest(clk, t.at) - l.win, p[1] - interval '0.000001');
+                u := 0;
+                if t.at > since then
+                    w := metered.spent_since(t, since);
+                    u := w.used;
+                    base_seq := w.base_seq;
+                    base_spent := w.base_spent;
+                end if;
+            end if;
+            if t.next_due <= clk then
+                least_due := metered.minima(t, since, clk);
+                u := u + least_due;
+            end if;
+            used[n] := u;
+            continue when u <= l.max - held[i] - c.amount;
+            own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
+            falls := null;
+            leased := 0;
+            leases_end := null;
+            if held[i] > own then
+                lease := metered.leased(c.scope);
+                leased := lease.unspent + lease.spent;
+                leases_end := lease.ends_at;
+                if held[i] > own + leased then
+                    falls := metered.others_fall_due(t, of_nos, clk);
+                end if;
+                if leased > 0 then
+                    falls := least(falls, greatest(clk, leases_end));
+                end if;
+            end if;
+            retry := null;
+            room := l.max - held[i] - c.amount - least_due;
+            if l.win > interval '0' and room >= 0 then
+                retry := metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room);
+            end if;
+            -- The end of holds can make room, sooner or at all.
+            room := l.max - own - c.amount - case when falls is not null then metered.minima_to_come(c.scope, clk) else 0 end;
+            if l.win is null and room >= 0 then
+                -- At the period's end only what is held by then is left.
+                still := t.held - case when leases_end <= p[2] then leased else 0 end
+                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end;
+                retry := case when greatest(still, own) <= l.max - c.amount then p[2]
+                    else coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)) end;
+            end if;
+            if u <= room then
+                retry := least(retry, falls);
+            elsif l.win > interval '0' and room >= least_due and falls < coalesce(retry, 'infinity') then
+                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room - least_due)));
+            end if;
+            denied := coalesce(denied, '[]') || jsonb_build_object(
+                'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
+                'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
+                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint,
+                'period', p);
+        end loop;
+    end loop;
+end
+$$;
+
+-- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
+-- that may be older than what has been committed since: there, a refusal must not be final. The
+-- scopes are locked. An entry meets what the snapshot does not see; the block takes it back.
+create function metered.refuse_stale(tips metered.ledger[]) returns void
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    foreach tip in array tips loop
+        perform from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq for key share;
+        tip.seq := tip.seq + 1;
+        tip.amount := 1;
+        tip.at := coalesce(nullif(tip.at, '-infinity'), metered.clock());
+        tip.kind := 'c';
+        perform metered.append(tip);
+    end loop;
+    raise exception using errcode = 'MT100';
+exception when sqlstate 'MT100' then
+    null;
+end
+$$;
+
+-- Checks a charge that meets holds which are due, and, if it is let in, ends those of
+-- them that are in its way. stand are the last entries after that.
+create function metered.expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
+    ahead interval, wait_ms int, of_nos bigint[],
+    out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
+language plpgsql volatile
+as $$
+declare
+    tip       metered.ledger;
+    kept      bigint[];         -- what the last entries say is held, lines that are due among it
+    remain    bigint[];         -- of that, once lines are ended
+    scopes    text[];
+    due       timestamptz[];
+    verdict   record;
+    max_lines int := 500;
+    c         metered.new_charge;
+begin
+    -- Under another lock than its scope's a charge could not rely on what it has read.
+    foreach c in array charges loop
+        if not metered.key_fits(c.key, c.scope) then
+            perform metered.require(false, 'key');
+        end if;
+    end loop;
+    foreach tip in array tips loop
+        scopes := scopes || tip.scope;
+        due := due || tip.next_due;
+        kept := kept || tip.held;
+        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+    end loop;
+    stand := tips;
+    tips := metered.without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
+    verdict := metered.check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
+    used := verdict.used;
+    denied := verdict.denied;
+    if denied is not null or kept = held then
+        return;
+    end if;
+    -- What is let in for lines that are due is let in for good, so their holds
+    -- are ended for good, as many as it takes: a clock that is set back must not
+    -- bring them to life. The rest is left to those who come after. How many it
+    -- takes is found first, since rows of holds must be locked all at once, in order.
+    loop
+        for i in 1..cardinality(scopes) loop
+            remain[i] := kept[i] - case when due[i] <= clk then metered.overdue(scopes[i], due[i], clk, max_lines) else 0 end;
+        end loop;
+        exit when remain = held or (metered.check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
+        max_lines := 2 * max_lines;
+    end loop;
+    perform metered.expire_due(scopes, due, clk, max_lines, wait_ms);
+    for i in 1..cardinality(scopes) loop
+        tip := metered.entry_for_write(scopes[i]);
+        if tip.held > remain[i] then
+            perform metered.collided();
+        end if;
+        stand[i] := tip;
+    end loop;
+end
+$$;
+
+
+-- Thresholds: levels of use that are told of once, by the charge that reaches them.
+--
+-- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them. A text without
+-- quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
+-- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
+-- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
+
+-- The key in a line of a limit's thresholds.
+create function metered.threshold_key(line text) returns text
+language sql immutable
+as $$
+    select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
+$$;
+
+-- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, tell_at
+-- is so low that nothing goes by it without a count. told is not null; net is what was spent and is held, less refunds.
+create function metered.untold(limits metered.charge_limit[], told jsonb, net bigint, credited bigint, at timestamptz)
+returns metered.charge_limit[]
+language plpgsql stable
+as $$
+declare
+    l metered.charge_limit;
+    n int := 0;
+    h text;
+    was jsonb;
+begin
+    foreach l in array limits loop
+        n := n + 1;
+        continue when l.thresholds is null;
+        l.tell_at := null;
+        foreach h in array string_to_array(l.thresholds, chr(10)) loop
+            was := told -> metered.threshold_key(h);
+            l.tell_at := case
+                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then least(l.tell_at, split_part(h, ' ', 1)::bigint)
+                when l.win is null
+                    or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
+                    or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
+                    then l.tell_at
+                when l.win = interval '0' then least(l.tell_at, net - credited)
+                else 0 end;
+        end loop;
+        limits[n] := l;
+    end loop;
+    return limits;
+end
+$$;
+
+-- Which thresholds charges cross that are let in, and what is told of them then (crossed, in the last entries).
+-- crossings is null for none. silent: the caller did not say that it will tell them.
+--
+-- Armed again is what use has gone back from, to rearm or less, before the charge adds its own; a period, when it has ended. used
+-- lacks what is decided without a count: there, nothing is reached, and nothing is armed.
+create function metered.cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
+    inout tips metered.ledger[], out crossings jsonb, out silent boolean)
+language plpgsql stable
+as $$
+declare
+    c    metered.new_charge;
+    l    metered.charge_limit;
+    tip  metered.ledger;
+    told jsonb;
+    h    record;
+    i    int := 0;
+    n    int := 0;
+    had  bigint;        -- used and held before the charge
+    now  timestamptz;
+    p    timestamptz[];
+begin
+    silent := false;
+    foreach c in array charges loop
+        i := i + 1;
+        tip := tips[i];
+        now := greatest(at, tip.at);
+        told := coalesce(tip.crossed, '{}');
+        foreach l in array c.limits loop
+            n := n + 1;
+            continue when l.thresholds is null or used[n] is null;
+            if octet_length(l.thresholds) > 8192 then
+                perform metered.require(false, 'thresholds');
+            end if;
+            had := used[n] + held[i];
+            p := null;
+            for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
+                from unnest(string_to_array(l.thresholds, chr(10))) x loop
+                if told -> h.key is not null
+                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else had > h.rearm end) then
+                    continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
+                        and tip.spent + tip.held - tip.refunded >= (told -> h.key ->> 'net')::bigint;
+                elsif had + c.amount >= h.level then
+                    p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
+                    crossings := coalesce(crossings, '[]') || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
+                        'used', had - held[i] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
+                    silent := silent or l.telling is not true;
+                else
+                    -- A period that ended is remembered: the clock may be set back.
+                    told := case when l.win is null then told else told - h.key end;
+                    continue;
+                end if;
+                told := told || jsonb_build_object(h.key, case
+                    when l.win is null then jsonb_build_object('until', p[2])
+                    when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
+                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - held[i] - c.amount, now),
+                        'net', tip.spent + tip.held - tip.refunded + c.amount) end);
+            end loop;
+        end loop;
+        if told <> coalesce(tip.crossed, '{}') then
+            tip.crossed := metered.kept_told(told, charges[i].limits, now);
+            tips[i] := tip;
+        end if;
+    end loop;
+end
+$$;
+
+-- The crossings, each with the entry of its charge (seq).
+create function metered.crossed_at(crossings jsonb, seqs bigint[]) returns jsonb
+language plpgsql immutable
+as $$
+begin
+    return (select jsonb_agg(x - 'nth' || jsonb_build_object('seq', seqs[(x ->> 'nth')::int])) from jsonb_array_elements(crossings) x);
+end
+$$;
+
+-- Until when a window holds more than room of what was spent so far, though nothing is added.
+create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    w record;
+begin
+    if room < 0 or tip.at <= now - win then
+        return now + win;
+    end if;
+    w := metered.spent_since(tip, now - win);
+    if w.used <= room then
+        return now + win;
+    end if;
+    return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
+end
+$$;
+
+-- What is remembered of what was told: not of periods that have ended, and of no more than 64 thresholds beside those of limits.
+create function metered.kept_told(told jsonb, limits metered.charge_limit[], at timestamptz) returns jsonb
+language plpgsql stable
+as $$
+declare
+    own text[] := array(select metered.threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
+begin
+    return (
+        select jsonb_object_agg(y.key, y.value)
+        from (select x.key, x.value from jsonb_each(told) x
+              where x.key = any (own) or x.value ? 'net' or x.value ? 'rearm' or (x.value ->> 'until')::timestamptz > at
+              order by x.key = any (own) desc, x.key limit greatest(64, cardinality(own))) y);
+end
+$$;
+
+-- What is left of what was told when an entry lowers what a lifetime has used: credit, or a refund. e is that entry, not written yet.
+create function metered.rearmed(e metered.ledger) returns jsonb
+language plpgsql stable
+as $$
+declare
+    had bigint := e.spent - e.refunded - e.credited + e.held
+        - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end
+        + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
+begin
+    return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x where (had <= (x.value ->> 'rearm')::bigint) is not true);
+end
+$$;
+
+-- What was told, after a clock repair: windows are counted anew, since the proof was by the clock before.
+create function metered.told_by_another_clock(told jsonb) returns jsonb
+language plpgsql stable
+as $$
+begin
+    return (select jsonb_object_agg(x.key, case when x.value ? 'net' then x.value || '{"until": "-infinity"}' else x.value end) from jsonb_each(told) x);
+end
+$$;
+
+-- Ends a transaction that would cross a threshold without telling.
+create function metered.untold_crossing() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'a threshold is crossed, and nobody would be told' using errcode = 'MT011';
+end
+$$;
+
+-- What crosses thresholds where no charge says so: the end of lots, and units that are revoked. e is the scope's last entry, with its lots
+-- that are due. The caller appends what follows it with crossed, and tells of crossings. silent: it did not say that it will.
+create function metered.cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+    out crossed jsonb, out crossings jsonb, out silent boolean)
+language plpgsql stable
+as $$
+declare
+    lifetimes metered.charge_limit[] := array(select l::metered.charge_limit from unnest(of_limits) l where l.win = interval '0' and l.thresholds is not null);
+    held bigint := e.held;
+    w    record;
+begin
+    crossed := e.crossed;
+    silent := false;
+    if cardinality(lifetimes) > 0 then
+        e.credited := e.credited - units - metered.lapsing(e, clk);
+        if e.next_due <= clk then
+            held := held - metered.overdue(e.scope, e.next_due, clk);
+            e.spent := e.spent + metered.minima(e, null, clk);
+        end if;
+        w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
+        crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+        silent := w.silent;
+    end if;
+end
+$$;
+
+-- Writes the entries of charges, all or none. Either denied is null, and each charge has an
+-- entry, or nothing was written. mode says what becomes of a denial: answer; or raise, as
+-- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
+-- answers what a charge that follows in the same transaction would be told; that one then
+-- finds its statements prepared.
+--
+-- Most charges are let in while nothing is due. That case is decided here; all others
+-- are left to check_limits or expire_and_check, and only check_limits refuses. What a
+-- statement of PL/pgSQL costs in a transaction that runs it once is mostly its preparation,
+-- so there are few, and one charge alone is written without arrays of its state.
+--
+-- standing: the caller wants to know what each limit stands at (used). If it does not, a window
+-- is decided by a bound where that is enough: what was spent since the anchor of the last entry,
+-- or ever. The anchor is older than the window's beginning, and refunds only lower what is used.
+-- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 27.
+create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
+    out periods timestamptz[], out crossed jsonb)
+language plpgsql volatile
+as $$
+declare
+    c     metered.new_charge;
+    l     metered.charge_limit;
+    tip   metered.ledger;
+    tips  metered.ledger[];
+    i     int;              -- charges so far, and limits: null is none
+    n     int;
+    u     bigint;
+    since timestamptz;
+    base_seq      bigint;   -- what a window's use is counted from
+    base_spent    bigint;
+    base_refunded bigint;
+    w     record;
+    look  boolean := mode = 'look';
+    plain boolean := true;
+    due   boolean;
+    p     timestamptz[];    -- the start and the end of a limit's period
+    absent jsonb;           -- scopes that must exist, and do not
+    a     record;
+    units bigint;
+begin
+    if hold.at is null then
+        -- One lock needs no order.
+        if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
+            perform metered.lock_charges(charges, wait_ms);
+        end if;
+        at := metered.clock();  -- after the lock: a wait must not date the entry back
+    else
+        at := hold.at;
+    end if;
+    foreach c in array charges loop
+        i := coalesce(i, 0) + 1;
+        if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+            and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true) is not true then
+            absent := metered.admit(c, absent, look, wait_ms);
+            plain := plain and absent is null;
+        end if;
+        if look then
+            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
+        else
+            -- entry_for_write, without the call where there is an entry.
+            select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1 for key share;
+        end if;
+        if not found then
+            tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
+        end if;
+        if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
+            plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
+            due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
+            if tip.crossed is not null then
+                c.limits := metered.untold(c.limits, tip.crossed, tip.spent + tip.held - tip.refunded, tip.credited, at);
+            end if;
+        end if;
+        foreach l in array c.limits loop
+            exit when plain is not true;
+            n := coalesce(n, 0) + 1;
+            continue when standing is not true and l.win > interval '0' and tip.spent
+                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+            since := at - l.win;
+            if since = at then
+                u := tip.spent - tip.refunded - tip.credited;
+            elsif tip.at <= since then
+                u := 0;
+            else
+                if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
+                    continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                    p := metered.period_at(l.period, at);
+                    since := p[1] - interval '0.000001';
+                    continue when standing is not true and tip.anchor_at <= since
+                        and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+                    periods := periods || p;
+                end if;
+                -- spent_since where the base is in the newest epoch, or all that was ever
+                -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
+                select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
+                    coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
+                from (values (1)) one left join lateral (
+                    select z.seq, z.spent, z.refunded
+                    from (select y.seq from metered.ledger y
+                          where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
+                            and (y.seq & 15 = 1 or y.kind = 'k')
+                          order by y.at desc, y.seq desc limit 1) x,
+                         lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                          where y.scope = c.scope and y.seq between x.seq and x.seq + 15
+                            and y.epoch = tip.epoch and y.at <= since
+                          order by y.seq desc limit 1) z) b on true;
+                if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
+                    u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
+                        else metered.refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
+                else
+                    w := metered.spent_since(tip, since);
+                    base_seq := w.base_seq;
+                    base_spent := w.base_spent;
+                    u := w.used;
+                end if;
+                if standing is not true and base_spent > 0 then
+                    tip.anchor_at := since;
+                    tip.anchor_spent := base_spent;
+                end if;
+            end if;
+            used[n] := u;
+            plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+        end loop;
+        if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
+            -- One charge, which is let in: the loops below, without what they are for.
+            if tip.held > 0 then
+                tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+            end if;
+            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            values (tip.seq + 1, c.amount, write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            on conflict do nothing
+            returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
+            if seqs is null then
+                perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq + 1, c.amount, metered.balance(tip), 't');
+            end if;
+            return;
+        end if;
+        tips[i] := tip;
+        held[i] := tip.held;
+    end loop;
+    if look or plain is not true then
+        if look and plain then
+            return;
+        end if;
+        if absent is not null then
+            denied := absent;
+            used := null;
+            if mode = 'raise' then
+                raise exception 'a scope does not exist' using errcode = 'MT001', detail = denied;
+            end if;
+            return;
+        end if;
+        -- A refusal, or an error of the clock, must rest on what is committed by now.
+        if metered.one_snapshot() then
+            if look then
+                perform metered.lock_charges(charges, wait_ms);
+            end if;
+            perform metered.refuse_stale(tips);
+        end if;
+        if look then
+            a := metered.check_now(charges, tips, at, ahead);
+        elsif due then
+            a := metered.expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
+            tips := a.stand;
+            held := a.held;
+        else
+            -- The last limit of which something is known is the first that may refuse.
+            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+        end if;
+        denied := a.denied;
+        used := case when standing then a.used end;
+        periods := case when standing and denied is null then metered.periods_of(charges, tips, at) end;
+        if denied is not null then
+            if mode = 'raise' then
+                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
+            end if;
+            return;
+        elsif look then
+            return;
+        end if;
+        w := metered.cross_thresholds(charges, a.used, held, at, tips);
+        if w.silent then
+            if mode = 'raise' then
+                perform metered.untold_crossing();
+            end if;
+            used := null;
+            denied := '[{"crossing": true}]';
+            return;
+        end if;
+        tips := w.tips;
+        crossed := w.crossings;
+    elsif standing is not true then
+        used := null;
+    end if;
+    i := 0;
+    foreach c in array charges loop
+        i := i + 1;
+        tip := tips[i];
+        if tip.lots_end <= greatest(at, tip.at) then
+            tip := metered.end_lots(tip, at);
+        end if;
+        if tip.held > 0 then
+            tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+        end if;
+        tip.at := greatest(at, tip.at);
+        units := c.amount - c.held;
+        if c.held > 0 and hold.due_in >= interval '0' then
+            tip.seq := tip.seq + 1;
+            tip.held := tip.held + c.held;
+            tip.next_due := least(tip.next_due, at + hold.due_in);
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            on conflict do nothing;
+            if not found then
+                perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq, c.held, metered.balance(tip) + c.held, 'h');
+            end if;
+        elsif c.held <> 0 then
+            raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
+        end if;
+        if units > 0 then
+            tip.seq := tip.seq + 1;
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            on conflict do nothing;
+            if not found then
+                perform metered.collided();
+            elsif tip.lots_end is not null then
+                perform metered.use_lots(c.scope, tip.seq, units, metered.balance(tip), 't');
+            end if;
+        end if;
+        seqs[i] := tip.seq;
+        ats[i] := tip.at;
+    end loop;
+    if crossed is not null then
+        crossed := metered.crossed_at(crossed, seqs);
+    end if;
+end
+$$;
+
+-- The locks of the charges' scopes, in order.
+create function metered.lock_charges(charges metered.new_charge[], wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return metered.lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
+end
+$$;
+
+-- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
+-- returns the whole answer: that costs less than to assign each part.
+create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
+end
+$$;
+
+-- Makes charges of costs that were incurred, whatever their limits. They only tell; where nobody can say what
+-- a limit stands at, nothing is told of it.
+create function metered.charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
+    hold metered.hold_terms) returns metered.charged
+language plpgsql volatile
+as $$
+declare
+    tells boolean := false;
+begin
+    for i in 1..cardinality(charges) loop
+        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+            from unnest(charges[i].limits) l where l.thresholds is not null);
+        tells := tells or cardinality(charges[i].limits) > 0;
+    end loop;
+    if tells then
+        begin
+            return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
+            for i in 1..cardinality(charges) loop
+                charges[i].limits := '{}';
+            end loop;
+        end;
+    end if;
+    return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+end
+$$;
+
+-- What check_limits says of charges if what is due is free, without ending it.
+create function metered.check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
+    out used bigint[], out held bigint[], out denied jsonb)
+language plpgsql stable
+as $$
+declare
+    tip     metered.ledger;
+    verdict record;
+begin
+    foreach tip in array tips loop
+        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+    end loop;
+    tips := metered.without_lapsing(tips, clk);
+    verdict := metered.check_limits(charges, tips, held, clk, ahead, null, null, null);
+    used := verdict.used;
+    denied := verdict.denied;
+end
+$$;
+
+-- What charge would say now, without a lock and without writing. STABLE, so that
+-- all its statements see one snapshot.
+create function metered.check_charge(charges metered.new_charge[], ahead interval,
+    out used bigint[], out held bigint[], out denied jsonb, out periods timestamptz[])
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    c    metered.new_charge;
+    tips metered.ledger[];
+    clk  timestamptz := metered.clock();
+    a    record;
+begin
+    foreach c in array charges loop
+        tips := tips || metered.last_entry(c.scope);
+        if c.must_exist then
+            denied := metered.with_absent(denied, c.scope, metered.absence(c.scope));
+        end if;
+    end loop;
+    if denied is not null then
+        return;
+    end if;
+    a := metered.check_now(charges, tips, clk, ahead);
+    used := a.used;
+    held := a.held;
+    denied := a.denied;
+    periods := metered.periods_of(charges, tips, clk);
+end
+$$;
+
+-- Where each scope stands, for as many windows as there are pairs; window 0 is
+-- the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.
+create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
+returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
+    starts_at timestamptz, ends_at timestamptz)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk   timestamptz := metered.clock();
+    since timestamptz;
+    tip   metered.ledger;
+    l     record;
+    p     timestamptz[];
+begin
+    for i in 1..cardinality(scopes) loop
+        tip := metered.last_entry(scopes[i]);
+        tip.credited := tip.credited - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
+        p := case when windows[i] is null then metered.period_at(periods[i], greatest(clk, tip.at)) end;
+        starts_at := p[1];
+        ends_at := p[2];
+        since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
+        if windows[i] = interval '0' then
+            used := tip.spent - tip.refunded - tip.credited;
+        elsif tip.at <= since then
+            used := 0;
+        else
+            used := (metered.spent_since(tip, since)).used;
+        end if;
+        held := tip.held;
+        spent := tip.spent;
+        if tip.next_due <= clk then
+            held := held - metered.overdue(scopes[i], tip.next_due, clk);
+            used := used + metered.minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
+            spent := spent + metered.minima(tip, null, clk);
+        end if;
+        refunded := tip.refunded;
+        credited := tip.credited;
+        seq := tip.seq;
+        leased := 0;
+        if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
+            l := metered.leased(scopes[i]);
+            leased := l.unspent;
+            held := held - l.unspent - l.spent;
+            used := used + l.spent;
+            spent := spent + l.spent;
+        end if;
+        due_us := case when held > 0 then
+            extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+        return next;
+    end loop;
+end
+$$;
+
+-- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two entries, so
+-- a range costs the two look-ups, and a series of ranges one look-up for each edge.
+
+-- What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it;
+-- refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases
+-- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
+-- is known. STABLE, so that all its statements see one snapshot.
+create function metered.usage_at(of_scope text, times timestamptz[])
+returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
+    known_from timestamptz)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip  metered.ledger := metered.last_entry(of_scope);
+    open bigint[];
+    t    timestamptz;
+begin
+    perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
+        and array_position(times, null) is null, 'times');
+    open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
+    for i in 1..cardinality(times) loop
+        t := times[i] - interval '1 microsecond';       -- what happened at an edge is after it
+        unsettled := coalesce(open[i], 0);
+        if tip.at <= t then
+            seq := tip.seq;
+            spent := tip.spent;
+            refunded := tip.refunded;
+            credited := tip.credited;
+            refunded_after := 0;
+            return next;
+            continue;
+        end if;
+        select b.seq, b.spent, b.refunded into seq, spent, refunded
+        from metered.base(of_scope, tip.seq, tip.epoch, t) b;
+        if seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
+            seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
+            spent := 0;
+            refunded := 0;
+        elsif seq is null then
+            known_from := metered.usage_known_from(tip);
+            return next;
+            return;
+        end if;
+        credited := case when tip.credited = 0 then 0 else
+            coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
+        -- What a purge took of refund_sum is of charges before seq.
+        refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
+            else metered.refunds_after(of_scope, tip.seq, seq) end;
+        return next;
+    end loop;
+end
+$$;
+
+-- What was spent from the open leases of a scope, from each time on until the next one. It reads all of their spends.
+create function metered.unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    r     record;
+begin
+    for r in
+        select width_bucket(x.at, times) as nth, sum(x.amount)::bigint as amount
+        -- In order, or the planner may take the index of the history, and read all that was ever settled.
+        from (select y.no from metered.leases y
+              where y.scope = of_scope and y.settled_at is null and y.mode = 's' order by y.ends_at) l,
+             lateral (select s.at, s.amount from metered.lease_spends s where s.lease = l.no and s.at >= times[1] offset 0) x
+        group by 1
+    loop
+        units[r.nth] := r.amount;
+    end loop;
+    return units;
+end
+$$;
+
+-- Since when the usage of a scope is known, of which a purge took entries: after the first of those that it left. That
+-- one counts no later than the clock repairs that follow it.
+create function metered.usage_known_from(tip metered.ledger) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    since timestamptz;
+    first int;
+begin
+    select l.at, l.epoch into since, first from metered.ledger l where l.scope = tip.scope and l.seq > 1 order by l.seq limit 1;
+    for e in first + 1..tip.epoch loop
+        since := least(since, (select l.at from metered.ledger l
+            where l.scope = tip.scope and l.epoch = e and (l.seq & 15 = 1 or l.kind = 'k') order by l.at, l.seq limit 1));
+    end loop;
+    return since + interval '1 microsecond';
+end
+$$;
+
+-- Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the
+-- texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to
+-- most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.
+create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
+    made_by metered.origin, named text)
+returns table (entry metered.ledger, matched boolean, more boolean)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    stop bigint;    -- the last entry to be read
+begin
+    perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    if backwards then
+        select min(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq desc limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
+        order by l.seq desc limit most + 1;
+    else
+        select max(x.seq), count(*) >= look into stop, more
+        from (select l.seq from metered.ledger l
+              where l.scope = of_scope and l.seq > after_seq and l.seq < before_seq order by l.seq limit look) x;
+        return query
+        select l, m.ok, search_entries.more
+        from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
+                and (made_by.operation is null
+                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                and (named is null
+                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+            false) as ok) m
+        where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
+        order by l.seq limit most + 1;
+    end if;
+end
+$$;
+
+-- Leases. A lease holds units of a scope, under the scope's lock, and lets them be spent without it.
+-- How much was spent is captured when the lease is settled, and the rest is free again. Until then all
+-- of it counts as held; what was spent counts from then on: each unit from before its use until at
+-- least a window after.
+--
+-- The fence: who spends has the lease's lock shared until the transaction ends, and looks behind it, with
+-- a newer snapshot, whether the lease is open. Who settles has it exclusive: no spend is running, none
+-- begins, and all that committed is seen. The lease's lock comes before its scope's; whoever has a
+-- scope's lock never waits for a lease's.
+
+-- What keeps others from spending while a lease is settled.
+create function metered.lease_key(of_no bigint) returns bigint
+language sql stable
+as $$
+    select metered.lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
+$$;
+
+-- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
+-- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
+-- limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'
+-- periods ends: what is settled later than that counts in the next.
+create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
+    out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[],
+    out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    l      metered.charge_limit;
+    tip    metered.ledger;
+    looked record;
+    posted metered.charged;
+    wanted bigint := charge.amount;
+    room   bigint;
+    ends   timestamptz;
+    i      int := 0;
+begin
+    perform metered.require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
+        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255, 'lease');
+    if charge.key is null then
+        charge.key := metered.scope_key(charge.scope);
+    end if;
+    perform metered.require(metered.key_fits(charge.key, charge.scope), 'key');
+    perform metered.lock_keys(array[charge.key], wait_ms);
+    granted := 0;
+    if cardinality(charge.limits) > 0 then
+        tip := metered.last_entry(charge.scope);
+        charge.amount := terms.least;
+        looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
+        foreach l in array charge.limits loop
+            i := i + 1;
+            room := least(room, l.max - looked.used[i] - looked.held[1]);
+        end loop;
+        used := looked.used;
+        held := looked.held[1];
+        wanted := least(wanted, room / terms.share);
+        if looked.denied is not null or wanted < terms.least then
+            if metered.one_snapshot() then
+                perform metered.refuse_stale(array[tip]);
+            end if;
+            return;
+        end if;
+    end if;
+    no := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    fence := metered.lease_key(no);
+    charge.amount := wanted;
+    charge.held := wanted;
+    charge.note := jsonb_build_object('actor', terms.owner);
+    -- The hold never falls due: a lease is settled, and not freed.
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
+    if posted.denied is not null then
+        if posted.denied -> 0 ? 'crossing' then
+            perform metered.untold_crossing();
+        end if;
+        no := null;
+        return;
+    end if;
+    granted := wanted;
+    crossed := posted.crossed;
+    periods := metered.periods_of(array[charge], array[tip], posted.at);
+    ends := least(posted.at + terms.ttl, (select min(p.at) from unnest(periods) with ordinality p(at, n) where p.n % 2 = 0));
+    lasts_us := extract(epoch from ends - posted.at) * 1000000;
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner)
+    overriding system value
+    values (open_lease.no, posted.at, ends, wanted, open_lease.fence, posted.seqs[1],
+        case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
+end
+$$;
+
+-- Spends units of a lease from an offset on, and returns when; null if it cannot be spent from: it is closed, or the
+-- range was spent.
+create function metered.spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
+returns timestamptz
+language plpgsql volatile
+as $$
+declare
+    clk timestamptz;
+begin
+    if pg_try_advisory_xact_lock_shared(of_fence) then
+        clk := metered.clock();
+        if metered.one_snapshot() then
+            -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001:
+            -- who settles has locked the row FOR UPDATE. Or it is older than the beginning.
+            perform from metered.leases l where l.no = of_lease for key share;
+            if not found then
+                perform metered.collided();
+            end if;
+        end if;
+        insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
+        select l.no, from_offset, units, clk, origin.namespace, origin.operation, origin.note
+        from metered.leases l
+        where l.no = of_lease and l.fence = of_fence and l.scope = of_scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
+          and from_offset between 0 and l.granted - units and units > 0
+          and coalesce((select s.at_offset + s.amount from metered.lease_spends s
+                        where s.lease = of_lease and s.at_offset < from_offset + units
+                        order by s.at_offset desc limit 1), 0) <= from_offset
+        on conflict do nothing;
+        if found then
+            return clk;
+        end if;
+    end if;
+    return null;
+end
+$$;
+
+-- A charge that is spent from a lease, and no command's.
+create function metered.spend(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, note jsonb)
+returns timestamptz
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if pg_column_size(note) > 8192 then
+        perform metered.no_amount();
+    end if;
+    return metered.spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
+end
+$$;
+
+-- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
+-- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
+create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    c      metered.new_charge;
+    chain  metered.new_charge[] := '{}';
+    posted metered.charged;
+    answer metered.charged;
+    n      int := 0;
+begin
+    if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise') and metered.fits_origin(origin)) is not true then
+        perform metered.require(false, 'charges');
+    end if;
+    foreach c in array charges loop
+        if c.lease is null then
+            chain := chain || c;
+        elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+            perform metered.no_amount();
+        else
+            answer.at := metered.spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
+            if answer.at is null then
+                answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
+                exit;
+            end if;
+        end if;
+        n := n + 1;
+    end loop;
+    if answer.denied is null and chain <> '{}' then
+        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
+        answer.denied := posted.denied;
+    end if;
+    if answer.denied is not null then
+        if mode = 'raise' then
+            raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
+        end if;
+        delete from metered.lease_spends s using unnest(charges[1:n]) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
+        where s.lease = x.lease and s.at_offset = x.lease_offset;
+        return answer;
+    end if;
+    if cardinality(charges) = 1 and chain = '{}' then
+        return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[], null::jsonb);
+    end if;
+    n := 0;
+    for i in 1..cardinality(charges) loop
+        if charges[i].lease is null then
+            n := n + 1;
+            answer.seqs[i] := posted.seqs[n];
+            answer.ats[i] := posted.ats[n];
+            answer.held[i] := coalesce(posted.held[n], 0);
+        else
+            answer.seqs[i] := 0;
+            answer.ats[i] := answer.at;
+            answer.held[i] := 0;
+        end if;
+    end loop;
+    answer.used := posted.used;     -- of the chain's limits: a spend comes without
+    answer.periods := posted.periods;
+    answer.crossed := posted.crossed;
+    return answer;
+end
+$$;
+
+-- Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been:
+-- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
+-- told is what the owner of a lease in memory says was used; without, all of it was.
+create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int,
+    out status text, out granted bigint, out spent bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    l    metered.leases;
+    last timestamptz;
+begin
+    perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
+    l := metered.lease_to_settle(of_no, wait_ms);
+    granted := l.granted;
+    status := case
+        when l.no is null or l.mode not in ('s', 'm') then 'unknown'
+        when l.settled_at is not null then 'closed'
+        when l.owner <> of_owner and l.ends_at > metered.clock() then 'early' end;
+    if status is not null then
+        spent := l.spent;
+        return;
+    end if;
+    if l.mode = 's' then
+        select coalesce(sum(s.amount), 0), max(s.at) into spent, last from metered.lease_spends s where s.lease = of_no;
+    else
+        spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
+    end if;
+    perform metered.close_lease(l, spent, of_owner, wait_ms, last);
+    status := 'settled';
+end
+$$;
+
+-- A lease, with its lock exclusive and its row locked. What was spent of it is only seen whole by a
+-- statement with a snapshot of its own.
+create function metered.lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
+language plpgsql volatile
+as $$
+declare
+    l      metered.leases;
+    before text;
+begin
+    if metered.one_snapshot() then
+        raise exception 'a lease is settled at READ COMMITTED' using errcode = '25001';
+    end if;
+    perform metered.lock_keys(array[metered.lease_key(of_no)], wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    select * into l from metered.leases y where y.no = of_no for update;
+    before := metered.unbound_lock_wait(before);
+    return l;
+end
+$$;
+
+-- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
+-- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
+-- clock may have been set back since.
+create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz default null) returns void
+language plpgsql volatile
+as $$
+declare
+    tip    metered.ledger := metered.next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
+    before bigint := tip.seq - 1;
+    clk    timestamptz := metered.clock();
+    amount bigint;
+begin
+    tip.at := greatest(tip.at, last);
+    tip.hold := 'lease/' || l.no;
+    foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
+        amount := case tip.kind when 'u' then least(units, l.granted) when 'c' then units - l.granted else l.granted - units end;
+        continue when amount <= 0;
+        tip.seq := before + 1;
+        tip.amount := amount;
+        tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
+        tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
+        tip.next_due := metered.due_after(l.scope, before, tip.held, tip.next_due, clk);
+        perform metered.append(tip);
+        before := tip.seq;
+        continue when tip.lots_end is null;
+        case tip.kind
+            when 'u' then perform metered.capture_lots(l.scope, l.opened_seq, tip.seq, amount);
+            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, metered.balance(tip) + amount, 't');
+            else perform metered.free_lots(tip, array[l.opened_seq]);
+        end case;
+    end loop;
+    update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
+end
+$$;
+
+-- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends.
+create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
+language plpgsql stable
+as $$
+begin
+    select coalesce(sum(l.granted), 0), coalesce(sum(s.units), 0), max(l.ends_at) into unspent, spent, ends_at
+    -- In order, or the planner may take the index of the history, and read all that was ever settled.
+    from (select y.no, y.granted, y.ends_at, y.mode from metered.leases y
+          where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' order by y.ends_at) l,
+         lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no and l.mode = 's') s;
+    unspent := unspent - spent;
+end
+$$;
+
+-- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
+-- after is the last of the batch before.
+create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, out deleted bigint, out last timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    l    record;
+    left_over bigint := max_rows;
+    n    bigint;
+begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
+    deleted := 0;
+    for l in
+        select y.no, y.settled_at from metered.leases y
+        where y.settled_at is not null and y.settled_at >= coalesce(after, '-infinity') and y.settled_at < cutoff
+        order by y.settled_at limit max_rows for update skip locked
+    loop
+        delete from metered.lease_spends s where s.lease = l.no and s.at_offset = any (array(
+            select x.at_offset from metered.lease_spends x where x.lease = l.no order by x.at_offset limit left_over));
+        get diagnostics n = row_count;
+        deleted := deleted + n;
+        left_over := left_over - n;
+        last := l.settled_at;
+        exit when left_over <= 0;
+        delete from metered.leases y where y.no = l.no;
+        deleted := deleted + 1;
+        left_over := left_over - 1;
+        exit when left_over <= 0;
+    end loop;
+end
+$$;
+
+-- Carving: a lease whose units a child scope spends. The child is credited with them, and is closed in
+-- the end: what it charged is captured at the parent, and the rest is free there again. Until then all
+-- of it counts as held at the parent.
+--
+-- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the path
+-- of a charge that is let in comes to check_limits, which refuses it; credit and refund ask
+-- refuse_closed. What was held before may still end, and be captured: the settlement waits for it.
+--
+-- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
+-- lease that is open, so its own lock, of those who spend rows, is not needed.
+--
+-- On another cluster the child has a row of its own, of mode g; the parent's is of mode r, and is
+-- settled when it is told what was used (settle_away), and not before.
+
+-- Refuses what would be new in a closed scope. e is its last entry, or one that is to follow it.
+create function metered.refuse_closed(e metered.ledger) returns void
+language plpgsql stable
+as $$
+begin
+    if e.next_due = '-infinity' then
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered.with_absent(null, e.scope, 'closed');
+    end if;
+end
+$$;
+
+-- Closes a scope whose lock is held, unless it is.
+create function metered.close_scope(of_scope text, note jsonb) returns void
+language plpgsql volatile
+as $$
+declare
+    e metered.ledger := metered.entry_for_write(of_scope);
+begin
+    if e.next_due = '-infinity' then
+        return;
+    end if;
+    e.seq := e.seq + 1;
+    e.amount := 0;
+    e.at := greatest(metered.clock(), e.at);
+    e.kind := 'z';
+    e.next_due := '-infinity';
+    e.ref := null;
+    e.hold := null;
+    e.namespace := null;
+    e.operation := null;
+    e.note := close_scope.note;
+    perform metered.append(e);
+end
+$$;
+
+-- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms, which has no
+-- entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the
+-- child has entries); denied. A child of a child ends no later than that one.
+create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
+    out status text, out lease metered.leases, out denied jsonb, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    away   boolean := terms.mode = 'away';
+    as_mode "char" := case when away then 'r' else 'c' end;
+    tip    metered.ledger;
+    posted metered.charged;
+    own    bigint;
+begin
+    perform metered.require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
+        and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
+        and metered.key_fits(charge.key, charge.scope), 'carve');
+    perform metered.lock_all_scopes(array[charge.scope, case when not away then terms.child else charge.scope end], null, wait_ms);
+    select * into lease from metered.leases y where y.child = terms.child and y.mode <> 'g' and (y.mode = 'r') = away;
+    if found then
+        status := case when lease.scope = charge.scope and lease.granted = charge.amount then 'exists' else 'conflict' end;
+        return;
+    end if;
+    if not away then
+        tip := metered.entry_for_write(terms.child);
+        if tip.seq > 0 then
+            status := 'used';
+            return;
+        end if;
+    end if;
+    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    charge.held := charge.amount;
+    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
+    if posted.denied is not null then
+        status := 'denied';
+        denied := posted.denied;
+        return;
+    end if;
+    insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
+    overriding system value
+    values (own, posted.at, least(posted.at + terms.ttl, (
+            select y.ends_at from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null)),
+        charge.amount, metered.lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
+    on conflict do nothing
+    returning * into lease;
+    if not found then
+        perform metered.collided();     -- of another parent, at the same time
+    end if;
+    if not away then
+        perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
+    end if;
+    crossed := posted.crossed;
+    status := 'carved';
+end
+$$;
+
+-- Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is
+-- closed, and something is held); closed (it had been settled); unknown.
+create function metered.close_child(of_child text, by_whom text, wait_ms int,
+    out status text, out lease metered.leases, out held bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip  metered.ledger;
+    clk  timestamptz;
+begin
+    perform metered.require(octet_length(by_whom) between 1 and 255, 'close_child');
+    select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
+    if not found then
+        status := 'unknown';
+        return;
+    end if;
+    perform metered.lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
+    select * into lease from metered.leases y where y.no = lease.no for update;
+    clk := metered.clock();
+    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' end;
+    if status is not null then
+        return;
+    end if;
+    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
+    if metered.overdue(of_child, '-infinity', clk) > 0 then
+        perform metered.expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
+    end if;
+    tip := metered.entry_for_write(of_child);
+    held := tip.held;
+    status := 'open';
+    if held = 0 then
+        status := 'settled';
+        if lease.mode = 'c' then
+            perform metered.close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms);
+        else
+            update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
+        end if;
+        select * into lease from metered.leases y where y.no = lease.no;
+    end if;
+end
+$$;
+
+-- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or
+-- after that, it is closed at once, and gets nothing. status: received; late; exists (it was received,
+-- or closed before); used (the child has entries).
+create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text, note text, wait_ms int,
+    out status text, out lease metered.leases)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip  metered.ledger;
+    clk  timestamptz;
+    own  bigint;
+    json jsonb := nullif(note, '')::jsonb;
+begin
+    perform metered.require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
+        and units between 0 and 9007199254740992 and ends is not null, 'receive_child');
+    perform metered.lock_all_scopes(array[of_child], null, wait_ms);
+    select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
+    if found then
+        status := case when lease.mode = 'g' then 'exists' else 'used' end;
+        return;
+    end if;
+    tip := metered.entry_for_write(of_child);
+    if tip.seq > 0 then
+        status := 'used';
+        return;
+    end if;
+    clk := metered.clock();
+    status := case when units = 0 or ends <= clk then 'late' else 'received' end;
+    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    if status = 'late' then
+        perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
+    else
+        perform metered.credit(of_child, null, units, false, wait_ms, row(null, null, json), true);
+    end if;
+    insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, settled_seq, mode, scope, owner, settled_by, child)
+    overriding system value
+    values (own, clk, ends, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
+        case when status = 'late' then 0 end, metered.lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
+        case when status = 'late' then by_whom end, of_child)
+    on conflict do nothing
+    returning * into lease;
+    if not found then
+        perform metered.collided();
+    end if;
+end
+$$;
+
+-- Settles the parent's side of units that were carved for another cluster, of which so many were used there; null is
+-- all of them. status: settled; closed (it had been: spent is what was captured then); unknown.
+create function metered.settle_away(of_child text, units bigint, by_whom text, wait_ms int,
+    out status text, out lease metered.leases)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
+    select * into lease from metered.leases y where y.child = of_child and y.mode = 'r';
+    if not found then
+        status := 'unknown';
+        return;
+    end if;
+    perform metered.lock_all_scopes(array[lease.scope], null, wait_ms);
+    select * into lease from metered.leases y where y.no = lease.no for update;
+    status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
+    if status = 'settled' then
+        perform metered.close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms);
+        select * into lease from metered.leases y where y.no = lease.no;
+    end if;
+end
+$$;
+
+-- The registry: which scopes were declared to exist. Charges, credits and holds look here if they
+-- demand it (must_exist), under their scopes' locks. Whoever retires a scope takes its lock, too: what
+-- a charge was told is so until it commits. At REPEATABLE READ and above its snapshot may be older
+-- than the lock; there a lock of the row, or a write where there is none, meets what is newer.
+
+-- What keeps new charges from a scope that must exist: unknown, retired, or null for nothing.
+create function metered.absence(of_scope text) returns text
+language plpgsql stable
+as $$
+declare
+    r metered.resources;
+begin
+    select * into r from metered.resources x where x.scope = of_scope;
+    return case when r.scope is null then 'unknown' when r.retired_at is not null then 'retired' end;
+end
+$$;
+
+-- A scope's row, locked; all null if there is none. It is what is committed by now, or 40001.
+create function metered.resource_for_write(of_scope text, wait_ms int) returns metered.resources
+language plpgsql volatile
+as $$
+declare
+    before text := metered.bound_lock_wait(wait_ms);
+    r      metered.resources;
+begin
+    select * into r from metered.resources x where x.scope = of_scope for share;
+    if not found and metered.one_snapshot() then
+        begin   -- taken back by the block
+            insert into metered.resources (created_at, scope) values (metered.clock(), of_scope) on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+    before := metered.unbound_lock_wait(before);
+    return r;
+end
+$$;
+
+-- A denial with a scope that does not exist, if it does not.
+create function metered.with_absent(denied jsonb, of_scope text, absence text) returns jsonb
+language plpgsql immutable
+as $$
+begin
+    if absence is null then
+        return denied;
+    end if;
+    return coalesce(denied, '[]') || jsonb_build_object('scope', of_scope, 'absent', absence);
+end
+$$;
+
+-- Looks closer at a charge that is out of bounds, or of a scope that must exist. denied as it was, with
+-- this scope if it does not exist. looking: the scope is not locked.
+create function metered.admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    absence text;
+begin
+    if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
+        and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+        perform metered.no_amount();
+    end if;
+    -- Under another lock than its scope's a charge could not rely on what it has read.
+    if not metered.key_fits(c.key, c.scope) then
+        perform metered.require(false, 'key');
+    end if;
+    absence := metered.absence(c.scope);
+    if metered.one_snapshot() and (absence is not null or not looking) then
+        perform metered.resource_for_write(c.scope, wait_ms);
+    end if;
+    return metered.with_absent(denied, c.scope, absence);
+end
+$$;
+
+-- Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is
+-- returned. changed: it did not exist before. What is returned stays so until the transaction ends.
+create function metered.create_scopes(scopes text[], wait_ms int)
+returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    before  text := metered.bound_lock_wait(wait_ms);
+    clk     timestamptz := metered.clock();
+    s       text;
+    r       metered.resources;
+    made    boolean[];
+    found_rows metered.resources[];
+    refused boolean := false;
+begin
+    perform metered.require(cardinality(scopes) between 1 and 1000
+        and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+    begin
+        for s in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
+            insert into metered.resources as x (created_at, scope) values (clk, s) on conflict do nothing;
+            made := made || found;
+            select * into r from metered.resources x where x.scope = s for share;
+            found_rows := found_rows || r;
+            refused := refused or r.retired_at is not null;
+        end loop;
+        if refused then
+            raise exception using errcode = 'MT100';
+        end if;
+    exception when sqlstate 'MT100' then
+        null;
+    end;
+    before := metered.unbound_lock_wait(before);
+    return query select u.scope, u.created_at, u.retired_at, m.made
+        from unnest(found_rows) with ordinality u(created_at, retired_at, scope, n) join unnest(made) with ordinality m(made, n) on m.n = u.n
+        where not refused or u.retired_at is not null order by u.n;
+end
+$$;
+
+-- Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never
+-- declared. Then these are all that is returned, without created_at. Takes the scopes' locks. held is
+-- what open holds keep of a scope: they go on, and end as any.
+create function metered.retire_scopes(scopes text[], retiring boolean, wait_ms int)
+returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean, held bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk     timestamptz;
+    before  text;
+    r       metered.resources;
+    tip     metered.ledger;
+    missing boolean := false;
+begin
+    perform metered.require(retiring is not null and cardinality(scopes) between 1 and 64
+        and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+    perform metered.lock_all_scopes(scopes, null, wait_ms);
+    clk := metered.clock();
+    for scope in select distinct u from unnest(scopes) u order by u loop
+        r := metered.resource_for_write(scope, wait_ms);
+        if r.scope is null then
+            missing := true;
+            return next;
+        end if;
+    end loop;
+    if missing then
+        return;
+    end if;
+    before := metered.bound_lock_wait(wait_ms);     -- whoever creates has rows, and no scope's lock
+    for scope in select distinct u from unnest(scopes) u order by u loop
+        update metered.resources x set retired_at = case when retiring then clk end
+        where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
+        changed := found;
+        select x.created_at, x.retired_at into retire_scopes.created_at, retire_scopes.retired_at
+        from metered.resources x where x.scope = retire_scopes.scope;
+        tip := metered.entry_for_write(scope);
+        if metered.one_snapshot() then
+            perform metered.refuse_stale(array[tip]);
+        end if;
+        held := tip.held - case when tip.next_due <= clk then metered.overdue(scope, tip.next_due, clk) else 0 end;
+        return next;
+    end loop;
+    before := metered.unbound_lock_wait(before);
+end
+$$;
+
+-- How many units of a scope are still held by lines that are due and not freed yet: by
+-- all such lines, or by the first max_lines. since is a time before which none is due.
+create function metered.overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(sum(d.open), 0) from (
+        select l.open from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk
+        order by l.due limit max_lines) d);
+end
+$$;
+
+-- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
+-- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
+create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
+          and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
+end
+$$;
+
+-- The same of those lines that are not due: this will be spent whatever becomes of them.
+create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
+end
+$$;
+
+-- When the first line that is not due falls due.
+create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select l.due from metered.hold_lines l
+            where l.scope = of_scope and l.open > 0 and l.due >= since and l.due > clk
+            order by l.due limit 1);
+end
+$$;
+
+-- A new next_due of a scope whose old one is since: when the first line falls due that
+-- does within 10 seconds of that or of now, whichever is later, or else the end of these.
+-- What ended and would have fallen due until now is read past in any case; to look further
+-- than that could mean wading through all that was placed and ended meanwhile.
+create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    horizon timestamptz := greatest(since, clk) + interval '10 s';
+begin
+    return coalesce((
+        select l.due from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= horizon
+        order by l.due limit 1), horizon);
+end
+$$;
+
+-- What next_due becomes with the entry behind that of seq. held is what is held then; a
+-- line that is new is not looked at. It moves on where it has passed, and about once in 16
+-- entries (twice where the next one is odd: a call may write two), so that whoever asks
+-- what falls due first need not wade through what has ended since. That of a closed scope
+-- (see carve.sql) stays. Inlined wherever it stands.
+create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
+returns timestamptz
+language sql stable
+as $$
+    select case when held > 0 then
+        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered.later_due(of_scope, next_due, clk) else next_due end
+    when next_due = '-infinity' then next_due end
+$$;
+
+-- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
+-- line, of the time at which it fell due, or of its scope's last entry if that is later.
+create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    l   record;
+    tip metered.ledger;
+begin
+    for l in
+        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
+        from metered.hold_lines y,
+             lateral (select x.id from metered.holds x where x.no = y.hold) h,
+             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
+        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
+        order by y.scope, y.due, y.hold
+    loop
+        tip := metered.entry_for_write(l.scope);
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
+            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
+            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+        on conflict do nothing;
+        if not found then
+            perform metered.collided();
+        elsif tip.lots_end is not null then
+            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
+        end if;
+        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
+        where y.hold = l.hold and y.scope = l.scope;
+    end loop;
+end
+$$;
+
+-- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
+-- entry for each scope. Of those that expire, what is not captured then.
+create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
+    of_hold text, origin metered.origin) returns void
+language plpgsql volatile
+as $$
+declare
+    scopes text[];
+    sums   bigint[];
+    made   int;
+    wallets text[];
+    minima boolean;
+begin
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima) into scopes, sums, minima
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima from metered.hold_lines l
+          where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
+          group by l.scope order by l.scope) f;
+    if scopes is null then
+        return;
+    elsif minima and as_kind = 'x' then
+        perform metered.capture_minima(nos, only_scopes, clk);
+        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of what is left
+        return;
+    end if;
+    update metered.hold_lines l set open = 0
+    where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
+    with made as (
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
+        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+    select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
+        t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
+        of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+    from unnest(scopes, sums) f(scope, units),
+         lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
+    on conflict do nothing
+    returning case when y.lots_end is not null then y.scope end as wallet)
+    select count(*), array_agg(m.wallet) filter (where m.wallet is not null) into made, wallets from made m;
+    if made < cardinality(scopes) then
+        perform metered.collided();
+    elsif wallets is not null then
+        perform metered.free_lines(nos, wallets);
+    end if;
+end
+$$;
+
+-- What the system does by itself is noted so: a caller that only needs the room of what is due
+-- did not ask for its end.
+create function metered.by_system() returns metered.origin
+language sql immutable
+as $$
+    select row(null, null, '{"actor": "system"}')::metered.origin
+$$;
+
+-- Ends those of the holds that are due and have not ended. Their rows are locked,
+-- in order.
+create function metered.expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
+language plpgsql volatile
+as $$
+begin
+    with ended as (
+        update metered.holds h set state = 'x', ended_at = h.due, version = h.version + 1
+        where h.no = any (nos) and h.state = 'h' and h.due <= clk
+        returning h.no, h.version)
+    insert into metered.hold_events (hold, at, version, kind, note)
+    select e.no, clk, e.version, 'x', expire_rows.note from ended e;
+end
+$$;
+
+-- Frees up to max_lines lines that are due of each of the scopes, which are locked
+-- and none of whose lines is due before "since".
+create function metered.expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    nos    bigint[];
+    before text;
+begin
+    select array_agg(distinct d.hold) into nos
+    from unnest(scopes, since) s(scope, since),
+         lateral (select l.hold from metered.hold_lines l
+          where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
+          order by l.due limit max_lines) d;
+    if nos is null then
+        perform metered.collided(); -- the caller saw some: not with this snapshot
+    end if;
+    before := metered.bound_lock_wait(wait_ms);
+    -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
+    select array_agg(y.no) into nos from (
+        select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y;
+    before := metered.unbound_lock_wait(before);
+    perform metered.expire_rows(nos, clk, (metered.by_system()).note);
+    perform metered.release_lines(nos, scopes, 'x', clk, null, metered.by_system());
+end
+$$;
+
+-- Ends one hold that is due, if its deadline is still the one given, frees what it
+-- keeps, and says so to those who listen. status: expired; due_later, extended, or
+-- the state of one that ended otherwise (captured, released), or ended (by time, and
+-- announced before): nothing was done.
+create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
+    out status text, out hold json)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    of_no  bigint;
+    keys   bigint[];
+    clk    timestamptz;
+    h      record;
+    origin metered.origin;
+    before text;
+begin
+    select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
+    if not found then
+        status := metered.missing_hold(of_tenant, of_id, issued, wait_ms);
+        return;
+    end if;
+    perform metered.lock_keys(keys, wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
+    before := metered.unbound_lock_wait(before);
+    if h.state is null then     -- purged while this waited
+        status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        return;
+    end if;
+    clk := metered.clock();
+    status := case
+        when h.state = 'c' then 'captured'
+        when h.state = 'r' then 'released'
+        when not h.pending then 'ended'
+        when h.deadline <> of_deadline then 'extended'
+        when h.state = 'h' and h.due > clk then 'due_later' end;
+    if status is null then
+        origin := row(null, null, nullif(note, '')::jsonb);
+        perform metered.expire_rows(array[of_no], clk, origin.note);
+        perform metered.release_lines(array[of_no], null, 'x', clk, of_id, origin);
+        update metered.holds y set pending = false where y.no = of_no returning y.version into h;
+        if channel is not null then
+            perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
+        end if;
+        status := 'expired';
+    end if;
+    hold := metered.hold_json(of_no, clk);
+end
+$$;
+
+-- Ends up to max_holds holds that are due, after the one of these due time and no,
+-- and frees what they keep: those whose scopes and rows are to be had without
+-- waiting. nos are these; unless they are still to be announced (keep_pending) they
+-- are done with. seen is how many were due; the last of them is where to go on, if
+-- there may be more.
+--
+-- They have at most 2,000 scopes together, since each takes a lock of the server's
+-- table, which by default has room for some 6,400 of all sessions. One hold has at
+-- most 64.
+create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk     timestamptz := metered.clock();
+    due_nos bigint[];
+    locked  bigint[] := '{}';
+    k       bigint;
+begin
+    perform metered.require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
+    select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
+        count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
+        count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
+    into due_nos, seen, last_due, more
+    from (select c.no, c.due, sum(cardinality(c.keys)) over (order by c.due, c.no) as locks
+          from (select y.no, y.due, y.keys from metered.holds y
+                where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
+                order by y.due, y.no limit max_holds) c) d;
+    if seen = 0 then
+        return;
+    end if;
+    last_no := due_nos[seen];
+    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
+        if pg_try_advisory_xact_lock(k) then
+            locked := locked || k;
+        end if;
+    end loop;
+    select array_agg(r.no) into due_nos from (
+        -- "is true" keeps the planner from the index of all that is due.
+        select y.no from metered.holds y where y.no = any (due_nos) and (y.pending and y.due <= clk) is true
+        order by y.no for no key update skip locked) r;
+    if due_nos is null then
+        return;
+    end if;
+    -- Counted, since NOT EXISTS is a join, which can be one with all lines.
+    select array_agg(y.no) into due_nos from metered.holds y
+    where y.no = any (due_nos) and 0 = (
+        select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
+    if due_nos is null then
+        return;
+    end if;
+    perform metered.expire_rows(due_nos, clk, (metered.by_system()).note);
+    perform metered.release_lines(due_nos, null, 'x', clk, null, metered.by_system());
+    nos := due_nos;
+    if not keep_pending then
+        perform metered.announced(nos, channel);
+    end if;
+end
+$$;
+
+-- Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those
+-- that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null);
+-- of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and
+-- last_no are where to go on, or null at the end. clk is what counts as now.
+create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
+    clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    h    record;
+    seen int := 0;
+begin
+    holds := '{}';
+    for h in
+        select y.no, y.due, y.tenant from metered.holds y
+        where y.pending and (y.due, y.no) > (after_due, after_no) and y.due < before
+        order by y.due, y.no limit 10000
+    loop
+        seen := seen + 1;
+        if h.tenant = coalesce(of_tenant, h.tenant) and (prefix = '' or exists (
+            select from metered.hold_lines l where l.hold = h.no and starts_with(l.scope, prefix))) then
+            holds := holds || metered.hold_json(h.no, clk);
+        end if;
+        if seen = 10000 or cardinality(holds) = max_rows then
+            last_due := h.due;
+            last_no := h.no;
+            return;
+        end if;
+    end loop;
+end
+$$;
+
+-- Marks swept holds as announced, and announces them to those who listen.
+create function metered.announced(nos bigint[], channel text) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform metered.require(cardinality(nos) <= 10000, 'nos');
+    -- Not one that still keeps units, which a purge would lose.
+    update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x'
+        and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
+    if channel is not null then
+        perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
+        from metered.holds h where h.no = any (nos) order by h.no;
+    end if;
+end
+$$;
+
+-- Deletes holds that ended before cutoff, with lines and history, at most max_rows
+-- of them, from "after" on (null: from the beginning), and moves the horizon to the latest
+-- time that their ids carry, in the same transaction, as purge_operations does.
+--
+-- Purges are without bitmaps and sorts: with these, a batch would read all that there is
+-- to delete, by a plan of when it was little.
+create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    nos    bigint[];
+    latest timestamptz;
+    before text := metered.bound_lock_wait(wait_ms);
+begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
+    perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
+    before := metered.unbound_lock_wait(before);
+    select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
+        select h.no, h.ended_at, h.issued_at from metered.holds h
+        where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
+          and h.ended_at >= coalesce(after, '-infinity') and h.ended_at < cutoff and not h.pending and coalesce(h.issued_at, h.ended_at) < cutoff
+        order by h.ended_at limit max_rows for update skip locked) d;
+    delete from metered.hold_events e where e.hold = any (nos);
+    delete from metered.hold_lines l where l.hold = any (nos);
+    delete from metered.holds h where h.no = any (nos);
+    get diagnostics deleted = row_count;
+    if latest is not null then
+        update metered.holds_horizon z set at = latest where z.one and z.at < latest;
+    end if;
+end
+$$;
+
+-- A hold as JSON. One that is due has expired, whether that is written down or not. reason is
+-- that of its release or return. A ceiling of infinity is none. Inlined wherever it stands.
+create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
+language sql stable
+as $$
+    select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
+        'state', case when h.state = 'h' and h.due <= clk then 'x' else h.state end,
+        'version', h.version, 'placed_at', h.placed_at, 'deadline', h.deadline, 'due', h.due, 'ceiling', nullif(h.ceiling, 'infinity'),
+        'ended_at', case when h.state = 'h' and h.due <= clk then h.due else h.ended_at end,
+        'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'reason', reason, 'metadata', h.metadata, 'lines', lines)
+$$;
+
+-- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
+-- not been freed yet. Inlined wherever it stands.
+create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
+language sql stable
+as $$
+    select case when at_least > 0
+        then json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded, 'at_least', at_least)
+        else json_build_object('scope', of_scope, 'amount', amount, 'captured', captured, 'open', open, 'refunded', refunded) end
+$$;
+
+-- The hold of that no.
+create function metered.hold_json(of_no bigint, clk timestamptz) returns json
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return (
+        select metered.hold_as_json(h, (
+            select json_agg(metered.line_json(l.scope, l.amount,
+                case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
+                case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
+            from metered.hold_lines l where l.hold = h.no), clk,
+            case when h.state = 'r' or h.returned then (      -- its last transition
+                select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end)
+        from metered.holds h where h.no = of_no);
+end
+$$;
+
+-- Keeps what a command did to a hold, or drew of a wallet, for the command's record, which is written later
+-- in its transaction. JSON has no record separator in it.
+create function metered.remember_hold(hold json) returns text
+language plpgsql volatile
+as $$
+begin
+    return set_config('metered_tx.holds',
+        concat_ws(chr(30), nullif(current_setting('metered_tx.holds', true), ''), hold::text), true);
+end
+$$;
+
+-- Takes the locks of a command that does several things to scopes and holds, in the one
+-- order: all scopes, by key, with those of the holds that are named, unless these are
+-- another holder's (see lock_holds); the ids that it places, by key; then rows of holds, by
+-- no: of those that are named, and of those that are due in scopes that it may charge and
+-- could be in its way. A command that names thousands of scopes needs a larger lock table.
+--
+-- A hold that was not there before the locks, and is there behind them, was placed while this
+-- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
+create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms int) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    nos    bigint[];
+    there  bigint[];
+    due    bigint[];
+    clk    timestamptz;
+    before text;
+begin
+    if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
+        perform metered.require(false, 'locks');
+    end if;
+    nos := metered.named_holds(named);
+    if nos is not null then
+        select array_agg(k.key order by k.key) into keys
+        from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
+    end if;
+    perform metered.lock_keys(keys || id_keys, wait_ms);
+    if cardinality(named) > 0 then
+        there := metered.named_holds(named);
+        if not coalesce(there, '{}') <@ coalesce(nos, '{}') then
+            raise exception 'could not serialize access: a hold was placed meanwhile' using errcode = '40001';
+        end if;
+    end if;
+    clk := metered.clock();
+    -- As many as expire_due would take at first. If it comes to need more, or another one
+    -- falls due before it looks, that one is locked out of order.
+    select array_agg(d.hold) into due
+    from unnest(scopes) s(scope),
+         lateral (select l.next_due from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
+         lateral (select l.hold from metered.hold_lines l
+          where t.next_due <= clk and l.scope = s.scope and l.open > 0 and l.due >= t.next_due and l.due <= clk
+          order by l.due limit 500) d;
+    nos := nos || due;
+    if nos is not null then
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
+        before := metered.unbound_lock_wait(before);
+    end if;
+end
+$$;
+
+-- The holds that are named, but for those of another holder.
+create function metered.named_holds(named metered.hold_ids[]) returns bigint[]
+language plpgsql volatile
+as $$
+begin
+    return (
+        select array_agg(h.no)
+        from unnest(named) n, lateral unnest(n.ids) i(id),
+             lateral (select x.no, x.holder from metered.holds x where x.tenant = n.tenant and x.id = i.id limit 1) h
+        where n.holder = '' or h.holder = n.holder);
+end
+$$;
+
+-- Notifies those who listen to the channel of a hold's transition. What is said first, every build
+-- reads: more may be added, and no more. With a + behind the channel's name it is added who did it, and
+-- what the hold is by now. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
+-- many lines, by scope; cut says that these are not all.
+create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
+language plpgsql volatile
+as $$
+declare
+    said text := json_build_object('tenant', of_tenant, 'id', of_id, 'version', of_version, 'kind', of_kind);
+    h    record;
+    l    record;
+    cut  boolean;
+begin
+    if right(channel, 1) = '+' then
+        channel := left(channel, -1);
+        -- Three texts of 255 bytes, of which JSON makes 4,590 at most.
+        select y.no, y.state, json_build_object('state', case when y.returned then 'b' else y.state end, 'holder', y.holder, 'deadline', y.deadline)::text as stands,
+            (select json_strip_nulls(json_build_object('actor', e.note ->> 'actor', 'tenant', e.note ->> 'tenant',
+                'correlation', e.note ->> 'correlation', 'reason', e.note ->> 'reason'))::text
+             from metered.hold_events e where e.hold = y.no and e.version = of_version) as note
+        into h from metered.holds y where y.tenant = of_tenant and y.id = of_id;
+        said := left(said, -1) || ', ' || right(h.stands, -1);
+        cut := coalesce(octet_length(said) + octet_length(h.note) >= 7900, false);
+        if not cut and h.note is not null then
+            said := left(said, -1) || ', "note" : ' || h.note || '}';
+        end if;
+        select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into l
+        from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
+              from metered.hold_lines y, lateral (select metered.line_json(y.scope, y.amount, y.captured,
+                  case when h.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
+              where y.hold = h.no) x;
+        said := left(said, -1) || ', "lines" : [' || l.sent || ']' || case when cut or l.cut then ', "cut" : true}' else '}' end;
+    end if;
+    perform pg_notify(channel, said);
+end
+$$;
+
+-- Locks what a placement locks: its scopes, by key, and then the id that the caller chose.
+create function metered.lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    if cardinality(charges) = 1 and pg_try_advisory_xact_lock(charges[1].key)
+       and (id_key is null or pg_try_advisory_xact_lock(id_key)) then
+        return false;
+    end if;
+    return metered.lock_charges(charges, wait_ms) or id_key is not null and metered.lock_keys(array[id_key], wait_ms);
+end
+$$;
+
+-- What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would
+-- not, or where only place can tell: of what was placed before, and from an older snapshot.
+-- stored is who has what is taken, if reveal.
+create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
+    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb, out stored json)
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    was record;
+begin
+    if coalesce(current_setting('metered_tx.command', true), '') = '' or metered.one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
+        return;
+    end if;
+    if hold.claim is not null then
+        at := metered.clock();
+        select h.no, h.state, h.holder, h.due into was
+        from metered.holds h where h.claim = hold.claim and (h.state = 'h' and h.due > at or h.state = 'c' and not h.returned);
+        if found then
+            if was.state = 'c' or was.holder <> hold.holder then
+                status := 'taken';
+                deadline := case when was.state = 'h' then was.due end;
+                stored := case when reveal then metered.hold_json(was.no, at) end;
+            end if;
+            return;
+        end if;
+    end if;
+    denied := (metered.check_charge(charges, ahead)).denied;
+    status := case when denied is not null then 'denied' end;
+end
+$$;
+
+-- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
+-- status: placed; same (placed before, with the same content: stored tells); conflict (with other
+-- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
+-- null; stored is their hold, if that is to be revealed); denied.
+--
+-- If the caller chose the id, it is locked after the scopes: whoever places the same id
+-- on other scopes waits there, as long as for a scope, and then sees the first one. An
+-- id that was made up for this call is not looked for. minimum is what is captured of its scopes when the hold expires.
+create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
+    origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
+    out status text, out placed_at timestamptz, out deadline timestamptz,
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    c      record;
+    was    record;
+    clk    timestamptz;
+    due_in interval := hold.ttl + hold.grace;
+    line_keys bigint[] := '{}';
+    lines  jsonb := '[]';
+    claimed boolean := hold.claim is null;
+    new_no bigint;
+    unused text;
+    charge metered.new_charge;
+    changed int;
+begin
+    foreach charge in array charges loop
+        if charge.held > 0 then
+            if charge.key is null then
+                charge.key := metered.scope_key(charge.scope);
+                charges := metered.with_keys(charges);
+            elsif not metered.key_fits(charge.key, charge.scope) then
+                perform metered.require(false, 'key');
+            end if;
+            line_keys := line_keys || charge.key;
+            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
+            claimed := claimed or charge.scope = hold.claim and charge.held = 1;
+        end if;
+    end loop;
+    if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= coalesce(hold.lifetime, interval '3660 days')
+        and hold.grace <= interval '3660 days' and coalesce(hold.lifetime <= interval '3660 days', true)
+        and octet_length(hold.tenant) <= 255 and octet_length(hold.id) between 1 and 255 and octet_length(hold.holder) <= 255
+        and octet_length(hold.fingerprint) = 33 and coalesce(octet_length(hold.metadata::text) <= 65536, true)
+        and metered.fits_origin(origin)) is not true then
+        perform metered.require(false, 'hold');
+    end if;
+    if cardinality(line_keys) > 1 then
+        line_keys := array(select distinct k from unnest(line_keys) k order by k);
+    end if;
+    if hold.chosen or hold.claim is not null then
+        unused := metered.lock_place(charges, case when hold.chosen then coalesce(hold.key, metered.lock_key('metered/hold/metered',
+            convert_to(hold.tenant, 'UTF8') || '\x00'::bytea || convert_to(hold.id, 'UTF8'))) end, wait_ms);
+        clk := metered.clock();     -- else write_charges does both
+        was := metered.placed_before(hold, clk, wait_ms);
+        status := was.status;
+        deadline := was.deadline;
+        placed_at := was.at;
+    end if;
+    if status = 'same' then
+        stored := metered.hold_json(was.no, clk);
+        if raising and was.state <> 'h' then
+            perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
+        end if;
+        unused := case when origin.operation is not null then metered.remember_hold(stored) end;
+    end if;
+    if status is not null then
+        if status = 'taken' and reveal then
+            stored := metered.hold_json(was.no, clk);
+        end if;
+        if raising and status <> 'same' then
+            raise exception 'the hold cannot be placed' using errcode = 'MT007', detail = json_build_object(
+                'status', status, 'id', hold.id, 'retry_us', (extract(epoch from deadline - placed_at) * 1000000)::bigint, 'hold', stored);
+        end if;
+        return;
+    end if;
+    c := metered.write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
+        row(hold.id, due_in, null, clk), false);
+    seqs := c.seqs;
+    ats := c.ats;
+    denied := c.denied;
+    crossed := c.crossed;
+    placed_at := c.at;
+    if denied is not null then
+        status := 'denied';
+        return;
+    end if;
+    deadline := placed_at + hold.ttl;
+    loop
+        insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
+            tenant, id, holder, claim, fingerprint, keys, metadata)
+        values (place.placed_at, place.deadline, place.placed_at + due_in, coalesce(place.placed_at + hold.lifetime, 'infinity'), hold.issued_at, 1, 'h',
+            hold.tenant, hold.id, hold.holder, hold.claim, hold.fingerprint, line_keys, hold.metadata)
+        on conflict do nothing
+        returning no into new_no;
+        exit when new_no is not null;
+        if not metered.raise_sequence() then
+            perform metered.collided();     -- this view is older than one that was placed
+        end if;
+    end loop;
+    if cardinality(charges) = 1 then
+        insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+        values (new_no, charge.key, charge.held, charge.held, place.placed_at + due_in, charge.scope, seqs[1] - (charge.amount > charge.held)::int);
+    else
+        insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+        select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope, l.seq - (l.amount > l.held)::int
+        from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
+    end if;
+    if minimum is not null then
+        update metered.hold_lines l set at_least = u.amount
+        from unnest(minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+        get diagnostics changed = row_count;
+        if changed <> cardinality(minimum) then
+            perform metered.require(false, 'minimum');
+        end if;
+        lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
+            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
+    end if;
+    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
+    values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
+            'tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
+            'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
+        origin.note, origin.namespace, origin.operation);
+    if channel is not null then
+        perform metered.announce(channel, hold.tenant, hold.id, 1, 'placed');
+    end if;
+    if origin.operation is not null then
+        unused := metered.remember_hold(metered.created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
+    end if;
+    status := 'placed';
+end
+$$;
+
+-- The charges with the keys of their scopes' locks, where these were left to be derived.
+create function metered.with_keys(charges metered.new_charge[]) returns metered.new_charge[]
+language plpgsql stable
+as $$
+begin
+    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
+        from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) order by c.n);
+end
+$$;
+
+-- What was placed before: with this id, if the caller chose it, or of this claim. status as place
+-- has it, or null: nothing is in the way. state is what it is by now.
+create function metered.placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
+    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
+language plpgsql volatile
+as $$
+declare
+    was    record;
+    before text;
+begin
+    if hold.chosen then
+        select h.no, h.fingerprint, h.state, h.holder, h.due into was
+        from metered.holds h where h.tenant = hold.tenant and h.id = hold.id;
+    else
+        select h.no, h.fingerprint, h.state, h.holder, h.due into was
+        from metered.holds h where h.claim = hold.claim and (h.state = 'h' or h.state = 'c' and not h.returned);
+    end if;
+    no := was.no;
+    if no is null then
+        if hold.chosen and hold.issued_at is not null and metered.one_snapshot() then
+            -- It may have been placed and purged since this snapshot, with which the
+            -- horizon has moved: then this fails with 40001, as a lock of a row does
+            -- that was updated since. FOR KEY SHARE would not.
+            before := metered.bound_lock_wait(wait_ms);
+            perform from metered.holds_horizon z where z.one for share;
+            before := metered.unbound_lock_wait(before);
+        end if;
+        if hold.chosen and hold.issued_at <= (select z.at from metered.holds_horizon z where z.one) then
+            status := 'retired';
+        end if;
+        return;
+    end if;
+    state := case when was.state = 'h' and was.due <= clk then 'x' else was.state end;
+    if not hold.chosen then
+        if state = 'x' then
+            no := null;
+            return;
+        elsif state = 'c' or was.holder <> hold.holder then
+            status := 'taken';
+            if state = 'h' then
+                deadline := was.due;
+                at := clk;
+            end if;
+        end if;
+    end if;
+    status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
+    if status = 'same' or metered.one_snapshot() then
+        -- A snapshot that is too old for what the hold is by now fails here.
+        before := metered.bound_lock_wait(wait_ms);
+        perform from metered.holds h where h.no = was.no for share;
+        if not found then
+            perform metered.collided();
+        end if;
+        before := metered.unbound_lock_wait(before);
+    end if;
+end
+$$;
+
+-- Moves the sequence of holds.no on, if it has fallen behind, as it has on a server that was
+-- switched to by logical replication. False if the number that was tried last was free.
+create function metered.raise_sequence() returns boolean
+language plpgsql volatile
+as $$
+declare
+    of_no regclass := pg_get_serial_sequence('metered.holds', 'no');
+begin
+    if not exists (select from metered.holds h where h.no = currval(of_no)) then
+        return false;
+    end if;
+    perform setval(of_no, (select max(h.no) from metered.holds h));
+    return true;
+end
+$$;
+
+-- A hold that was just placed, with what its request charged besides.
+create function metered.created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
+language plpgsql stable
+as $$
+begin
+    return ('{"created":true,' || coalesce('"charges":' || (
+        select json_agg(json_build_object('scope', s.scope, 'seq', q.seq, 'amount', s.amount - s.held, 'at', q.at) order by s.n)
+        from unnest(charges) with ordinality s(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n)
+             join unnest(seqs, ats) with ordinality q(seq, at, n) on q.n = s.n
+        where s.amount > s.held)::text || ',', '') || substr(hold::text, 2))::json;
+end
+$$;
+
+-- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be
+-- older than one that was placed since, its insertion fails with 40001. The block takes it back.
+-- So a caller that names a holder may learn that somebody has placed the id since its snapshot, and
+-- no more: tried again, another's hold is as unknown as none.
+create function metered.missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
+language plpgsql volatile
+as $$
+begin
+    if issued <= (select z.at from metered.holds_horizon z where z.one) then
+        return 'retired';
+    end if;
+    if metered.one_snapshot() then
+        begin
+            perform metered.bound_lock_wait(wait_ms);
+            insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
+            values ('epoch', 'epoch', 'epoch', 'epoch', 0, 'x', of_tenant, of_id, '', '', '{}')
+            on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+    return 'unknown';
+end
+$$;
+
+-- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
+-- then their rows, by no. nos are in the order of ids. needs is the state that they
+-- must be in, c or h, or * for either; an h must not be due. States are read under the locks, as is clk.
+-- If one of the holds does not do, failed is its id and status says why: unknown,
+-- retired, holder (which callers must not tell from unknown) or state.
+--
+-- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
+-- for one, or a 40001 would tell another's hold from none.
+create function metered.lock_holds(named metered.hold_ids, needs "char", wait_ms int,
+    out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
+language plpgsql volatile
+as $$
+declare
+    of_tenant text := named.tenant;
+    of_holder text := named.holder;
+    ids     text[] := named.ids;
+    h       record;
+    seen    bigint[];
+    waited  boolean;
+    before  text;
+begin
+    -- Nearly always there is one, and nobody is in its way. Then nothing waits, and the order
+    -- in which it is all locked does not matter. Otherwise the locks that it got are the
+    -- first of its scopes' by key, or all of them and perhaps its row: in order, for what
+    -- comes below. The row that is locked is read as it is by then, whatever the snapshot.
+    if cardinality(ids) = 1 then
+        select y.no, y.keys, y.state, y.due into h from metered.holds y
+        where y.tenant = of_tenant and y.id = ids[1]
+          and case when of_holder = '' or y.holder = of_holder then metered.try_keys(y.keys) end
+        for no key update skip locked;
+        if found then
+            clk := metered.clock();     -- after the lock
+            if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
+                nos := array[h.no];
+                keys := h.keys;
+                return;
+            end if;
+        end if;
+    end if;
+    perform metered.require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
+    keys := '{}';
+    for i in 1..cardinality(ids) loop
+        select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
+        if h.no is null or of_holder <> '' and h.holder <> of_holder then
+            -- What does not exist would be retired with such an id: so is one of somebody else.
+            status := case
+                when h.no is null then metered.missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
+                when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
+                else 'holder' end;
+            failed := ids[i];
+            return;
+        end if;
+        seen := seen || h.no;
+        keys := keys || h.keys;
+    end loop;
+    select coalesce(array_agg(k.key order by k.key), '{}') into keys from (select distinct unnest(keys)) k(key);
+    waited := metered.lock_keys(keys, wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    perform from metered.holds y where y.no = any (seen) order by y.no for no key update;
+    before := metered.unbound_lock_wait(before);
+    clk := metered.clock();     -- after the lock
+    for i in 1..cardinality(ids) loop
+        -- One that took the id of one purged while this waited is not locked: it comes too late.
+        select y.no, y.state, y.due into h from metered.holds y
+        where y.tenant = of_tenant and y.id = ids[i] and y.no = any (seen);
+        if (h.state = needs or needs = '*' and h.state in ('h', 'c')) and (h.state <> 'h' or h.due > clk) then
+            nos[i] := h.no;
+            continue;
+        end if;
+        failed := ids[i];
+        if h.no is null then
+            status := case when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
+        else
+            status := 'state';
+            stands := case when h.state = 'h' and h.due <= clk then 'x' else h.state end;
+            failed_no := h.no;
+        end if;
+        return;
+    end loop;
+end
+$$;
+
+-- Answers a refused transition, or raises the answer. json, since a hold may be in it
+-- whose metadata is none to jsonb: \u0000, half a surrogate pair, 1e200000.
+create function metered.refuse_hold(raising boolean, answer json) returns json
+language plpgsql
+as $$
+begin
+    if raising then
+        raise exception 'the hold does not allow it' using errcode = 'MT007', detail = answer;
+    end if;
+    return answer;
+end
+$$;
+
+-- Charges that were denied, as far as each of their limits admits them: null if none does at all.
+create function metered.as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
+language plpgsql immutable
+as $$
+declare
+    c   metered.new_charge;
+    l   metered.charge_limit;
+    d   jsonb;
+    n   int := 0;
+    fit metered.new_charge[];
+begin
+    foreach c in array charges loop
+        foreach l in array c.limits loop
+            d := jsonb_path_query_first(denied, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
+            c.amount := least(c.amount, l.max - (d ->> 'used')::bigint - (d ->> 'held')::bigint - (d ->> 'own')::bigint - (d ->> 'leased')::bigint);
+            n := n + 1;
+        end loop;
+        if c.amount > 0 then
+            fit := fit || c;
+        end if;
+    end loop;
+    return fit;
+end
+$$;
+
+-- Captures holds, all or none: spends what they keep (used is null), or the units given for the
+-- scopes of one hold. refused is null, or why nothing was written.
+create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
+    ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
+    out refused json, out holds json[], out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    k       record;
+    own     text;
+    l       record;
+    c       record;
+    u       metered.used_units;
+    take    bigint;
+    covered bigint;
+    scopes  text[];                 -- of used
+    units   bigint[];
+    excess  metered.new_charge[];
+    fitting metered.new_charge[];
+    detail  jsonb;
+    lines   json[];
+    n       int;
+    v       int;
+    hold    json;
+    unused  text;
+begin
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
+        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 or not metered.fits_origin(origin) then
+        perform metered.require(false, 'terms');
+    end if;
+    k := metered.lock_holds(named, 'h', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    if used is not null then
+        foreach u in array used loop
+            if (u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
+                perform metered.require(false, 'used');
+            end if;
+            scopes := scopes || u.scope::text;
+            units := units || u.amount::bigint;
+        end loop;
+        -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
+        -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
+        -- it back; were it not spent, the key would be taken, and nothing given back would end
+        -- that.
+        select h.claim into own from metered.holds h where h.no = k.nos[1];
+        if own is not null and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
+            refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
+                'id', named.ids[1], 'scope', own));
+            return;
+        end if;
+        foreach u in array used loop
+            select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
+            if l.open is null then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+                return;
+            elsif u.amount > l.open and terms.policy = 'refuse' then
+                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
+                    'scope', u.scope, 'requested', u.amount, 'open', l.open));
+                return;
+            elsif u.amount > l.open then
+                excess := excess || row(u.scope, null, u.amount - l.open, 0,
+                    u.limits, origin.note, null, null, null)::metered.new_charge;
+            end if;
+        end loop;
+    end if;
+    -- The excess first: what is kept and what is spent of it count the same.
+    while excess is not null loop
+        if terms.policy = 'allow' then
+            c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
+        else
+            c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
+        end if;
+        crossed := c.crossed;
+        exit when c.denied is null;
+        if c.denied -> 0 ? 'crossing' and raising then
+            perform metered.untold_crossing();
+        end if;
+        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered.as_far_as_admitted(excess, c.denied) else excess end;
+        if fitting = excess then
+            refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
+                'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
+            return;
+        end if;
+        excess := fitting;
+    end loop;
+    if terms.policy = 'upto' then
+        for n in 1..cardinality(scopes) loop
+            units[n] := least(units[n], (select y.open from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n])
+                + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
+        end loop;
+    end if;
+    for i in 1..cardinality(named.ids) loop
+        detail := '[]';
+        lines := '{}';
+        for l in
+            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+                t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+            from metered.hold_lines y left join lateral (
+                select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
+            where y.hold = k.nos[i] order by y.scope
+        loop
+            take := case when used is null then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
+            covered := least(take, l.open);
+            if covered > 0 or terms.closing and l.open > 0 then
+                if l.seq is null then
+                    perform metered.collided();
+                end if;
+                if covered > 0 then
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                    values (l.seq + 1, covered, greatest(k.clk, l.at),
+                        l.spent + covered, l.refunded, l.credited, l.held - covered,
+                        l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
+                        named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                    on conflict do nothing;
+                    if not found then
+                        perform metered.collided();
+                    elsif l.lots_end is not null then
+                        perform metered.capture_lots(l.scope, l.opened_seq, l.seq + 1, covered);
+                    end if;
+                    detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
+                        'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
+                end if;
+                if terms.closing and covered < l.open then
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+                        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
+                        l.spent + covered, l.refunded, l.credited, l.held - l.open,
+                        l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
+                        named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                    on conflict do nothing;
+                    if not found then
+                        perform metered.collided();
+                    elsif l.lots_end is not null then
+                        perform metered.free_lots(metered.entry_for_write(l.scope), array[l.opened_seq]);
+                    end if;
+                end if;
+            end if;
+            if take > covered then
+                n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
+                detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
+            end if;
+            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
+            if take > 0 or terms.closing and l.open > 0 then
+                update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
+                where y.hold = k.nos[i] and y.scope = l.scope;
+            end if;
+        end loop;
+        update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
+            state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
+        where h.no = k.nos[i]
+        returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
+        holds[i] := hold;
+        insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
+        values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
+            origin.note, origin.namespace, origin.operation);
+        if channel is not null then
+            perform metered.announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
+        end if;
+        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
+    end loop;
+end
+$$;
+
+-- Releases holds, all or none.
+create function metered.release_holds(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
+    out refused json, out holds json[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    k      record;
+    v      int;
+    hold   json;
+    unused text;
+begin
+    if not metered.fits_origin(origin) then
+        perform metered.require(false, 'origin');
+    end if;
+    k := metered.lock_holds(named, 'h', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
+    for i in 1..cardinality(named.ids) loop
+        update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
+        where h.no = k.nos[i]
+        returning h.version, metered.hold_as_json(h, (
+            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
+            from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
+        holds[i] := hold;
+        insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
+        values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
+        if channel is not null then
+            perform metered.announce(channel, named.tenant, named.ids[i], v, 'released');
+        end if;
+        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
+    end loop;
+end
+$$;
+
+-- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON
+-- has no such year.
+create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
+    channel text, raising boolean,
+    out refused json, out holds json[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    k      record;
+    h      record;
+    unused text;
+begin
+    if (by > interval '0' and by <= interval '3660 days') is not true or not metered.fits_origin(origin) then
+        perform metered.require(false, 'by');
+    end if;
+    k := metered.lock_holds(named, 'h', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    for i in 1..cardinality(named.ids) loop
+        select y.deadline, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
+        if h.deadline <= k.clk then     -- in its grace, which is for captures
+            refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
+                'hold', metered.hold_json(k.nos[i], k.clk)));
+        elsif h.deadline + by <= h.deadline then    -- a month can be shorter than 30 days
+            perform metered.require(false, 'by');
+        elsif h.deadline + by > h.ceiling then
+            refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
+                'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
+        end if;
+        if refused is not null then
+            return;
+        end if;
+    end loop;
+    for i in 1..cardinality(named.ids) loop
+        update metered.holds y set version = y.version + 1, deadline = y.deadline + by, due = y.due + by
+        where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
+        update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
+        insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
+        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.namespace, origin.operation);
+        if channel is not null then
+            perform metered.announce(channel, named.tenant, named.ids[i], h.version, 'extended');
+        end if;
+        holds[i] := metered.hold_json(k.nos[i], k.clk);
+        unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
+    end loop;
+end
+$$;
+
+-- Giving back what was captured: in full or in part, and together with what is still held.
+
+-- Gives back what captured holds spent, all or none, as refunds of their charges: all that is left
+-- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
+-- charges that were purged; not if one is of a claim's own unit, which would stay taken. refused:
+-- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
+-- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
+create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
+    origin metered.origin, channel text, raising boolean,
+    out refused json, out holds json[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    k      record;
+    unused text;
+begin
+    perform metered.require(metered.fits_origin(origin) and skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    k := metered.lock_holds(named, 'c', wait_ms);
+    if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
+        select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
+        from metered.holds h where h.no = any (k.nos) and h.returned order by h.no limit 1;
+    end if;
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    -- A refusal after the first refund takes that back, too. By a code that does not end in
+    -- 000: such a one would catch its whole class, and what refuse_hold raises with it.
+    begin
+        for i in 1..cardinality(named.ids) loop
+            refused := metered.refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
+            if refused is not null then
+                refused := metered.refuse_hold(raising, refused);
+                raise exception using errcode = 'MT100';
+            end if;
+            holds[i] := metered.hold_json(k.nos[i], k.clk);
+            if channel is not null then
+                -- Not out of the JSON, in which the caller's may be that no operator reads.
+                perform metered.announce(channel, h.tenant, h.id, h.version, case when h.returned then 'returned' else 'returned_part' end)
+                from metered.holds h where h.no = k.nos[i];
+            end if;
+            unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
+        end loop;
+    exception when sqlstate 'MT100' then
+        holds := null;
+    end;
+end
+$$;
+
+-- Gives back what one captured hold spent; see refund_holds. Its scopes and its row are locked.
+create function metered.refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
+    clk timestamptz, wait_ms int, origin metered.origin) returns json
+language plpgsql volatile
+as $$
+declare
+    e      record;
+    u      metered.used_units;
+    own    text;
+    wanted jsonb := '{}';       -- by scope: what is still to be given back
+    want   bigint;
+    left_over bigint;
+    answer text;
+    given  jsonb := '[]';
+    kept   jsonb;
+    whole  boolean := true;
+    own_returned boolean := false;
+    v      int;
+begin
+    select h.claim into own from metered.holds h where h.no = of_no;
+    foreach u in array coalesce(used, '{}') loop
+        perform metered.require(u.amount between 1 and 9007199254740992 and not wanted ? u.scope, 'used');
+        wanted := wanted || jsonb_build_object(u.scope, u.amount);
+    end loop;
+    for e in select d.scope, d.amount, d.seq, d.at, l.key, (
+                 -- Of a scope that was forgotten the number may be another's by now. Not
+                 -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
+                 select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = of_id
+             ) is not null as there
+             from metered.hold_events y, lateral jsonb_to_recordset(y.detail) d(scope text, amount bigint, seq bigint, at timestamptz),
+                  lateral (select z.key from metered.hold_lines z where z.hold = y.hold and z.scope = d.scope) l
+             where y.hold = of_no and y.kind in ('p', 'c') order by d.scope, d.seq loop
+        -- A purge takes the sum of refunds, and not the history.
+        left_over := e.amount - greatest(
+            coalesce((select r.amount from metered.refund_sum r where r.scope = e.scope and r.level = 0 and r.block = e.seq), 0),
+            coalesce((select sum(x.amount) from metered.hold_events y, lateral jsonb_to_recordset(y.detail) x(scope text, amount bigint, seq bigint)
+                where y.hold = of_no and y.kind = 'g' and x.scope = e.scope and x.seq = e.seq), 0));
+        continue when left_over <= 0;
+        want := case when used is null then left_over else least(left_over, coalesce((wanted ->> e.scope)::bigint, 0)) end;
+        answer := case when not e.there then 'purged' when want = 0 then 'ok' else
+            (metered.refund(e.scope, e.key, e.seq, want, wait_ms, origin, false)).status end;
+        if answer = 'ok' then
+            whole := whole and want = left_over;
+            own_returned := own_returned or e.scope = own and want > 0;
+            if want > 0 then
+                given := given || jsonb_build_object('scope', e.scope, 'amount', want, 'seq', e.seq, 'at', e.at);
+                wanted := wanted || jsonb_build_object(e.scope, coalesce((wanted ->> e.scope)::bigint, want) - want);
+            end if;
+        elsif answer = 'purged' and (used is not null or skip_purged and e.scope is distinct from own) then
+            whole := whole and used is null;
+            kept := coalesce(kept, '[]') || jsonb_build_object('scope', e.scope, 'amount', left_over, 'seq', e.seq, 'at', e.at);
+        else
+            return json_build_object('status', answer, 'id', of_id, 'scope', e.scope);
+        end if;
+    end loop;
+    foreach u in array coalesce(used, '{}') loop
+        if (wanted ->> u.scope)::bigint > 0 then
+            return json_build_object('status', 'left', 'id', of_id, 'scope', u.scope, 'requested', u.amount,
+                'open', u.amount - (wanted ->> u.scope)::bigint);
+        end if;
+    end loop;
+    if own_returned and not whole then
+        return json_build_object('status', 'claim_part', 'id', of_id, 'scope', own);
+    end if;
+    update metered.hold_lines l set refunded = case
+        when whole then greatest(l.refunded,
+            l.captured - coalesce((select sum(x.amount) from jsonb_to_recordset(kept) x(scope text, amount bigint) where x.scope = l.scope), 0))
+        else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
+    where l.hold = of_no;
+    update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into v;
+    insert into metered.hold_events (hold, at, version, kind, detail, note, namespace, operation)
+    values (of_no, clk, v, case when whole then 'b' else 'g' end, case when whole then kept else given end,
+        origin.note, origin.namespace, origin.operation);
+    return null;
+end
+$$;
+
+-- Releases holds, all or none: those that are held, and those that were captured, whose spending is
+-- given back as refund_holds does.
+create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
+    out refused json, out holds json[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    k   record;
+    one metered.hold_ids;
+    r   record;
+begin
+    k := metered.lock_holds(named, '*', wait_ms);
+    if k.status is not null then
+        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+            'hold', metered.hold_json(k.failed_no, k.clk)));
+        return;
+    end if;
+    begin
+        for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
+            one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);
+            if (select h.state from metered.holds h where h.no = k.nos[i]) = 'c' then
+                r := metered.refund_holds(one, null, false, wait_ms, origin, channel, false);
+            else
+                r := metered.release_holds(one, wait_ms, origin, channel, false);
+            end if;
+            if r.refused is not null then
+                refused := metered.refuse_hold(raising, r.refused);
+                raise exception using errcode = 'MT100';
+            end if;
+            holds := holds || r.holds;
+        end loop;
+    exception when sqlstate 'MT100' then
+        holds := null;
+    end;
+end
+$$;
+
+-- Mints tokens, all or none, in the order of their digests, so that two calls
+-- that mint the same ones do not deadlock. Status 'exists': one of the digests
+-- is there already, and nothing was written. That is an answer and not a unique
+-- violation, which would end the caller's transaction; where a snapshot is too
+-- old to see the other token, ON CONFLICT raises 40001.
+create function metered.mint_tokens(minted metered.new_token[], wait_ms int,
+    out status text, out minted_at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    before  text := metered.bound_lock_wait(wait_ms);
+    fresh   bytea[];
+    one     metered.new_token;
+begin
+    foreach one in array minted loop
+        if metered.fits(one) is not true or cardinality(minted) > 1000 then
+            perform metered.require(false, 'tokens');
+        end if;
+    end loop;
+    mint_tokens.minted_at := metered.clock();
+    with inserted as (
+        insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject, payload)
+        select m.digest, mint_tokens.minted_at, mint_tokens.minted_at + m.ttl, m.uses, m.purpose, m.subject, m.payload
+        from unnest(minted) m
+        order by m.digest
+        on conflict do nothing
+        returning tokens.digest)
+    select array_agg(i.digest) into fresh from inserted i;
+    if coalesce(cardinality(fresh), 0) < cardinality(minted) then
+        delete from metered.tokens t where t.digest = any (fresh);
+        status := 'exists';
+    else
+        status := 'ok';
+    end if;
+    before := metered.unbound_lock_wait(before);
+end
+$$;
+
+-- Whether a token is within its bounds. What is null is caught by the table. Inlined wherever it stands.
+create function metered.fits(m metered.new_token) returns boolean
+language sql stable
+as $$
+    select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
+        and octet_length(m.purpose) between 1 and 128 and octet_length(m.subject) between 1 and 512
+        and (m.payload is null or octet_length(m.payload::text) <= 8192)
+$$;
+
+-- Looks at a token and changes nothing. Status is 'ok', or why it cannot be
+-- consumed: 'unknown', 'purpose', 'subject', 'revoked', 'used', 'expired'. The
+-- other columns are null unless it is 'ok'; consumed_at always is.
+create function metered.inspect_token(token_digest bytea, for_purpose text, for_subject text,
+    out status text, out payload json, out uses_left int,
+    out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    now_at timestamptz := metered.clock();
+    tok    metered.tokens;
+begin
+    select * into tok from metered.tokens t where t.digest = token_digest;
+    status := case
+        when tok.digest is null then 'unknown'
+        when tok.purpose <> for_purpose then 'purpose'
+        when tok.subject <> for_subject then 'subject'
+        when tok.revoked then 'revoked'
+        when tok.used = tok.uses then 'used'
+        when tok.ended_at is not null or tok.expires_at <= now_at then 'expired'
+        else 'ok' end;
+    if status = 'ok' then
+        payload := tok.payload;
+        uses_left := tok.uses - tok.used;
+        minted_at := tok.minted_at;
+        expires_at := tok.expires_at;
+    end if;
+end
+$$;
+
+-- Takes one use of a token, or says why not, with inspect_token's columns;
+-- uses_left is what remains after this use. A refusal changes nothing. The time
+-- that counts is the clock's as the call begins.
+--
+-- The reason is looked up only after the update found nothing. If that finds the
+-- token in order, it was minted between the two statements: the update runs again.
+create function metered.consume_token(token_digest bytea, for_purpose text, for_subject text,
+    wait_ms int default null,
+    out status text, out payload json, out uses_left int,
+    out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    now_at  timestamptz := metered.clock();
+    before  text := current_setting('lock_timeout');
+    bounds  boolean := wait_ms is not null and (before = '0' or before::interval > wait_ms * interval '1 ms');
+    unused  text;
+begin
+    if bounds then  -- bound_lock_wait, without the call
+        unused := set_config('lock_timeout', wait_ms::text, true);
+    end if;
+    for attempt in 1..3 loop
+        update metered.tokens t
+        set used = t.used + 1,
+            ended_at = case when t.used + 1 = t.uses then now_at end
+        -- "is true" keeps the planner from the index of open tokens.
+        where t.digest = token_digest
+          and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and t.expires_at > now_at) is true
+        returning 'ok', t.payload, t.uses - t.used, t.minted_at, t.expires_at, now_at
+        into status, payload, uses_left, minted_at, expires_at, consumed_at;
+        if not found then
+            status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
+            continue when status = 'ok';
+            if status = 'unknown' and metered.one_snapshot() then
+                perform metered.missing_token(token_digest);
+            end if;
+        end if;
+        if bounds then
+            unused := set_config('lock_timeout', before, true);
+        end if;
+        return;
+    end loop;
+    raise exception 'could not serialize access: the token keeps changing' using errcode = '40001';
+end
+$$;
+
+-- Fails with 40001 where a token was minted since this snapshot: it is not unknown. Its insertion
+-- meets the other one; the block takes it back.
+create function metered.missing_token(token_digest bytea) returns void
+language plpgsql volatile
+as $$
+begin
+    insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
+    values (token_digest, 'epoch', 'epoch', 1, '', '') on conflict do nothing;
+    raise exception using errcode = 'MT100';
+exception when sqlstate 'MT100' then
+    null;
+end
+$$;
+
+-- Revokes one token. False if there was nothing left to revoke.
+create function metered.revoke_token(token_digest bytea, wait_ms int) returns boolean
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    now_at  timestamptz := metered.clock();
+    before  text := metered.bound_lock_wait(wait_ms);
+    was     boolean;
+begin
+    update metered.tokens t
+    set revoked = true, ended_at = now_at
+    where t.digest = token_digest and (t.ended_at is null and t.expires_at > now_at) is true;     -- as in consume_token
+    was := found;
+    before := metered.unbound_lock_wait(before);
+    return was;
+end
+$$;
+
+-- Ends every open token of a purpose and subject and returns how many of them
+-- were still good. Rows are locked in the order of their digests.
+create function metered.revoke_tokens(for_purpose text, for_subject text, wait_ms int) returns bigint
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    now_at  timestamptz := metered.clock();
+    before  text := metered.bound_lock_wait(wait_ms);
+    digests bytea[];
+    total   bigint;
+begin
+    -- Two statements, so that there is no join to plan; and an order that the key's index
+    -- does not have, or all tokens would be read in it, if they were few when this was planned.
+    select array_agg(o.digest) into digests from (
+        select t.digest from metered.tokens t
+        where t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null
+        order by t.digest || '' for no key update) o;
+    with ended as (
+        update metered.tokens t
+        set revoked = t.expires_at > now_at, ended_at = least(now_at, t.expires_at)
+        where t.digest = any (digests)
+        returning t.revoked)
+    select count(*) filter (where e.revoked) into total from ended e;
+    before := metered.unbound_lock_wait(before);
+    return total;
+end
+$$;
+
+-- Revokes every token of a purpose and subject and mints another, under the
+-- advisory lock of that key. Status 'exists' as with mint_tokens: nothing was written.
+create function metered.replace_token(key bigint, token metered.new_token, wait_ms int,
+    out status text, out minted_at timestamptz, out revoked bigint)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    before  text;
+begin
+    perform metered.require(metered.fits(token), 'token');
+    perform metered.lock_keys(array[key], wait_ms);
+    before := metered.bound_lock_wait(wait_ms);
+    if exists (select from metered.tokens t where t.digest = token.digest) then
+        status := 'exists';
+    else
+        revoked := metered.revoke_tokens(token.purpose, token.subject, wait_ms);
+        minted_at := metered.clock();
+        insert into metered.tokens (digest, minted_at, expires_at, uses, sole, purpose, subject, payload)
+        values (token.digest, replace_token.minted_at, replace_token.minted_at + token.ttl,
+                token.uses, true, token.purpose, token.subject, token.payload)
+        on conflict do nothing;
+        if not found then
+            raise exception 'could not serialize access: the token was replaced meanwhile'
+                using errcode = '40001';
+        end if;
+        status := 'ok';
+    end if;
+    before := metered.unbound_lock_wait(before);
+end
+$$;
+
+-- Deletes up to max_rows tokens that ended, or expired, at cutoff or before, oldest
+-- first, and skips what another purge is deleting. Never one that lives, whatever cutoff
+-- is. after is the last of the batch before (null: from the beginning), so that no batch
+-- reads again through the index entries that the one before it left dead.
+create function metered.purge_tokens(after timestamptz, cutoff timestamptz, max_rows int,
+    out deleted bigint, out last timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    ended timestamptz := least(coalesce(cutoff, '-infinity'), metered.clock());
+begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    with gone as (
+        delete from metered.tokens t
+        where t.digest = any (array(
+            select d.digest from metered.tokens d
+            where coalesce(d.ended_at, d.expires_at) >= coalesce(after, '-infinity')
+              and coalesce(d.ended_at, d.expires_at) <= ended
+            order by coalesce(d.ended_at, d.expires_at)
+            limit max_rows for update skip locked))
+        returning coalesce(t.ended_at, t.expires_at) as at)
+    select count(*), max(g.at) into deleted, last from gone g;
+end
+$$;
+
+-- Claims a key for job new_id, or tells which job it was claimed for. If another
+-- transaction has claimed it and is still open, waits for that one to end, at
+-- most wait_ms since the statement began (one statement may claim many keys, in
+-- the order of queue and key); then SQLSTATE 55P03. If the other one commits, a
+-- claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.
+--
+-- Inserts before it looks: looking for a key that is not there and then adding
+-- it would make any two SERIALIZABLE claimants each other's conflict. So a
+-- repeated key uses up a number of River's sequence, as River's own unique jobs
+-- do.
+create function metered.claim_job_key(of_queue text, of_key text, of_kind text, of_tenant text, of_digest bytea,
+    new_id bigint, wait_ms int,
+    out id bigint, out created boolean, out first_kind text, out first_tenant text, out first_digest bytea)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    before  text := current_setting('lock_timeout');
+    left_ms int := wait_ms - (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000)::int;
+    unused  text;   -- set_config in an assignment is cheaper than in perform
+begin
+    if before <> '0' then   -- the caller's own bound, where that is shorter
+        left_ms := least(left_ms, extract(epoch from before::interval) * 1000);
+    end if;
+    unused := set_config('lock_timeout', greatest(1, left_ms)::text, true);
+    loop
+        insert into metered.job_keys (job_id, created_at, queue, key, kind, tenant, digest)
+        values (new_id, metered.clock(), of_queue, of_key, of_kind, of_tenant, of_digest)
+        on conflict (queue, key) do nothing;
+        created := found;
+        if created then
+            id := new_id; first_kind := of_kind; first_tenant := of_tenant; first_digest := of_digest;
+            exit;
+        end if;
+        select k.job_id, k.kind, k.tenant, k.digest into id, first_kind, first_tenant, first_digest
+        from metered.job_keys k where k.queue = of_queue and k.key = of_key;
+        exit when found;
+        -- A purge took the key between the two statements: it is free now.
+    end loop;
+    unused := set_config('lock_timeout', before, true);
+end
+$$;
+
+-- The record of a key, or no row.
+create function metered.find_job_key(of_queue text, of_key text) returns setof metered.job_keys
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query select * from metered.job_keys k where k.queue = of_queue and k.key = of_key;
+end
+$$;
+
+-- Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over
+-- those that another purge is at. after is the last of the batch before, as in
+-- purge_tokens. Not for an application, which must not make an old key new.
+create function metered.purge_job_keys(after timestamptz, cutoff timestamptz, max_rows int,
+    out deleted bigint, out last timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
+    with gone as (
+        -- By row address, so that there is no join to plan: these rows are never
+        -- updated, and locked here.
+        delete from metered.job_keys d
+        where d.ctid = any (array(
+            select k.ctid from metered.job_keys k
+            where k.created_at >= coalesce(after, '-infinity') and k.created_at < cutoff
+            order by k.created_at limit max_rows
+            for update skip locked))
+        returning d.created_at
+    )
+    select count(*), max(g.created_at) into deleted, last from gone g;
+end
+$$;
+
+-- Keeps a transaction from being committed by anyone but its command's last flush. A
+-- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
+create function metered.block_commit() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the command of this transaction is not complete' using errcode = 'MT004';
+end
+$$;
+
+-- Begins a command, in two steps that usually come as one.
+--
+-- Claiming waits for whoever holds the operation id. status: new; replay (the
+-- columns up to at are its record); retired (its time is at or before the
+-- horizon); future (its time is further ahead than max_future). The transaction of
+-- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
+-- the session's timeouts, null all of its settings: it is the caller's). The claim
+-- is an advisory lock, which writes nothing; the record's primary key is what makes
+-- it exact. It comes before the scopes' locks of its command.
+--
+-- Opening spends the token, if there is one, and then looks at the charges that are given,
+-- without a lock, so that a hopeless command is refused before it works. The columns from
+-- token_status to consumed_at are consume_token's.
+create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
+    charges metered.new_charge[], ahead interval, wait_ms int,
+    out status text, out fingerprint bytea, out result bytea,
+    out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
+    out refusal json, out denied jsonb,
+    out token_status text, out payload json, out uses_left int,
+    out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    horizon timestamptz;
+    unused  text;   -- set_config in an assignment is cheaper than in perform, by far
+    t       record; -- and so is a function than as a table
+begin
+    if claiming then
+        if coalesce(current_setting('metered_tx.command', true), '') <> '' then
+            raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
+        end if;
+        if not pg_try_advisory_xact_lock(command.key) then
+            perform metered.lock_keys(array[command.key], wait_ms);
+        end if;
+        -- Both of one snapshot: a purge moves the horizon in the transaction that deletes.
+        select (select h.at from metered.operations_horizon h where h.one),
+            o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
+        into horizon, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
+        from (values (1)) one left join lateral (
+            select * from metered.operations y where y.namespace = command.namespace and y.id = command.id limit 1) o on true;
+        if at is not null then
+            status := 'replay';
+            return;
+        end if;
+        if metered.one_snapshot() then
+            -- The snapshot may be older than a record whose writer let go of the id
+            -- just now, or than a purge. A write meets the first and a lock the
+            -- second, with 40001; the block takes both back.
+            begin
+                perform set_config('lock_timeout', wait_ms::text, true);
+                insert into metered.operations (namespace, id, at, fingerprint, result)
+                values (command.namespace, command.id, 'infinity', '', '') on conflict do nothing;
+                perform from metered.operations_horizon h where h.one for share;
+                raise exception using errcode = 'MT100';
+            exception when sqlstate 'MT100' then
+                null;
+            end;
+        end if;
+        if command.issued_at <= horizon then
+            status := 'retired';
+            return;
+        elsif command.issued_at > metered.clock() + command.max_future then
+            status := 'future';
+            return;
+        end if;
+        if command.timeout_ms > 0 then
+            unused := set_config('statement_timeout', metered.shorter(current_setting('statement_timeout'), command.timeout_ms), true)
+                || set_config('lock_timeout', metered.shorter(current_setting('lock_timeout'), command.timeout_ms), true)
+                || set_config('idle_in_transaction_session_timeout',
+                    metered.shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
+        end if;
+        -- COMMIT is sent before the charges are made: if the client is gone by the time a scope
+        -- is free, let that be noticed. Postgres on Linux can; elsewhere it is tried.
+        unused := set_config('metered_tx.command', command.marker, true)
+            || case when command.timeout_ms is null then '' when strpos(version(), '-linux') > 0
+                then set_config('client_connection_check_interval', '100', true) end;
+        if unused is null then
+            begin
+                unused := set_config('client_connection_check_interval', '100', true);
+            exception when invalid_parameter_value then
+                null;
+            end;
+        end if;
+        execute 'declare metered_command cursor with hold for select metered.block_commit()';
+    end if;
+    status := 'new';
+    if not opening then
+        return;
+    end if;
+    if token.digest is not null then
+        t := metered.consume_token(token.digest, token.purpose, token.subject, wait_ms);
+        token_status := t.status;
+        payload := t.payload;
+        uses_left := t.uses_left;
+        minted_at := t.minted_at;
+        expires_at := t.expires_at;
+        consumed_at := t.consumed_at;
+        if token_status <> 'ok' then
+            return;
+        end if;
+    end if;
+    if cardinality(charges) > 0 then
+        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null, false);
+        denied := t.denied;
+    end if;
+end
+$$;
+
+-- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
+-- raises, because COMMIT follows in the same flush. Without finishing something comes
+-- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
+-- command that was refused, whose transaction was rolled back; the result is empty, which a build that knows
+-- no refusals cannot take for an answer.
+create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
+    charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    c       record;
+    charge  metered.new_charge;
+    scopes  text[];
+    amounts bigint[];
+    command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
+    unused  text;
+begin
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576
+        or octet_length(command.name) > 255 or cardinality(command.jobs) > 1000
+        or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0 or octet_length(of_refusal::text) > 1048576) then
+        raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
+    end if;
+    if cardinality(charges) > 0 then
+        if command.leased and cardinality(charges) = 1 then     -- charge_leased, without its arrays
+            charge := charges[1];
+            if pg_column_size(charge.note) > 8192 then
+                perform metered.no_amount();
+            end if;
+            at := metered.spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
+            if at is null then
+                raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
+            end if;
+            c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
+        elsif command.leased then
+            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
+        else
+            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
+        end if;
+        seqs := c.seqs;
+        ats := c.ats;
+        used := c.used;
+        held := c.held;
+        periods := c.periods;
+        crossed := c.crossed;
+        scopes := array[charges[1].scope];      -- a query in the INSERT would be prepared for one charge, too
+        amounts := array[charges[1].amount];
+        if cardinality(charges) > 1 then
+            scopes := array(select x.scope from unnest(charges) x);
+            amounts := array(select x.amount from unnest(charges) x);
+        end if;
+    end if;
+    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal, name, jobs)
+    values (command.namespace, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
+        scopes, amounts, complete_command.seqs, complete_command.ats,
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal, command.name, command.jobs)
+    on conflict do nothing
+    returning operations.at into at;
+    if not found then
+        raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
+    end if;
+    if finishing then
+        unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
+        close command_cursor;
+    end if;
+end
+$$;
+
+-- Lets the COMMIT of a command pass that was completed without finishing, if this is
+-- its transaction still.
+create function metered.finish_command(marker text) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from coalesce(marker, '') then
+        raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
+    end if;
+    perform set_config('metered_tx.command', '', true);
+    perform set_config('metered_tx.holds', '', true);
+    execute 'close metered_command';
+end
+$$;
+
+-- Deletes records of operations completed and issued before cutoff, at most
+-- max_rows, oldest first, and moves the horizon to the latest time that their ids
+-- carry, in the same transaction. No further: a clock that was ahead for a while would
+-- refuse new ids for as long. after is the last of the batch before, as in purge_tokens.
+-- It waits for another purge's move, as long as wait_ms.
+create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
+    out deleted bigint, out last timestamptz)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    latest timestamptz;
+    before text := metered.bound_lock_wait(wait_ms);
+begin
+    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    cutoff := least(cutoff, metered.clock());
+    with gone as (
+        -- By row address, so that there is no join to plan: these rows are never
+        -- updated, and locked here.
+        delete from metered.operations o
+        where o.ctid = any (array(
+            select p.ctid from metered.operations p
+            where p.at >= coalesce(after, '-infinity') and p.at < cutoff and coalesce(p.issued_at, p.at) < cutoff
+            order by p.at limit max_rows for update skip locked))
+        returning o.at, o.issued_at)
+    select count(*), max(g.at), max(g.issued_at) into deleted, last, latest from gone g;
+    if latest is not null then
+        update metered.operations_horizon h set at = latest where h.one and h.at < latest;
+    end if;
+    before := metered.unbound_lock_wait(before);
+end
+$$;
+
+-- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
+-- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this
+-- very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command;
+-- running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.
+--
+-- The operation's lock comes first, as in a command. It is for transactions that see what was committed while they waited for it.
+create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
+    wait_ms int, origin metered.origin, channel text, minimum metered.used_units[],
+    out status text, out placed_at timestamptz, out deadline timestamptz,
+    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    ids     text := left(hold.id, -36);
+    clk     timestamptz;
+    horizon timestamptz;
+    done    timestamptz;
+    was     record;
+    p       record;
+begin
+    if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered.one_snapshot()) is not true then
+        perform metered.require(false, 'session');
+    end if;
+    if not pg_try_advisory_xact_lock(command.key) then
+        perform metered.lock_keys(array[command.key], wait_ms);
+    end if;
+    select (select z.at from metered.operations_horizon z where z.one),
+        (select o.at from metered.operations o where o.namespace = command.namespace and o.id = command.id)
+    into horizon, done;
+    clk := metered.clock();
+    status := case when done is not null then 'replay'
+        when command.issued_at <= horizon then 'retired'
+        when command.issued_at > clk + command.max_future then 'future' end;
+    if status is not null then
+        return;
+    end if;
+    select h.no, h.id, h.due, h.fingerprint into was
+    from metered.holds h
+    where h.tenant = hold.tenant and h.id >= ids and h.id < ids || '~' and (h.id = hold.id or h.state = 'h' and h.due > clk)
+    order by h.id = hold.id desc limit 1;
+    if was.id = hold.id then
+        status := 'open';
+        stored := metered.hold_json(was.no, clk);
+    elsif was.no is not null then
+        status := case when was.fingerprint = hold.fingerprint then 'running' else 'busy' end;
+        placed_at := clk;
+        deadline := was.due;
+    end if;
+    if status is not null then
+        return;
+    end if;
+    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false, false, minimum);
+    status := p.status;
+    placed_at := p.placed_at;
+    deadline := p.deadline;
+    seqs := p.seqs;
+    ats := p.ats;
+    denied := p.denied;
+    crossed := p.crossed;
+end
+$$;
+
+-- Charges that are judged each on its own, many in a call: batches, and usage events with ids.
+--
+-- What a call costs is mostly the set-up of its statements, so one statement makes the entries of all
+-- charges that are plain: they fit, nothing is due, and the clock is right. A scope of which one charge
+-- is not plain is left to write_charges, charge by charge, so that only check_limits refuses. The
+-- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
+
+-- Takes locks in the order of their keys, and returns those that it did not get: none, unless they are
+-- not to be waited for (skip_busy).
+create function metered.lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    waited boolean;
+begin
+    if skip_busy then
+        return (select array_agg(k.key) from (select distinct x.key from unnest(keys) x(key) order by 1) k
+                where not pg_try_advisory_xact_lock(k.key));
+    end if;
+    waited := metered.lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
+    return null;
+end
+$$;
+
+-- What is on record of events, whose ids are locked: replay (with the entry that was made), conflict
+-- (another event has the id), or nothing.
+create function metered.recorded_events(events metered.new_event[], busy bigint[], wait_ms int,
+    out statuses text[], out answers metered.each_answer[])
+language plpgsql volatile
+as $$
+begin
+    select array_agg(r.status order by r.nth),
+        array_agg(row(r.nth, r.seq, r.at, null, null, null, r.status, null, null)::metered.each_answer) filter (where r.status = 'replay')
+    into statuses, answers
+    from (select e.ordinality as nth, o.seqs[1] as seq, o.ats[1] as at,
+            case when e.id_key = any (busy) then 'busy' when o.id is null then null
+                when o.fingerprint = e.fingerprint then 'replay' else 'conflict' end as status
+          from unnest(events) with ordinality e
+          -- limit, or the planner may join by a hash of the whole table, made while it was empty.
+          left join lateral (select x.id, x.fingerprint, x.seqs, x.ats from metered.operations x
+              where x.namespace = e.namespace and x.id = e.id limit 1) o on true) r;
+    if metered.one_snapshot() then
+        -- As in begin_command: the snapshot may be older than a record, or than a purge.
+        begin
+            perform set_config('lock_timeout', wait_ms::text, true);
+            insert into metered.operations (namespace, id, at, fingerprint, result)
+            select e.namespace, e.id, 'infinity', '', ''
+            from rows from (unnest(events), unnest(statuses)) e where e.id is not null and e.unnest is null
+            order by e.namespace, e.id on conflict do nothing;
+            perform from metered.operations_horizon h where h.one for share;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+end
+$$;
+
+-- Writes those of the charges that are plain, with the records of their events. exact are the
+-- others that have no status, by their numbers. The scopes are locked.
+create function metered.write_plain(charges metered.new_charge[], events metered.new_event[], statuses text[], clk timestamptz,
+    out answers metered.each_answer[], out exact int[])
+language plpgsql volatile
+as $$
+declare
+    entries int;
+    made    int;
+    records int;
+    kept    int;
+begin
+    -- before is what the batch charges the scope ahead of a charge, which counts for it.
+    with asked as (
+        select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.namespace, c.id, c.fingerprint, c.issued_at,
+            row_number() over w as place, (sum(c.amount) over w)::bigint - c.amount as before,
+            (c.amount between 1 and 9007199254740992 and c.held = 0 and octet_length(c.scope) between 1 and 255
+                and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true and c.lease is null) is true as sound
+        from rows from (unnest(charges), unnest(events), unnest(statuses)) with ordinality c
+        where c.unnest is null
+        window w as (partition by c.scope order by c.ordinality)
+    ), judged as (
+        select a.*, t.seq, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed, u.used, u.periods,
+            bool_and(coalesce(a.sound and u.fits and t.fresh and t.spent <= 9223372036854775807 - a.before - a.amount, false))
+                over (partition by a.scope) as plain
+        from asked a
+        left join lateral (
+            select y.* from metered.ledger y where y.scope = a.scope order by y.seq desc limit 1 for key share) y on true
+        -- A scope without entries begins here. Where a purge takes them away just now, the keys collide.
+        cross join lateral (
+            select coalesce(y.seq, 0) as seq, coalesce(y.at, '-infinity') as at, coalesce(y.spent, 0) as spent,
+                coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
+                coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
+                y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
+        -- What counts against each limit: as in write_charges, where it is sure.
+        cross join lateral (
+            select array_agg(x.used + a.before order by x.ordinality) as used,
+                array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
+                coalesce(bool_and(coalesce(x.used + a.before <= least(x.max, x.tell_at - 1) - t.held - a.amount, false)), true) as fits
+            from (select l.ordinality, l.max, l.tell_at, l.period,
+                    case when l.since = clk then t.spent - t.refunded - t.credited
+                        when t.at <= l.since then 0
+                        when b.seq > 1 and b.refunded = t.refunded then t.spent - b.spent
+                        when b.seq > 1 then null
+                        when b.seq is null and t.epoch > 0 or t.refunded > 0 then null
+                        when t.seq <= 16 or (select z.seq from metered.ledger z where z.scope = a.scope and z.seq = 2) is not null
+                            then t.spent - coalesce(b.spent, 0)
+                    end as used
+                  from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
+                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
+                              from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
+                                  t.spent + a.before + t.held - t.refunded, t.credited, clk) end) with ordinality z
+                              offset 0) y) l    -- or a period would be worked out wherever it is mentioned
+                  left join lateral (
+                      select w.seq, w.spent, w.refunded
+                      from (select y.seq from metered.ledger y
+                            where y.scope = a.scope and y.epoch = t.epoch and y.at <= l.since
+                              and (y.seq & 15 = 1 or y.kind = 'k') and t.at > l.since and l.since <> clk
+                            order by y.at desc, y.seq desc limit 1) x,
+                           lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                            where y.scope = a.scope and y.seq between x.seq and x.seq + 15
+                              and y.epoch = t.epoch and y.at <= l.since
+                            order by y.seq desc limit 1) w) b on true
+                  offset 0) x) u        -- or what is used would be worked out twice
+    ), entries as (
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+            epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope,
+            case when j.held > 0 then metered.due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
+            j.namespace, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
+        from judged j where j.plain
+        on conflict do nothing
+        returning 1
+    ), records as (
+        insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+        select j.namespace, j.id, j.fingerprint, j.issued_at, clk, 'null', array[j.scope], array[j.amount], array[j.seq + j.place], array[clk]
+        from judged j where j.plain and j.id is not null
+        on conflict do nothing
+        returning 1
+    )
+    select array_agg(row(j.nth, j.seq + j.place, clk, j.used, j.held, null, null, j.periods, null)::metered.each_answer) filter (where j.plain),
+        array_agg(j.nth order by j.nth) filter (where not j.plain),
+        count(*) filter (where j.plain), (select count(*) from entries),
+        count(*) filter (where j.plain and j.id is not null), (select count(*) from records)
+    into answers, exact, entries, made, records, kept
+    from judged j;
+    if made < entries then
+        perform metered.collided();
+    elsif kept < records then
+        perform metered.recorded_meanwhile();
+    end if;
+end
+$$;
+
+-- Tells a writer of a record that another one was faster.
+create function metered.recorded_meanwhile() returns void
+language plpgsql
+as $$
+begin
+    raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';
+end
+$$;
+
+-- Writes one charge, whose scope is locked, with the record of its event, or says why it is refused.
+create function metered.write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
+returns metered.each_answer
+language plpgsql volatile
+as $$
+declare
+    a record;
+begin
+    a := metered.write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
+    if a.denied -> 0 ? 'crossing' then
+        perform metered.untold_crossing();
+    end if;
+    if a.denied is null and e.id is not null then
+        insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+        values (e.namespace, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
+        on conflict do nothing;
+        if not found then
+            perform metered.recorded_meanwhile();
+        end if;
+    end if;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods, a.crossed)::metered.each_answer;
+end
+$$;
+
+-- Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are
+-- judged in the order given, and what is let in counts for the next. All locks are taken
+-- first, those of ids before those of scopes: two of the server's lock table for a charge with an id.
+--
+-- events is null, or has an element for each charge, which has an id, or none. An id is at most once
+-- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
+-- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
+-- a lock was not free), or a SQLSTATE: MT002, MT003, MT010 or 22003, with its detail as denied. A threshold that is crossed
+-- and would not be told ends the call (MT011).
+create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
+    late interval, future interval, wait_ms int, skip_busy boolean)
+returns setof metered.each_answer
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+set enable_bitmapscan = off
+as $$
+declare
+    n        int := cardinality(charges);
+    clk      timestamptz;
+    horizon  timestamptz;
+    busy     bigint[];
+    statuses text[];    -- why a charge is not to be made, by its number
+    answers  metered.each_answer[];
+    exact    int[];
+    p        record;
+    a        metered.each_answer;
+    i        int;
+    state    text;
+    detail   text;
+begin
+    if (n between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
+        and (events is null or cardinality(events) = n and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
+        perform metered.require(false, 'charges');
+    end if;
+    if events is not null then
+        if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.namespace) <= 255) is true
+            and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
+            perform metered.require(false, 'events');
+        end if;
+        busy := metered.lock_each(array(select e.id_key from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
+        p := metered.recorded_events(events, busy, wait_ms);
+        statuses := p.statuses;
+        return query select * from unnest(p.answers);
+    end if;
+    busy := metered.lock_each(array(
+        select coalesce(c.key, metered.scope_key(c.scope))
+        from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null), wait_ms, skip_busy);
+    clk := metered.clock();     -- after the locks: a wait must not date the entries back
+    if busy is not null then
+        statuses := array(
+            select coalesce(c.unnest, case when c.key = any (busy) then 'busy' end)
+            from rows from (unnest(charges), unnest(statuses)) with ordinality c order by c.ordinality);
+    end if;
+    if events is not null then
+        -- Read after the records: a purge moves the horizon in the transaction that deletes.
+        horizon := (select h.at from metered.operations_horizon h where h.one);
+        statuses := array(
+            select coalesce(e.unnest, case when e.issued_at <= horizon then 'retired'
+                when greatest(e.issued_at, e.occurred_at) > clk + future then 'future'
+                when e.occurred_at < clk - late then 'late' end)
+            from rows from (unnest(events), unnest(statuses)) with ordinality e order by e.ordinality);
+    end if;
+    if n = 1 then   -- for one charge write_charges is faster
+        exact := array(select 1 where statuses[1] is null);
+    else
+        p := metered.write_plain(charges, events, statuses, clk);
+        return query select * from unnest(p.answers);
+        exact := p.exact;
+    end if;
+    begin
+        foreach i in array coalesce(exact, '{}') loop
+            answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+        end loop;
+    exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
+        -- Once more, each in a block of its own, which costs a subtransaction.
+        answers := null;
+        foreach i in array exact loop
+            begin
+                answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+            exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
+                get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
+                answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
+            end;
+        end loop;
+    end;
+    return query select * from unnest(answers) x where x.nth is not null;
+    return query select s.ordinality::int, null::bigint, null::timestamptz, null::bigint[], null::bigint, null::jsonb, s.status, null::timestamptz[], null::jsonb
+        from unnest(statuses) with ordinality s(status, ordinality) where s.status <> 'replay';
+end
+$$;
+
+-- What people and their tools read: the tables with words for kinds and states, and without what
+-- is nobody's business. No function of a command reads them. See metered.GrantReportingSQL.
+--
+-- They are stable: a later version may add columns at the end, and changes none. A view belongs to
+-- the schema's owner and reads with the owner's rights; so whoever may read the view needs no right
+-- on its tables. None of them hides rows, so none is a security_barrier, which would keep conditions
+-- from the indexes. Now is the statement's time: a view that called metered.clock() would
+-- demand a right to execute it.
+
+-- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1
+-- ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time
+-- alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.
+create view metered.statement as
+select l.scope,                                 -- what is charged
+    l.seq,                                      -- 1, 2, 3 and so on in the scope
+    l.at,                                       -- by the database's clock
+    case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
+        when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire'
+        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- what the entry does
+    l.amount,                                   -- of the entry, never negative
+    case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
+    l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
+    l.held,                                     -- in open holds now
+    l.spent,                                    -- charges so far
+    l.refunded,                                 -- refunds so far
+    l.credited,                                 -- credits so far, less what was taken back of them
+    l.ref as refunds_seq,                       -- of a refund: the number of its charge
+    l.hold,                                     -- the hold's id, where the entry is about one alone
+    l.namespace,                                -- of the operation
+    l.operation,                                -- the operation's id
+    l.note ->> 'actor' as actor,                -- who made it
+    l.note ->> 'tenant' as tenant,              -- for whom
+    l.note ->> 'correlation' as correlation,    -- what it belongs to
+    l.note ->> 'reason' as reason,              -- why
+    l.note ->> 'occurred_at' as occurred_at     -- of a usage event: when it happened, in ISO 8601
+from metered.ledger l;
+
+-- What each scope stands at, by its last entry. One scope, or a range of names, takes 20
+-- microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is
+-- indexed by time, and each scope's last entry: 0.1 s for ten thousand scopes.
+create view metered.scopes as
+select f.scope,                                 -- its name
+    l.seq as entries,                           -- how many entries were ever made
+    l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits
+    l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
+    l.spent,                                    -- charges
+    l.refunded,                                 -- refunds
+    l.credited,                                 -- credits, less what was taken back of them
+    f.at as first_at,                           -- when the first entry was made
+    l.at as last_at,                            -- when the last entry was made
+    l.epoch as clock_repairs,                   -- so many
+    coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and given back: nothing new is let in
+    r.created_at,                               -- when it was declared; null if it was not
+    r.retired_at,                               -- since when nothing new is let in that demands a declared scope
+    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
+    nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
+    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime), limit and name; those of a period until its end
+from metered.ledger f
+    cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed
+        from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
+    left join metered.resources r on r.scope = f.scope
+where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
+
+-- Holds, with words for their states. One that is due has expired, whether that is recorded or not.
+-- By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units
+-- and reason cost a look-up for each row that is shown. Everything else reads all holds.
+create view metered.holds_words as
+select h.no,                                    -- the number of the hold, in the order of placing
+    h.tenant,                                   -- keeps the ids of tenants apart
+    h.id,                                       -- chosen by the caller, or made up
+    h.holder,                                   -- who has it
+    case when h.state = 'h' and h.due <= pg_catalog.statement_timestamp() then 'expired' when h.state = 'h' then 'held'
+        when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
+        when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
+    h.placed_at,                                -- when it was placed
+    h.deadline,                                 -- when it ends, unless it is extended
+    h.due,                                      -- deadline and grace: its units are free from here on
+    case when h.state = 'h' and h.due <= pg_catalog.statement_timestamp() then h.due else h.ended_at end as ended_at, -- when it ended
+    h.claim,                                    -- the scope of what is claimed, if it is a claim
+    h.entity,                                   -- what a capture linked
+    h.metadata,                                 -- of the caller
+    (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
+    (select jsonb_object_agg(l.scope, case when h.state = 'x' or h.state = 'h' and h.due <= pg_catalog.statement_timestamp()
+        then greatest(l.captured, l.at_least) else l.captured end) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
+    case when h.state = 'r' or h.returned then (
+        select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
+from metered.holds h;
+
+-- What happened to holds, with words for the transitions. By tenant and id it reads an index;
+-- everything else reads all that ever happened.
+create view metered.hold_events_words as
+select h.tenant,                                -- of the hold
+    h.id,                                       -- of the hold
+    e.version,                                  -- 1, 2, 3 and so on in the hold
+    case e.kind when 'h' then 'placed' when 'p' then 'captured in part' when 'c' then 'captured' when 'e' then 'extended'
+        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part' when 'b' then 'returned' end as kind, -- what happened
+    e.at,                                       -- when it was recorded
+    e.deadline,                                 -- the new one, of a placement or an extension
+    e.entity,                                   -- what a capture linked
+    e.detail,                                   -- more about it
+    e.note,                                     -- actor, tenant, correlation, reason
+    e.namespace,                                -- of the operation
+    e.operation                                 -- the operation's id
+from metered.hold_events e join metered.holds h on h.no = e.hold;
+
+-- Leases, with words. By no, or by scope, it reads an index; everything else reads all leases.
+create view metered.leases_words as
+select l.no,                                    -- the number of the lease
+    l.scope,                                    -- whose units they are
+    l.owner,                                    -- the process that opened it
+    l.child,                                    -- the scope that its units were carved for
+    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are told
+    case when l.settled_at is not null then 'settled' when l.ends_at <= pg_catalog.statement_timestamp() then 'ended' else 'out' end as state, -- ended: its time is over, and nobody has settled it
+    l.opened_at,                                -- when it was opened
+    l.ends_at,                                  -- nothing is spent of it from here on
+    l.settled_at,                               -- when it was settled
+    l.settled_by,                               -- who settled it
+    l.granted,                                  -- units that it held
+    l.spent,                                    -- of granted, what was captured when it was settled
+    l.opened_seq,                               -- the entry of the ledger that holds its units
+    l.settled_seq                               -- the last entry of its end
+from metered.leases l;
+
+-- What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.
+create view metered.lease_spends_words as
+select s.lease,                                 -- leases_words.no
+    s.at_offset,                                -- where its range begins in the lease
+    s.amount,                                   -- units
+    s.at,                                       -- when
+    s.namespace,                                -- of the operation
+    s.operation,                                -- the operation's id, where a command spent it
+    s.note ->> 'actor' as actor,                -- who spent it
+    s.note ->> 'tenant' as tenant,              -- for whom
+    s.note ->> 'correlation' as correlation,    -- what it belongs to
+    s.note ->> 'reason' as reason               -- why
+from metered.lease_spends s;
+
+-- Commands that committed, and refusals that were to be remembered; usage events, too. Without the
+-- input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads
+-- an index; everything else reads all records.
+create view metered.operations_words as
+select o.namespace,                             -- keeps the ids of tenants apart
+    o.id,                                       -- chosen by the caller
+    o.name,                                     -- what the command is; null of a usage event, and of a record of version 1
+    case when o.refusal is null then 'committed' else 'refused' end as state, -- what became of it
+    o.at,                                       -- when it was completed
+    o.issued_at,                                -- the time that the id carries, if it does
+    o.scopes,                                   -- what was charged
+    o.amounts,                                  -- what each was charged
+    o.seqs,                                     -- the number of each entry; 0 of what was spent from a lease
+    o.ats,                                      -- the time of each entry
+    (select jsonb_agg(jsonb_build_object('tenant', j.h ->> 'tenant', 'id', j.h ->> 'id', 'state', case
+            when (j.h ->> 'returned')::boolean then 'returned' else case j.h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end))
+        from (select x::json as h from unnest(o.holds) x) j) as holds, -- what it placed, captured, released or gave back
+    o.jobs,                                     -- the ids of River's jobs that it made
+    o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
+    o.refusal ->> 'text' as refusal_text,       -- the same for people
+    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a denial by limits: which, and by how much
+from metered.operations o;
+
+-- Tokens without what one could use: neither the token, which is stored nowhere, nor its digest, nor
+-- its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for;
+-- everything else reads all tokens.
+create view metered.tokens_words as
+select t.purpose,                               -- what it grants
+    t.subject,                                  -- to whom or for what
+    case when t.used >= t.uses then 'used up' when t.revoked then 'revoked'
+        when t.ended_at is not null or t.expires_at <= pg_catalog.statement_timestamp() then 'expired' else 'open' end as state, -- what became of it
+    t.minted_at,                                -- when it was minted
+    t.expires_at,                               -- when it is no longer good
+    t.ended_at,                                 -- last use, revocation, or expiry seen by a revocation
+    t.uses,                                     -- how often it can be used
+    t.used,                                     -- how often it was
+    t.sole                                      -- whether it replaced the subject's token before it
+from metered.tokens t;
+
+-- Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What
+-- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.
+create view metered.lots_words as
+select y.no,                                    -- the number of the lot
+    y.scope,                                    -- the wallet
+    y.reference,                                -- of the caller, once in a wallet
+    y.category,                                 -- of the caller, as paid or promotional
+    y.priority,                                 -- the lower one is drawn first
+    case when y.rest > 0 and y.expires_at <= pg_catalog.statement_timestamp() then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
+        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases
+    case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
+    y.from_lot,                                 -- the lot that they were in before
+    y.granted_at,                               -- when it was granted
+    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on; null: it never ends
+    y.amount as granted,                        -- units that it was granted with
+    y.rest,                                     -- of these, what can be drawn; of one that has ended, what lapses or rolls over when the wallet is written to, or swept
+    y.drawn,                                    -- of these, what was spent, less what was given back
+    y.held,                                     -- of these, what open holds and leases keep, though the lot has ended
+    y.lapsed,                                   -- of these, what was left at its end or given back later: breakage
+    y.revoked,                                  -- of these, what was taken back
+    y.rolled,                                   -- of these, what went on in another lot
+    y.granted_seq,                              -- the entry that credited it
+    y.last_seq                                  -- the last entry that moved units of it
+from metered.lots y;
+
+-- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
+-- look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.
+create view metered.lots_statement as
+select m.scope,                                 -- the wallet
+    m.seq,                                      -- the entry: statement.seq
+    m.nth,                                      -- 1, 2, 3 and so on in the entry
+    l.at,                                       -- when, by the database's clock
+    nullif(m.lot, 0) as lot,                    -- lots_words.no; null: overdraft, which no lot covers
+    y.reference,                                -- of the lot
+    y.category,                                 -- of the lot
+    case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn
+    m.amount,                                   -- units
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind = 'u' then 0 else -m.amount end as change, -- of the lot's rest
+    m.back as given_back,                       -- of what was drawn, what refunds gave back
+    l.ref as refunds_seq,                       -- of a refund: the number of its charge
+    l.hold,                                     -- the hold's id, where the entry is about one alone
+    l.namespace,                                -- of the operation
+    l.operation,                                -- the operation's id
+    l.note ->> 'actor' as actor,                -- who made the entry
+    l.note ->> 'reason' as reason               -- why
+from metered.lot_moves m
+    join metered.ledger l on l.scope = m.scope and l.seq = m.seq
+    left join metered.lots y on y.no = m.lot;
+
+comment on function metered.keep_memory() is 'True, and makes a session faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. On Postgres 14 it gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 20.';
+comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
+comment on domain metered.units is 'The amount of an entry, never negative: nobody can make one that takes spending back. A domain, since a table''s check would be parsed anew for each statement that inserts: 6 microseconds.';
+comment on domain metered.amount is 'An amount from 1 to 2^53.';
+comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
+comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
+comment on type metered.period is 'A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
+comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
+comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
+comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
+comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
+comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
+comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
+comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
+comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts for late from then on (0: for ever), or ends at once (null).';
+comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they are charged).';
+comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.';
+comment on type metered.presented_token is 'A token as it was presented.';
+comment on type metered.new_token is 'A token to be minted.';
+comment on type metered.charged is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; the start and the end of each limit''s period, if there are any; which thresholds it crosses; or else why it is denied.';
+comment on type metered.new_event is 'A usage event, whose charge stands at the same place of another array. id is null for a charge without one. id_key is that of the id''s lock. issued_at is the time that the id carries, or occurred_at.';
+comment on type metered.each_answer is 'What charge_each answers to one charge: its number in the call, its entry, what counts against each limit before it, what is held, the limits'' periods, and the thresholds that it crosses; or else why there is none.';
+comment on type metered.counted is 'For functions of ours. What a limit that is being looked at was counted from: the number of the limit, and the entry at the beginning of its window.';
+comment on type metered.hold_terms is 'For functions of ours. What an entry that holds units says of the hold: its id, and when it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is what counts as now, if the caller has read the clock under the locks.';
+comment on table metered.schema_version is 'The versions of this schema that were installed; the last one is the greatest.';
+comment on column metered.schema_version.version is 'a version that was installed';
+comment on column metered.schema_version.applied_at is 'when';
+comment on table metered.ledger is 'The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed. Each entry carries its scope''s totals after it, so the state of a scope is its last entry, and the spending inside a window is a difference of two entries instead of a sum over many. Wide columns first: no padding between them.';
+comment on column metered.ledger.seq is '1, 2, 3 and so on in the scope, without a gap';
+comment on column metered.ledger.amount is '0 for a clock repair and a close';
+comment on column metered.ledger.at is 'never decreases along seq within an epoch';
+comment on column metered.ledger.spent is 'sum of charges so far, never decreases';
+comment on column metered.ledger.refunded is 'sum of refunds so far, never decreases';
+comment on column metered.ledger.credited is 'sum of credits so far, less what was taken back of them';
+comment on column metered.ledger.held is 'units in open holds now';
+comment on column metered.ledger.epoch is 'clock repairs so far';
+comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair, z the scope was closed: nothing new is let in; of holds: h held, u captured (used), l released, x expired; of lots, credit taken back: e lapsed (ended), v revoked, o rolled over';
+comment on column metered.ledger.scope is 'what is charged';
+comment on column metered.ledger.next_due is 'no open hold falls due before this; -infinity: the scope is closed';
+comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
+comment on column metered.ledger.hold is 'the hold''s id, where the entry is about one alone';
+comment on column metered.ledger.namespace is 'of the operation';
+comment on column metered.ledger.operation is 'the operation''s id, where a command made the entry';
+comment on column metered.ledger.note is 'actor, tenant, correlation, reason';
+comment on column metered.ledger.anchor_at is 'some time in the past, of which anchor_spent is known; null for none';
+comment on column metered.ledger.anchor_spent is 'what had been spent by then: a bound of what was spent since';
+comment on column metered.ledger.lots_end is 'no lot of the scope ends before this; null: it has no lots';
+comment on column metered.ledger.crossed is 'the thresholds that were told, until they are armed again; null for none The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
+comment on table metered.refund_sum is 'Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry are at most 15 rows of each level, however many there are. See ADR 1.';
+comment on column metered.refund_sum.block is 'charge''s seq >> 4 * level';
+comment on column metered.refund_sum.amount is 'refunded of the block''s charges';
+comment on column metered.refund_sum.level is 'a block is of 16^level charges';
+comment on column metered.refund_sum.scope is 'whose charges they are';
+comment on table metered.resources is 'Scopes that were declared to exist. Only charges, credits and holds that demand it look here. A row stays when its scope is retired, so that no program creates the scope again unawares.';
+comment on column metered.resources.created_at is 'when it was declared first';
+comment on column metered.resources.retired_at is 'since when nothing new is let in; null if it is';
+comment on column metered.resources.scope is 'what exists';
+comment on table metered.leases is 'Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the history of one.';
+comment on column metered.leases.no is 'the number of the lease';
+comment on column metered.leases.opened_at is 'when it was opened';
+comment on column metered.leases.ends_at is 'nothing is spent of it from here on, and anybody may settle it';
+comment on column metered.leases.settled_at is 'when it was settled; null while it is open';
+comment on column metered.leases.granted is 'units that it held';
+comment on column metered.leases.spent is 'of granted, what was captured when it was settled';
+comment on column metered.leases.fence is 'the key of its lock';
+comment on column metered.leases.opened_seq is 'the entry that holds its units';
+comment on column metered.leases.settled_seq is 'the last entry of its end';
+comment on column metered.leases.mode is 's its spends are rows, m they are in its owner''s memory, c a child scope has it, r one on another cluster has it; g this is that cluster''s side of it';
+comment on column metered.leases.scope is 'whose units they are';
+comment on column metered.leases.owner is 'the process that opened it';
+comment on column metered.leases.settled_by is 'who settled it: its owner, or another';
+comment on column metered.leases.child is 'the scope that its units were carved for';
+comment on table metered.lease_spends is 'What was spent from leases, in the transactions that spent it. Each takes a range of its lease.';
+comment on column metered.lease_spends.lease is 'leases.no';
+comment on column metered.lease_spends.at_offset is 'where its range begins, from 0 on';
+comment on column metered.lease_spends.amount is 'how long it is';
+comment on column metered.lease_spends.at is 'when';
+comment on column metered.lease_spends.namespace is 'of the operation';
+comment on column metered.lease_spends.operation is 'the operation''s id, where a command spent it';
+comment on column metered.lease_spends.note is 'actor, tenant, correlation, reason';
+comment on table metered.holds is 'Reservations. What a hold keeps of a scope is in the ledger (held) and in its line; this is who holds it, until when, and how it ended.';
+comment on column metered.holds.no is 'the number of the hold, in the order of placing';
+comment on column metered.holds.placed_at is 'when it was placed';
+comment on column metered.holds.deadline is 'when it ends, unless it is extended';
+comment on column metered.holds.due is 'deadline and grace: its units are free from here on';
+comment on column metered.holds.ceiling is 'no deadline is later';
+comment on column metered.holds.ended_at is 'when it ended; of one that expired it is due';
+comment on column metered.holds.issued_at is 'the time that the id carries, if it does';
+comment on column metered.holds.version is 'transitions so far';
+comment on column metered.holds.state is 'h held, c captured, r released, x expired';
+comment on column metered.holds.returned is 'captured, and given back since';
+comment on column metered.holds.pending is 'not ended, or ended by time and not announced';
+comment on column metered.holds.tenant is 'keeps the ids of tenants apart';
+comment on column metered.holds.id is 'chosen by the caller, or made up';
+comment on column metered.holds.holder is 'who has it; empty for nobody';
+comment on column metered.holds.claim is 'the scope of what is claimed, if it is a claim';
+comment on column metered.holds.entity is 'what a capture linked';
+comment on column metered.holds.fingerprint is 'a version byte and a SHA-256';
+comment on column metered.holds.keys is 'of the locks of its scopes, ascending';
+comment on column metered.holds.metadata is 'of the caller';
+comment on table metered.hold_lines is 'One scope of a hold.';
+comment on column metered.hold_lines.hold is 'holds.no';
+comment on column metered.hold_lines.key is 'of the scope''s lock';
+comment on column metered.hold_lines.amount is 'placed';
+comment on column metered.hold_lines.captured is 'spent of amount';
+comment on column metered.hold_lines.open is 'counted in the scope''s held';
+comment on column metered.hold_lines.due is 'holds.due';
+comment on column metered.hold_lines.scope is 'what is held';
+comment on column metered.hold_lines.refunded is 'of captured, what was given back by refund_holds';
+comment on column metered.hold_lines.opened_seq is 'the entry that holds its units; null of a hold of version 1';
+comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
+comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
+comment on column metered.lots.no is 'the number of the lot';
+comment on column metered.lots.granted_at is 'when it was granted';
+comment on column metered.lots.expires_at is 'nothing is drawn of it from here on; infinity: it never ends';
+comment on column metered.lots.granted_seq is 'the entry that credited it';
+comment on column metered.lots.last_seq is 'the last entry that moved units of it';
+comment on column metered.lots.amount is 'units that it was granted with';
+comment on column metered.lots.rest is 'of amount, what can be drawn';
+comment on column metered.lots.drawn is 'of amount, what was spent, less what was given back';
+comment on column metered.lots.held is 'of amount, what open holds and leases keep';
+comment on column metered.lots.lapsed is 'of amount, what was left at its end, or given back later';
+comment on column metered.lots.revoked is 'of amount, what was taken back';
+comment on column metered.lots.rolled is 'of amount, what went on in another lot';
+comment on column metered.lots.untold is 'of lapsed, what subscribers were not told of yet';
+comment on column metered.lots.roll_cap is 'at its end, so much goes on in another lot; null: nothing';
+comment on column metered.lots.roll_for is 'how much longer that one lasts; 0: for ever';
+comment on column metered.lots.late is 'how long it lasts what is given back after its end; 0: for ever; null: it lapses';
+comment on column metered.lots.from_lot is 'the lot that its units were in before';
+comment on column metered.lots.priority is 'what is drawn first: the lower one';
+comment on column metered.lots.origin is 'g granted, c credited without a grant, r rolled over, l given back late';
+comment on column metered.lots.open is 'something can be drawn of it, but for its end';
+comment on column metered.lots.scope is 'the wallet';
+comment on column metered.lots.category is 'of the caller: paid, promotional';
+comment on column metered.lots.reference is 'of the caller, once in a wallet';
+comment on column metered.lots.fingerprint is 'of what was granted under the reference: a version byte and a SHA-256';
+comment on table metered.lot_moves is 'What each entry of a wallet did to its lots.';
+comment on column metered.lot_moves.seq is 'the entry';
+comment on column metered.lot_moves.nth is '1, 2, 3 and so on in the entry';
+comment on column metered.lot_moves.lot is 'lots.no; 0: overdraft, which no lot covers';
+comment on column metered.lot_moves.amount is 'how many units';
+comment on column metered.lot_moves.back is 'of what was taken, what refunds gave back';
+comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay back what was overdrawn, g given back by a refund; h held, q held in place of what was overdrawn, u captured, f freed; e lapsed, v revoked, o rolled over';
+comment on column metered.lot_moves.scope is 'the wallet';
+comment on table metered.lot_holds is 'What open holds and leases keep of lots.';
+comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq, leases.opened_seq';
+comment on column metered.lot_holds.lot is 'lots.no; 0: overdraft';
+comment on column metered.lot_holds.amount is 'units';
+comment on column metered.lot_holds.scope is 'the wallet';
+comment on table metered.hold_events is 'Every transition, written with it.';
+comment on column metered.hold_events.hold is 'holds.no';
+comment on column metered.hold_events.at is 'when it was recorded';
+comment on column metered.hold_events.deadline is 'of a place or an extension: the new one';
+comment on column metered.hold_events.version is '1, 2, 3 and so on in the hold';
+comment on column metered.hold_events.kind is 'h placed, p captured in part, c captured, e extended, r released, x expired, g given back in part, b given back';
+comment on column metered.hold_events.entity is 'what a capture linked';
+comment on column metered.hold_events.detail is 'a place''s constants; a capture''s lines; what was given back, or (b) was not';
+comment on column metered.hold_events.note is 'actor, tenant, correlation, reason';
+comment on column metered.hold_events.namespace is 'of the operation';
+comment on column metered.hold_events.operation is 'the operation''s id, where a command did it';
+comment on table metered.holds_horizon is 'The latest time of an id whose hold was purged. Never decreases.';
+comment on column metered.holds_horizon.at is 'ids of this time and before are retired';
+comment on column metered.holds_horizon.one is 'there is one row';
+comment on table metered.tokens is 'One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32 random bytes cannot be found.';
+comment on column metered.tokens.digest is 'the SHA-256 of its text';
+comment on column metered.tokens.minted_at is 'when it was minted';
+comment on column metered.tokens.expires_at is 'when it is no longer good';
+comment on column metered.tokens.ended_at is 'last use, revocation, or expiry seen by a revocation';
+comment on column metered.tokens.uses is 'how often it can be used';
+comment on column metered.tokens.used is 'how often it was';
+comment on column metered.tokens.revoked is 'whether it was revoked';
+comment on column metered.tokens.sole is 'minted by replace_token';
+comment on column metered.tokens.purpose is 'what it grants';
+comment on column metered.tokens.subject is 'to whom or for what';
+comment on column metered.tokens.payload is 'json, not jsonb: it comes back byte for byte';
+comment on table metered.job_keys is 'Which job a key was used for. No foreign key: River deletes finished jobs after a day, and a key must be remembered for longer than its job.';
+comment on column metered.job_keys.job_id is 'river_job.id';
+comment on column metered.job_keys.created_at is 'when the key was claimed';
+comment on column metered.job_keys.queue is 'of the job';
+comment on column metered.job_keys.key is 'chosen by the caller, once in the queue';
+comment on column metered.job_keys.kind is 'of the job';
+comment on column metered.job_keys.tenant is 'of the job';
+comment on column metered.job_keys.digest is 'of kind and args, its first byte the version: see jobs/digest.go';
+comment on table metered.operations is 'What committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. An event of charge_each has one, too, with the result null and one scope; its issued_at is the time of the id, or else when it occurred. And what was refused, where the caller asked for the refusal to be remembered.';
+comment on column metered.operations.at is 'when the command was completed';
+comment on column metered.operations.issued_at is 'the time that the id carries, if it does';
+comment on column metered.operations.namespace is 'keeps the ids of tenants apart';
+comment on column metered.operations.id is 'chosen by the caller';
+comment on column metered.operations.fingerprint is 'a version byte and a SHA-256';
+comment on column metered.operations.result is 'JSON, byte for byte as it was returned';
+comment on column metered.operations.scopes is 'what was charged, for the receipt';
+comment on column metered.operations.amounts is 'what each was charged';
+comment on column metered.operations.seqs is 'the number of each entry';
+comment on column metered.operations.ats is 'the time of each entry';
+comment on column metered.operations.holds is 'JSON: what was placed, captured, released; and what it drew of wallets by a step of its own';
+comment on column metered.operations.refusal is 'of one that was refused: why; its result is empty';
+comment on column metered.operations.name is 'what the command is; null for none, and of a record of version 1';
+comment on column metered.operations.jobs is 'the ids of River''s jobs that it made';
+comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
+comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
+comment on column metered.operations_horizon.one is 'there is one row';
+comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
+comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written, if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.';
+comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
+comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
+comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
+comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
+comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends other lots, and would cross thresholds of limits, which are not told of (cross_lowered).';
+comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
+comment on function metered.told_lots(bigint[], bigint[]) is 'Marks what lapsed of lots as told: so many units of each.';
+comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
+comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command''s draw raises, because COMMIT follows, and what it drew is kept for its record.';
+comment on function metered.wallet_balance(text) is 'What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
+comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
+comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
+comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.';
+comment on function metered.usage_at(text, timestamptz[]) is 'What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it; refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
+comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
+comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'' periods ends: what is settled later than that counts in the next.';
+comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
+comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
+comment on function metered.settle_lease(bigint, text, bigint, int) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was.';
+comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
+comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the child has entries); denied. A child of a child ends no later than that one.';
+comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is closed, and something is held); closed (it had been settled); unknown.';
+comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after that, it is closed at once, and gets nothing. status: received; late; exists (it was received, or closed before); used (the child has entries).';
+comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster, of which so many were used there; null is all of them. status: settled; closed (it had been: spent is what was captured then); unknown.';
+comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
+comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
+comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
+comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Ends up to max_holds holds that are due, after the one of these due time and no, and frees what they keep: those whose scopes and rows are to be had without waiting. nos are these; unless they are still to be announced (keep_pending) they are done with. seen is how many were due; the last of them is where to go on, if there may be more.';
+comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null); of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and last_no are where to go on, or null at the end. clk is what counts as now.';
+comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and announces them to those who listen.';
+comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
+comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
+comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
+comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot. stored is who has what is taken, if reveal.';
+comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
+comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold. refused is null, or why nothing was written.';
+comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
+comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
+comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back what captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged; not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
+comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as refund_holds does.';
+comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction; where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
+comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok''; consumed_at always is.';
+comment on function metered.consume_token(bytea, text, text, int) is 'Takes one use of a token, or says why not, with inspect_token''s columns; uses_left is what remains after this use. A refusal changes nothing. The time that counts is the clock''s as the call begins.';
+comment on function metered.revoke_token(bytea, int) is 'Revokes one token. False if there was nothing left to revoke.';
+comment on function metered.revoke_tokens(text, text, int) is 'Ends every open token of a purpose and subject and returns how many of them were still good. Rows are locked in the order of their digests.';
+comment on function metered.replace_token(bigint, metered.new_token, int) is 'Revokes every token of a purpose and subject and mints another, under the advisory lock of that key. Status ''exists'' as with mint_tokens: nothing was written.';
+comment on function metered.purge_tokens(timestamptz, timestamptz, int) is 'Deletes up to max_rows tokens that ended, or expired, at cutoff or before, oldest first, and skips what another purge is deleting. Never one that lives, whatever cutoff is. after is the last of the batch before (null: from the beginning), so that no batch reads again through the index entries that the one before it left dead.';
+comment on function metered.claim_job_key(text, text, text, text, bytea, bigint, int) is 'Claims a key for job new_id, or tells which job it was claimed for. If another transaction has claimed it and is still open, waits for that one to end, at most wait_ms since the statement began (one statement may claim many keys, in the order of queue and key); then SQLSTATE 55P03. If the other one commits, a claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.';
+comment on function metered.find_job_key(text, text) is 'The record of a key, or no row.';
+comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
+comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.';
+comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
+comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back; the result is empty, which a build that knows no refusals cannot take for an answer.';
+comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
+comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
+comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command; running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.';
+comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and what is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
+comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.';
+comment on column metered.statement.scope is 'what is charged';
+comment on column metered.statement.seq is '1, 2, 3 and so on in the scope';
+comment on column metered.statement.at is 'by the database''s clock';
+comment on column metered.statement.kind is 'what the entry does';
+comment on column metered.statement.amount is 'of the entry, never negative';
+comment on column metered.statement.change is 'of used';
+comment on column metered.statement.used is 'charges less refunds and credits, so far';
+comment on column metered.statement.held is 'in open holds now';
+comment on column metered.statement.spent is 'charges so far';
+comment on column metered.statement.refunded is 'refunds so far';
+comment on column metered.statement.credited is 'credits so far, less what was taken back of them';
+comment on column metered.statement.refunds_seq is 'of a refund: the number of its charge';
+comment on column metered.statement.hold is 'the hold''s id, where the entry is about one alone';
+comment on column metered.statement.namespace is 'of the operation';
+comment on column metered.statement.operation is 'the operation''s id';
+comment on column metered.statement.actor is 'who made it';
+comment on column metered.statement.tenant is 'for whom';
+comment on column metered.statement.correlation is 'what it belongs to';
+comment on column metered.statement.reason is 'why';
+comment on column metered.statement.occurred_at is 'of a usage event: when it happened, in ISO 8601';
+comment on view metered.scopes is 'What each scope stands at, by its last entry. One scope, or a range of names, takes 20 microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is indexed by time, and each scope''s last entry: 0.1 s for ten thousand scopes.';
+comment on column metered.scopes.scope is 'its name';
+comment on column metered.scopes.entries is 'how many entries were ever made';
+comment on column metered.scopes.used is 'charges less refunds and credits';
+comment on column metered.scopes.held is 'in open holds, those that are due and not swept among them, and on leases';
+comment on column metered.scopes.spent is 'charges';
+comment on column metered.scopes.refunded is 'refunds';
+comment on column metered.scopes.credited is 'credits, less what was taken back of them';
+comment on column metered.scopes.first_at is 'when the first entry was made';
+comment on column metered.scopes.last_at is 'when the last entry was made';
+comment on column metered.scopes.clock_repairs is 'so many';
+comment on column metered.scopes.closed is 'carved from another scope, and given back: nothing new is let in';
+comment on column metered.scopes.created_at is 'when it was declared; null if it was not';
+comment on column metered.scopes.retired_at is 'since when nothing new is let in that demands a declared scope';
+comment on column metered.scopes.balance is 'of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept';
+comment on column metered.scopes.lots_end is 'of a wallet: no lot that has something ends before this, and one may end then; null: none ends';
+comment on column metered.scopes.told is 'thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime), limit and name; those of a period until its end';
+comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not. By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units and reason cost a look-up for each row that is shown. Everything else reads all holds.';
+comment on column metered.holds_words.no is 'the number of the hold, in the order of placing';
+comment on column metered.holds_words.tenant is 'keeps the ids of tenants apart';
+comment on column metered.holds_words.id is 'chosen by the caller, or made up';
+comment on column metered.holds_words.holder is 'who has it';
+comment on column metered.holds_words.state is 'what became of it';
+comment on column metered.holds_words.placed_at is 'when it was placed';
+comment on column metered.holds_words.deadline is 'when it ends, unless it is extended';
+comment on column metered.holds_words.due is 'deadline and grace: its units are free from here on';
+comment on column metered.holds_words.ended_at is 'when it ended';
+comment on column metered.holds_words.claim is 'the scope of what is claimed, if it is a claim';
+comment on column metered.holds_words.entity is 'what a capture linked';
+comment on column metered.holds_words.metadata is 'of the caller';
+comment on column metered.holds_words.units is 'by scope, as they were placed';
+comment on column metered.holds_words.captured is 'of these, by scope';
+comment on column metered.holds_words.reason is 'why it was released or given back';
+comment on view metered.hold_events_words is 'What happened to holds, with words for the transitions. By tenant and id it reads an index; everything else reads all that ever happened.';
+comment on column metered.hold_events_words.tenant is 'of the hold';
+comment on column metered.hold_events_words.id is 'of the hold';
+comment on column metered.hold_events_words.version is '1, 2, 3 and so on in the hold';
+comment on column metered.hold_events_words.kind is 'what happened';
+comment on column metered.hold_events_words.at is 'when it was recorded';
+comment on column metered.hold_events_words.deadline is 'the new one, of a placement or an extension';
+comment on column metered.hold_events_words.entity is 'what a capture linked';
+comment on column metered.hold_events_words.detail is 'more about it';
+comment on column metered.hold_events_words.note is 'actor, tenant, correlation, reason';
+comment on column metered.hold_events_words.namespace is 'of the operation';
+comment on column metered.hold_events_words.operation is 'the operation''s id';
+comment on view metered.leases_words is 'Leases, with words. By no, or by scope, it reads an index; everything else reads all leases.';
+comment on column metered.leases_words.no is 'the number of the lease';
+comment on column metered.leases_words.scope is 'whose units they are';
+comment on column metered.leases_words.owner is 'the process that opened it';
+comment on column metered.leases_words.child is 'the scope that its units were carved for';
+comment on column metered.leases_words.mode is 'how its spends are told';
+comment on column metered.leases_words.state is 'ended: its time is over, and nobody has settled it';
+comment on column metered.leases_words.opened_at is 'when it was opened';
+comment on column metered.leases_words.ends_at is 'nothing is spent of it from here on';
+comment on column metered.leases_words.settled_at is 'when it was settled';
+comment on column metered.leases_words.settled_by is 'who settled it';
+comment on column metered.leases_words.granted is 'units that it held';
+comment on column metered.leases_words.spent is 'of granted, what was captured when it was settled';
+comment on column metered.leases_words.opened_seq is 'the entry of the ledger that holds its units';
+comment on column metered.leases_words.settled_seq is 'the last entry of its end';
+comment on view metered.lease_spends_words is 'What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.';
+comment on column metered.lease_spends_words.lease is 'leases_words.no';
+comment on column metered.lease_spends_words.at_offset is 'where its range begins in the lease';
+comment on column metered.lease_spends_words.amount is 'units';
+comment on column metered.lease_spends_words.at is 'when';
+comment on column metered.lease_spends_words.namespace is 'of the operation';
+comment on column metered.lease_spends_words.operation is 'the operation''s id, where a command spent it';
+comment on column metered.lease_spends_words.actor is 'who spent it';
+comment on column metered.lease_spends_words.tenant is 'for whom';
+comment on column metered.lease_spends_words.correlation is 'what it belongs to';
+comment on column metered.lease_spends_words.reason is 'why';
+comment on view metered.operations_words is 'Commands that committed, and refusals that were to be remembered; usage events, too. Without the input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads an index; everything else reads all records.';
+comment on column metered.operations_words.namespace is 'keeps the ids of tenants apart';
+comment on column metered.operations_words.id is 'chosen by the caller';
+comment on column metered.operations_words.name is 'what the command is; null of a usage event, and of a record of version 1';
+comment on column metered.operations_words.state is 'what became of it';
+comment on column metered.operations_words.at is 'when it was completed';
+comment on column metered.operations_words.issued_at is 'the time that the id carries, if it does';
+comment on column metered.operations_words.scopes is 'what was charged';
+comment on column metered.operations_words.amounts is 'what each was charged';
+comment on column metered.operations_words.seqs is 'the number of each entry; 0 of what was spent from a lease';
+comment on column metered.operations_words.ats is 'the time of each entry';
+comment on column metered.operations_words.holds is 'what it placed, captured, released or gave back';
+comment on column metered.operations_words.jobs is 'the ids of River''s jobs that it made';
+comment on column metered.operations_words.refusal_code is 'why it was refused, as metered.Code has it';
+comment on column metered.operations_words.refusal_text is 'the same for people';
+comment on column metered.operations_words.refusal_limits is 'of a denial by limits: which, and by how much';
+comment on view metered.tokens_words is 'Tokens without what one could use: neither the token, which is stored nowhere, nor its digest, nor its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for; everything else reads all tokens.';
+comment on column metered.tokens_words.purpose is 'what it grants';
+comment on column metered.tokens_words.subject is 'to whom or for what';
+comment on column metered.tokens_words.state is 'what became of it';
+comment on column metered.tokens_words.minted_at is 'when it was minted';
+comment on column metered.tokens_words.expires_at is 'when it is no longer good';
+comment on column metered.tokens_words.ended_at is 'last use, revocation, or expiry seen by a revocation';
+comment on column metered.tokens_words.uses is 'how often it can be used';
+comment on column metered.tokens_words.used is 'how often it was';
+comment on column metered.tokens_words.sole is 'whether it replaced the subject''s token before it';
+comment on view metered.lots_words is 'Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.';
+comment on column metered.lots_words.no is 'the number of the lot';
+comment on column metered.lots_words.scope is 'the wallet';
+comment on column metered.lots_words.reference is 'of the caller, once in a wallet';
+comment on column metered.lots_words.category is 'of the caller, as paid or promotional';
+comment on column metered.lots_words.priority is 'the lower one is drawn first';
+comment on column metered.lots_words.state is 'ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases';
+comment on column metered.lots_words.origin is 'where its units are from';
+comment on column metered.lots_words.from_lot is 'the lot that they were in before';
+comment on column metered.lots_words.granted_at is 'when it was granted';
+comment on column metered.lots_words.expires_at is 'nothing is drawn of it from here on; null: it never ends';
+comment on column metered.lots_words.granted is 'units that it was granted with';
+comment on column metered.lots_words.rest is 'of these, what can be drawn; of one that has ended, what lapses or rolls over when the wallet is written to, or swept';
+comment on column metered.lots_words.drawn is 'of these, what was spent, less what was given back';
+comment on column metered.lots_words.held is 'of these, what open holds and leases keep, though the lot has ended';
+comment on column metered.lots_words.lapsed is 'of these, what was left at its end or given back later: breakage';
+comment on column metered.lots_words.revoked is 'of these, what was taken back';
+comment on column metered.lots_words.rolled is 'of these, what went on in another lot';
+comment on column metered.lots_words.granted_seq is 'the entry that credited it';
+comment on column metered.lots_words.last_seq is 'the last entry that moved units of it';
+comment on view metered.lots_statement is 'The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.';
+comment on column metered.lots_statement.scope is 'the wallet';
+comment on column metered.lots_statement.seq is 'the entry: statement.seq';
+comment on column metered.lots_statement.nth is '1, 2, 3 and so on in the entry';
+comment on column metered.lots_statement.at is 'when, by the database''s clock';
+comment on column metered.lots_statement.lot is 'lots_words.no; null: overdraft, which no lot covers';
+comment on column metered.lots_statement.reference is 'of the lot';
+comment on column metered.lots_statement.category is 'of the lot';
+comment on column metered.lots_statement.does is 'what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn';
+comment on column metered.lots_statement.amount is 'units';
+comment on column metered.lots_statement.change is 'of the lot''s rest';
+comment on column metered.lots_statement.given_back is 'of what was drawn, what refunds gave back';
+comment on column metered.lots_statement.refunds_seq is 'of a refund: the number of its charge';
+comment on column metered.lots_statement.hold is 'the hold''s id, where the entry is about one alone';
+comment on column metered.lots_statement.namespace is 'of the operation';
+comment on column metered.lots_statement.operation is 'the operation''s id';
+comment on column metered.lots_statement.actor is 'who made the entry';
+comment on column metered.lots_statement.reason is 'why';
+
+-- Nothing is for everybody. See metered.GrantSQL.
+do $$
+declare
+    f regprocedure;
+begin
+    for f in
+        select p.oid from pg_proc p
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,as_far_as_admitted,balance,base,
+            begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,capture_minima,
+            carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
+            clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
+            created_json,credit,credit_lot,cross_lowered,cross_thresholds,crossed_at,draw,due_after,due_holds,
+            due_parts,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,
+            find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,
+            free_lots,fresh,give_back,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
+            kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
+            line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,
+            lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_lot,
+            missing_token,named_holds,next_end,next_entry,no_amount,old_lot,one_snapshot,open_lease,open_session,
+            open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,placed_before,
+            post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,
+            raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_end,refund_hold,
+            refund_holds,refund_lots,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
+            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
+            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,
+            settle_away,settle_lease,shorter,spend,spend_range,spent_since,sweep_holds,sweep_lots,take_back,
+            take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,
+            try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,
+            usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
+            write_exact,write_plain,written_here}')
+          and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
+        order by p.oid
+    loop
+        execute format('revoke all on function %s from public', f);
+    end loop;
+end
+$$;
