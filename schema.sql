@@ -1201,7 +1201,7 @@ end
 $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
--- overdrawn is paid back at once.
+-- overdrawn is paid back at once, but of what is given back late (l): there refund_lots does it, when it has given all.
 create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -1229,7 +1229,7 @@ begin
         perform metered.collided();
     end if;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
-    if before < 0 then
+    if before < 0 and as_origin <> 'l' then
         perform metered.pay_back(tip.scope, entry.seq, -before, 2);
     end if;
 end
@@ -1502,8 +1502,8 @@ end
 $$;
 
 -- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says. tip is the last entry by then; over is what is overdrawn, less what a new lot paid back.
-create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int, inout over bigint)
+-- says. tip is the last entry by then.
+create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
 language plpgsql volatile
 as $$
 declare
@@ -1521,7 +1521,6 @@ begin
         tip := metered.take_back(tip, of_lot, units, 'e');
     else
         tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
-        over := over - (select coalesce(sum(y.amount), 0) from metered.lot_moves y where y.scope = tip.scope and y.seq = tip.seq and y.kind in ('p', 'q'));
     end if;
 end
 $$;
@@ -1537,10 +1536,11 @@ declare
     over  bigint := greatest(0, refund.amount - metered.balance(refund));   -- before the entry
     bare  bigint := 0;      -- of units, what no lot covered
     part  bigint;
+    last  bigint;
     m     record;
     g     record;
 begin
-    select refund as tip, 1 as nth, over into g;
+    select refund as tip, 1 as nth into g;
     for m in
         select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
         where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
@@ -1552,7 +1552,7 @@ begin
         if m.lot = 0 then
             bare := bare + part;
         else
-            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth);
         end if;
     end loop;
     bare := bare + units;
@@ -1562,7 +1562,7 @@ begin
         if part > 0 then
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', part);
             g.nth := g.nth + 1;
-            g.over := g.over - part;
+            over := over - part;
         end if;
         for m in
             select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
@@ -1572,12 +1572,13 @@ begin
             exit when part = 0;
             bare := bare - part;
             update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = m.seq and y.nth = m.nth;
-            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth);
         end loop;
         perform metered.old_lot(refund, bare, 0);
     end if;
-    if g.over > 0 then
-        perform metered.pay_back(refund.scope, refund.seq, g.over, g.nth);
+    if over > 0 then    -- in the entry of the last lot that was made
+        last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
+        perform metered.pay_back(refund.scope, coalesce(last, refund.seq), over, case when last is null then g.nth else 2 end);
     end if;
 end
 $$;

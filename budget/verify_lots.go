@@ -53,6 +53,10 @@ select coalesce(o.seq, k.seq), 'held of lots', coalesce(k.units, 0)::text, coale
 from tip t, opened o full join (select k.seq, sum(k.amount) as units from kept k group by k.seq) k on k.seq = o.seq
 where t.lots_end is not null and o.units is distinct from k.units
 union all
+select t.seq, 'held of no lot', k.units::text, 'at most ' || greatest(0, t.spent + t.held - t.credited - t.refunded)
+from tip t, (select sum(k.amount) as units from kept k where k.lot = 0) k
+where k.units > greatest(0, t.spent + t.held - t.credited - t.refunded)
+union all
 select e.seq, 'moves of lots', coalesce(m.units, 0)::text, e.amount::text
 from metered.ledger e
     left join lateral (select sum(m.amount) as units from metered.lot_moves m

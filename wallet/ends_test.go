@@ -60,6 +60,22 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 	}
 }
 
+// What comes back late goes on in a new lot, which pays what is overdrawn when all has come back: first what is owed for the draw itself.
+func TestRefund_OfALotThatHasEndedPaysWhatHoldsHaveOverdrawn(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 10, LateRefunds: wallet.Forever})
+	f.grant(wallet.Grant{Amount: 1, For: time.Hour})
+	d := f.draw(4) // 1 of the lot, 3 overdrawn
+	f.grant(wallet.Grant{Amount: 2, Reference: "pays"})
+	f.place("overdrawn", 4, 2*time.Hour)
+	f.clock.Set(noon.Add(time.Hour))
+	require.EqualValues(t, -5, f.balance().Units)
+	f.refund(d.Seq, 4) // 1 was owed, 2 come back to the lot that paid, 1 goes on: all 3 are the hold's now
+	require.EqualValues(t, -1, f.balance().Units)
+	f.grant(wallet.Grant{Amount: 3, Reference: "last"})
+	require.Equal(t, map[string]int64{"last": 2}, f.left())
+}
+
 func TestRefund_AndADisputeOfTheSameDrawTakeOnce(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})

@@ -72,7 +72,7 @@ type history struct {
 
 func newHistory(rt *rapid.T, f *fixture) *history {
 	cfg := wallet.Config{
-		Overdraft:   rapid.SampledFrom([]int64{0, 0, 5, 20}).Draw(rt, "overdraft"),
+		Overdraft:   rapid.SampledFrom([]int64{0, 5, 20}).Draw(rt, "overdraft"),
 		Priorities:  map[string]int{"paid": 10, "promotional": 5},
 		LateRefunds: rapid.SampledFrom([]time.Duration{wallet.Lapse, wallet.Forever, 20 * time.Second}).Draw(rt, "late refunds"),
 	}
@@ -94,9 +94,9 @@ func (h *history) run() {
 	acts := map[string]func(){"grant": h.grant, "draw": h.draw, "reserve": h.reserve, "capture": h.capture, "release": h.release,
 		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "revoke": h.revoke, "roll over": h.rollOver, "expire": h.expire, "advance": h.advance,
 		"step back": func() { h.set(h.now.Add(-h.seconds("back", 1, 5, 20))) }}
-	names := []string{"grant", "grant", "grant", "draw", "draw", "draw", "draw", "reserve", "reserve", "capture", "capture", "release", "extend",
-		"refund", "refund", "refund", "credit", "sweep", "revoke", "revoke", "roll over", "expire", "advance", "advance", "advance", "advance", "step back"}
-	for range rapid.IntRange(4, 30).Draw(h.T, "length") {
+	names := []string{"grant", "grant", "grant", "draw", "draw", "draw", "draw", "reserve", "reserve", "reserve", "capture", "capture", "release", "extend",
+		"refund", "refund", "refund", "refund", "refund", "refund", "credit", "sweep", "revoke", "revoke", "roll over", "expire", "advance", "advance", "advance", "advance", "step back"}
+	for range rapid.IntRange(4, 40).Draw(h.T, "length") {
 		h.name = rapid.SampledFrom(names).Draw(h.T, "act")
 		acts[h.name]()
 		h.check()

@@ -150,7 +150,7 @@ func (m *model) at(now time.Time) time.Time {
 func (m *model) settle(now time.Time) time.Time {
 	var due []*mHold
 	for i := range m.holds {
-		if h := &m.holds[i]; !h.ended && !h.due.After(now) {
+		if h := &m.holds[i]; !h.ended && h.amount > 0 && !h.due.After(now) { // with nothing held it is due by the clock alone, which may go back
 			due = append(due, h)
 		}
 	}

@@ -79,8 +79,8 @@ end
 $$;
 
 -- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says. tip is the last entry by then; over is what is overdrawn, less what a new lot paid back.
-create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int, inout over bigint)
+-- says. tip is the last entry by then.
+create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
 language plpgsql volatile
 as $$
 declare
@@ -98,7 +98,6 @@ begin
         tip := metered.take_back(tip, of_lot, units, 'e');
     else
         tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
-        over := over - (select coalesce(sum(y.amount), 0) from metered.lot_moves y where y.scope = tip.scope and y.seq = tip.seq and y.kind in ('p', 'q'));
     end if;
 end
 $$;
@@ -114,10 +113,11 @@ declare
     over  bigint := greatest(0, refund.amount - metered.balance(refund));   -- before the entry
     bare  bigint := 0;      -- of units, what no lot covered
     part  bigint;
+    last  bigint;
     m     record;
     g     record;
 begin
-    select refund as tip, 1 as nth, over into g;
+    select refund as tip, 1 as nth into g;
     for m in
         select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
         where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
@@ -129,7 +129,7 @@ begin
         if m.lot = 0 then
             bare := bare + part;
         else
-            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth);
         end if;
     end loop;
     bare := bare + units;
@@ -139,7 +139,7 @@ begin
         if part > 0 then
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', part);
             g.nth := g.nth + 1;
-            g.over := g.over - part;
+            over := over - part;
         end if;
         for m in
             select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
@@ -149,12 +149,13 @@ begin
             exit when part = 0;
             bare := bare - part;
             update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = m.seq and y.nth = m.nth;
-            g := metered.give_back(refund, m.lot, part, g.tip, g.nth, g.over);
+            g := metered.give_back(refund, m.lot, part, g.tip, g.nth);
         end loop;
         perform metered.old_lot(refund, bare, 0);
     end if;
-    if g.over > 0 then
-        perform metered.pay_back(refund.scope, refund.seq, g.over, g.nth);
+    if over > 0 then    -- in the entry of the last lot that was made
+        last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
+        perform metered.pay_back(refund.scope, coalesce(last, refund.seq), over, case when last is null then g.nth else 2 end);
     end if;
 end
 $$;

@@ -95,7 +95,7 @@ end
 $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
--- overdrawn is paid back at once.
+-- overdrawn is paid back at once, but of what is given back late (l): there refund_lots does it, when it has given all.
 create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -123,7 +123,7 @@ begin
         perform metered.collided();
     end if;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
-    if before < 0 then
+    if before < 0 and as_origin <> 'l' then
         perform metered.pay_back(tip.scope, entry.seq, -before, 2);
     end if;
 end
