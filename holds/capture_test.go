@@ -8,11 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 func TestCapture_ChargesWhatWasUsedAndFreesTheRest(t *testing.T) {
@@ -206,33 +204,6 @@ func TestRefund_NeverLeavesAClaimsOwnUnitSpent(t *testing.T) {
 	f.purgeOf(claimScope("", key))
 	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrNotReturnable)
 	f.verify()
-}
-
-// A process of the build before gives back what this one gave back a part of: the hold keeps both parts.
-func TestRefund_ByTheBuildBeforeKeepsWhatWasGivenBackInPart(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.OpenVersion(t, 1)
-	_, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
-	require.NoError(t, err)
-	f := on(t, pool, holds.Config{}, pgtest.SetClock(t, pool, noon))
-	_, err = f.charge(budget.Charge{Scope: "power", Amount: 1}) // of the first entry a purge leaves a copy
-	require.NoError(t, err)
-	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{{Scope: "power", Amount: 5}, {Scope: "water", Amount: 3}}})
-	_, err = f.capture(holds.Capture{IDs: []string{"h"}, All: true})
-	require.NoError(t, err)
-	_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "power", Amount: 2}}})
-	})
-	require.NoError(t, err)
-	f.purgeOf("power")
-	var refused []byte
-	require.NoError(t, pool.QueryRow(t.Context(), `select refused from metered.refund_holds('', '{h}'::text[], array[null::timestamptz], '', 1000,
-		null, null, true, null, null, false)`).Scan(&refused))
-	require.Empty(t, string(refused))
-	h := f.get("h")
-	require.Equal(t, holds.Returned, h.State)
-	require.Equal(t, []int64{2, 3}, []int64{h.Lines[0].Refunded, h.Lines[1].Refunded})
-	f.rebuilds(h)
 }
 
 // One that was given back before, among others, is the one that is named.

@@ -13,10 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // told is the notice that a transition should give: the hold after it, and what its history says.
@@ -214,40 +212,6 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToWhatFits(t *testing.T) {
 	require.Equal(t, "by hand", n.ID)
 	require.True(t, n.Cut)
 	require.Greater(t, len(n.Lines), 90)
-}
-
-// heardBefore reads a payload as the build of version 1 does.
-func heardBefore(t *testing.T, payload string) holds.Notice {
-	t.Helper()
-	var p struct {
-		Tenant, ID, Kind string
-		Version          int
-	}
-	require.NoError(t, json.Unmarshal([]byte(payload), &p))
-	return holds.Notice{Tenant: p.Tenant, ID: p.ID, Version: p.Version, Kind: holds.EventKind(p.Kind)}
-}
-
-func TestNotice_IsReadByTheBuildBeforeAndThatOnesIsRead(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.OpenVersion(t, 1)
-	_, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
-	require.NoError(t, err)
-	clock := pgtest.SetClock(t, pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
-	f := on(t, pool, holds.Config{NotifyContent: true}, clock)
-	sent := f.raw()
-	l := startListening(t, pool, holds.ListenOptions{})
-	l.missed()
-	f.mustPlace(holds.Request{ID: odd, Tenant: odd, Holder: "ann", Lines: []holds.Line{{Scope: "a", Amount: 1}}})
-	payloads := sent()
-	require.Len(t, payloads, 1)
-	require.Equal(t, holds.Notice{Tenant: odd, ID: odd, Version: 1, Kind: "placed"}, heardBefore(t, payloads[0]))
-	require.Equal(t, holds.Held, l.next().State)
-
-	// What processes of that build go on to call, as they call it.
-	execute(t, pool, `select metered.release_holds('acme', '{open}'::text[], array[null::timestamptz], '', 1000,
-		'{"reason": "old"}', 'metered_holds', null, null, true)`)
-	require.Equal(t, []string{`{"tenant" : "acme", "id" : "open", "version" : 3, "kind" : "released"}`}, sent(), "to the letter")
-	l.hears(holds.Notice{Tenant: "acme", ID: "open", Version: 3, Kind: holds.EventReleased})
 }
 
 func TestNotice_WithoutContentSaysNothingOfIt(t *testing.T) {

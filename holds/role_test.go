@@ -258,7 +258,7 @@ func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
 
 // A charge under a key that is not its scope's. No Go call sends one, but a role may call the
 // function.
-const wrongKeySQL = `select (metered.charge(array[row('a', 1, $1::bigint, 0, array[row(10, '0', null, null, null, null, null)::metered.charge_limit], null, null, null, null)::metered.new_charge],
+const wrongKeySQL = `select (metered.charge(array[row('a', 1, $1::bigint, 0, array[row(10, '0', null, null, null, null)::metered.charge_limit], null, null, null, null)::metered.new_charge],
 	'1 minute', 60000, true)).denied is null`
 
 // Lines are freed under the locks of their scopes alone. What cannot be freed keeps its room.
@@ -348,7 +348,7 @@ func TestCapture_OfANegativeAmountIsRefusedByTheFunction(t *testing.T) {
 	for _, closing := range []bool{true, false} {
 		for _, policy := range []string{"refuse", "fit", "allow"} {
 			_, err := f.pool.Exec(t.Context(), `select metered.capture_holds(('', '{h}', '{null}', '')::metered.hold_ids,
-				array[('a', -5, array[(9, '0', null, null, null, null, null)::metered.charge_limit])::metered.used_units, ('b', 1, array[(9, '0', null, null, null, null, null)::metered.charge_limit])::metered.used_units],
+				array[('a', -5, array[(9, '0', null, null, null, null)::metered.charge_limit])::metered.used_units, ('b', 1, array[(9, '0', null, null, null, null)::metered.charge_limit])::metered.used_units],
 				($1::bool, $2::text, null)::metered.capture_terms, '1 min', 1000, (null, null, null)::metered.origin, null, false)`, closing, policy)
 			require.ErrorContains(t, err, "used", "%v %s", closing, policy)
 		}

@@ -146,7 +146,7 @@ func TestOpen_TakesNoMoreThanItsShare(t *testing.T) {
 	for _, want := range []int64{250, 187, 140, 0} { // of 1000, 750, 563 and 423
 		least := 130
 		granted := pgtest.Value[int64](t, f.db, `select granted from metered.open_lease(
-			row('hot', null, 500, 0, '{"(1000,0,,,,,)"}', null, null, null, null)::metered.new_charge, row('rows', 'me', $1, 4, '1 min', null)::metered.lease_terms, '1 min', 5000)`, least)
+			row('hot', null, 500, 0, '{"(1000,0,,,,)"}', null, null, null, null)::metered.new_charge, row('rows', 'me', $1, 4, '1 min', null)::metered.lease_terms, '1 min', 5000)`, least)
 		require.Equal(t, want, granted)
 	}
 	require.Equal(t, int64(1000-250-187-140), f.usage("hot").Available(1000))

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/csv"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -32,13 +33,14 @@ func TestMigrate_CreatesUpgradesAndSaysWhatIsThere(t *testing.T) {
 
 func TestMigrate_OfAnOlderSchemaAndOfOneThatDiffers(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.OpenVersion(t, 1)
+	const version = metered.SchemaVersion - 1
+	pool := pgtest.OpenVersion(t, version)
 	l := cli(t, pool)
-	require.Equal(t, 1.0, l.exits(exitDifferences, "migrate", "status", "--json").objects()[0]["version"])
+	require.Equal(t, float64(version), l.exits(exitDifferences, "migrate", "status", "--json").objects()[0]["version"])
 	older := l.exits(exitSchema, "usage", "org/acme")
-	require.Contains(t, older.err, "is of version 1, this build needs")
+	require.Contains(t, older.err, fmt.Sprintf("is of version %d, this build needs", version))
 	require.Contains(t, older.err, "metered migrate up")
-	require.Equal(t, 1.0, l.object("migrate", "up")["from"])
+	require.Equal(t, float64(version), l.object("migrate", "up")["from"])
 	require.Contains(t, l.ok("migrate", "status"), "--drop-previous")
 	require.NotEmpty(t, l.object("migrate", "up", "--drop-previous")["dropped"])
 	l.ok("usage", "org/acme")
