@@ -117,6 +117,47 @@ func ExampleBatcher() {
 	// Output: 20 let in, 30 refused
 }
 
+// A queue delivers each message at least once, to any of several consumers. Each is acknowledged when it is on record, and the
+// messages of all consumers share commits.
+func ExampleBatcher_Ingest() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	batcher, err := budget.NewBatcher(pool, ledger, budget.BatcherConfig{})
+	check(err)
+
+	queue := make(chan string, 40)
+	for i := range cap(queue) { // 20 messages, and each once more
+		queue <- fmt.Sprint("msg_", i%20)
+	}
+	close(queue)
+	var counted, again atomic.Int32
+	var consumers sync.WaitGroup
+	for range 8 {
+		consumers.Go(func() {
+			for id := range queue {
+				posted, err := batcher.Ingest(ctx, budget.Event{ID: id, Charge: budget.Charge{Scope: "mails/acme", Amount: 1}})
+				switch {
+				case err != nil: // not acknowledged: the queue delivers it again, which does no harm
+					fmt.Println(err)
+				case posted.Replayed:
+					again.Add(1)
+				default:
+					counted.Add(1)
+				}
+			}
+		})
+	}
+	consumers.Wait()
+	check(batcher.Close(ctx))
+	usage, err := ledger.Usage(ctx, pool, budget.Query{Scope: "mails/acme"})
+	check(err)
+	fmt.Println(counted.Load(), "counted,", again.Load(), "seen before,", usage[0].Used, "on the bill")
+	// Output: 20 counted, 20 seen before, 20 on the bill
+}
+
 // The same for a lone request, in one line.
 func ExampleLedger_ChargeNow() {
 	ctx := context.Background()

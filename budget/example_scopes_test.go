@@ -74,3 +74,35 @@ func ExampleScopes() {
 	// changed: true
 	// 21B sold: false unknown: false now ours: true
 }
+
+// Stock is what there is of an article: a delivery is credited, and what was never delivered cannot be sold.
+var Stock = budget.Scopes[string]{Kind: "stock", Limits: []budget.Limit{budget.Prepaid().Named("in stock")}}
+
+func ExampleScopes_Credit() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // with the row of the delivery
+		_, err := ledger.Credit(ctx, tx, Stock.Credit("lamp", 12))
+		return err
+	}))
+	for _, order := range []int64{10, 3} {
+		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			receipt, err := ledger.Charge(ctx, tx, Stock.Charge("lamp", order))
+			var exceeded *budget.ExceededError
+			if errors.As(err, &exceeded) {
+				fmt.Println("of", order, "lamps there are", exceeded.Refusals[0].Available)
+				return nil
+			}
+			if err == nil {
+				fmt.Println("sold", order, "and", receipt.Entries[0].Standings[0].Available, "are left")
+			}
+			return err
+		}))
+	}
+	// Output:
+	// sold 10 and 2 are left
+	// of 3 lamps there are 2
+}

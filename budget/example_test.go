@@ -140,6 +140,46 @@ func ExampleLedger_Entries() {
 	// 1 credit 500, balance 500
 }
 
+// Ann says that she was charged for an import that failed. Support looks for it, newest first, and looks at 10 entries at a time.
+func ExampleLedger_SearchEntries() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	for i := range 25 {
+		charge := budget.Charge{Scope: "rows/acme", Amount: int64(i) + 1, Note: budget.Note{Actor: "user:ben", Reason: "import"}}
+		if i%10 == 4 {
+			charge.Note.Actor = "user:ann"
+		}
+		_, err := ledger.ChargeNow(ctx, pool, charge)
+		check(err)
+	}
+
+	search := budget.EntrySearch{
+		EntriesOptions: budget.EntriesOptions{NewestFirst: true},
+		Note:           budget.Note{Actor: "user:ann", Reason: "import"}, Look: 10,
+	}
+	for {
+		found, err := ledger.SearchEntries(ctx, pool, "rows/acme", search)
+		check(err)
+		for _, e := range found.Entries {
+			fmt.Println("entry", e.Seq, e.Kind, e.Amount)
+		}
+		if found.Next == 0 {
+			break
+		}
+		fmt.Println("nothing more down to entry", found.Next)
+		search.Before = found.Next
+	}
+	// Output:
+	// entry 25 charge 25
+	// nothing more down to entry 16
+	// entry 15 charge 15
+	// nothing more down to entry 6
+	// entry 5 charge 5
+}
+
 // Usage looks at many scopes and windows in one round trip.
 func ExampleLedger_Usage() {
 	ctx := context.Background()
@@ -166,6 +206,32 @@ func ExampleLedger_Usage() {
 	// org/acme 0s 5
 	// user/ann 1h0m0s 2
 	// user/bob 1h0m0s 0
+}
+
+// Charges of a scope wait, and an operator asks for whom: the key of its lock leads to the session that has it.
+func ExampleLedger_LockKey() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
+	slow, err := pool.Begin(ctx) // a transaction that charges, and then takes its time
+	check(err)
+	_, err = slow.Exec(ctx, `set local application_name = 'nightly import'`)
+	check(err)
+	_, err = ledger.Charge(ctx, slow, budget.Charge{Scope: "rows/acme", Amount: 1})
+	check(err)
+
+	var name, state string
+	check(pool.QueryRow(ctx, `
+select a.application_name, a.state
+from pg_locks l join pg_stat_activity a using (pid)
+where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+  and l.database = (select oid from pg_database where datname = current_database())
+  and (l.classid::bigint << 32 | l.objid::bigint) = $1`, ledger.LockKey("rows/acme")).Scan(&name, &state))
+	fmt.Printf("%s, %s\n", name, state)
+	check(slow.Rollback(ctx))
+	// Output: nightly import, idle in transaction
 }
 
 // Parts are escaped, so that different parts never name the same scope.

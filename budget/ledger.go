@@ -108,7 +108,8 @@ func New(cfg Config) (*Ledger, error) {
 	}, nil
 }
 
-// LockKey is the key of a scope's advisory lock: in pg_locks, classid is its upper half and objid its lower half.
+// LockKey is the key of a scope's advisory lock. In pg_locks it is a row of this database whose locktype is advisory and whose
+// objsubid is 1; classid is the key's upper half and objid its lower half.
 func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
 
 // made refuses the zero Ledger, which has no schema.

@@ -81,10 +81,12 @@ func (s Scopes[K]) Parse(scope string) (K, error) {
 	return key, nil
 }
 
+// Charge is a charge of a key's scope, within Limits.
 func (s Scopes[K]) Charge(key K, amount int64) Charge {
 	return Charge{Scope: s.Scope(key), Amount: amount, Limits: slices.Clone(s.Limits), MustExist: s.MustExist}
 }
 
+// Credit is a credit of a key's scope: stock that was delivered, or prepaid money.
 func (s Scopes[K]) Credit(key K, amount int64) Credit {
 	return Credit{Scope: s.Scope(key), Amount: amount, MustExist: s.MustExist}
 }
