@@ -73,6 +73,38 @@ func ExampleBook_Listen() {
 	// enough
 }
 
+// A connection that listens for other things too hears of holds as well. A payload says no more than that something has
+// changed: for what it was, use Listen.
+func ExampleBook_Channel() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	book := exampleBook(holds.Config{Notify: true})
+	conn, err := pool.Acquire(ctx)
+	check(err)
+	defer conn.Release()
+	for _, channel := range []string{book.Channel(), "settings"} {
+		_, err = conn.Exec(ctx, `listen `+pgx.Identifier{channel}.Sanitize())
+		check(err)
+	}
+
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // somewhere else
+		_, err := book.Place(ctx, tx, holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{{Scope: "room/red", Amount: 1}}})
+		return err
+	}))
+	note, err := conn.Conn().WaitForNotification(ctx)
+	check(err)
+	switch note.Channel {
+	case book.Channel():
+		page, err := book.List(ctx, conn, holds.Filter{State: holds.Held})
+		check(err)
+		fmt.Println(note.Channel, "held:", len(page.Holds))
+	case "settings":
+		// … your own …
+	}
+	// Output: metered_holds held: 1
+}
+
 // A subscriber writes each transition to an outbox, in the transaction that makes it: a
 // row is there exactly if the transition is.
 func ExampleSubscriber() {

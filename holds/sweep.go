@@ -31,16 +31,16 @@ const (
 type Expire struct {
 	Tenant   string
 	ID       string
-	Deadline time.Time   // the one it was placed with: a hold with another deadline was extended
+	Deadline time.Time   // the hold's when the job was scheduled: one with another deadline was extended since
 	Note     budget.Note // for subscribers; also recorded, unless a charge or placement ended the hold before
 }
 
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold whose time is over, and announces it: for a job that was scheduled when the hold was placed. A
-// hold that ended, was extended or is not due is left as it is, without an error, so the call can be repeated. Errors:
-// ErrUnknown, ErrRetired.
+// Expire ends one hold whose time is over, and announces it: for a job that was scheduled for Hold.Due when the hold was
+// placed, and again when it was extended. A hold that ended, was extended or is not due is left as it is, without an error, so
+// the call can be repeated. Errors: ErrUnknown, ErrRetired. Package holdjobs has such a job.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireStatus, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, "", err

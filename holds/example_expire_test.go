@@ -1,0 +1,64 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+)
+
+// A fitting room is held for ten minutes, and a job of your queue ends each hold when its time is over. Who asks for more time
+// gets it, up to a bound: the first job then leaves the hold alone, and the one of the new deadline ends it.
+// Where the queue is River, holdjobs.NewCleanupWorker does that.
+func ExampleBook_Expire() {
+	ctx := context.Background()
+	noon := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	pool, setClock, done := exampleDatabaseAt(noon)
+	defer done()
+	book := exampleBook(holds.Config{MaxTTL: 10 * time.Minute, MaxLifetime: 25 * time.Minute})
+	var queue []holds.Expire // stands for your jobs, each of which runs at its Deadline
+	scheduled := func(h holds.Hold) {
+		queue = append(queue, holds.Expire{ID: h.ID, Deadline: h.Deadline, Note: budget.Note{Actor: holds.Job("end-hold")}})
+	}
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		h, err := book.Place(ctx, tx, holds.Request{ID: "room-3", Holder: "ann", TTL: 10 * time.Minute,
+			Lines: []holds.Line{{Scope: "room/3", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}})
+		scheduled(h)
+		return err
+	}))
+
+	for range 2 {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			longer, err := book.Extend(ctx, tx, holds.Extend{IDs: []string{"room-3"}, Holder: "ann", By: 10 * time.Minute})
+			if err == nil {
+				fmt.Println("extended until", longer[0].Deadline.Format("15:04"))
+				scheduled(longer[0])
+			}
+			return err
+		})
+		var ceiling *holds.CeilingError
+		if errors.As(err, &ceiling) {
+			fmt.Println("not by that much:", ceiling.Left, "at most")
+			continue
+		}
+		check(err)
+	}
+	for _, job := range queue {
+		setClock(job.Deadline)
+		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			h, status, err := book.Expire(ctx, tx, job)
+			fmt.Printf("%s job: %s, the hold is %s\n", job.Deadline.Format("15:04"), status, h.State)
+			return err
+		}))
+	}
+	// Output:
+	// extended until 12:20
+	// not by that much: 5m0s at most
+	// 12:10 job: extended, the hold is held
+	// 12:20 job: expired, the hold is expired
+}
