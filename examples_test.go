@@ -22,7 +22,6 @@ var ofInterfaces = strings.Fields(`Error Unwrap Code Reason RetryAfterSeconds St
 
 // What has no example yet. Nothing is to be added here: write the example.
 var withoutExample = strings.Fields(`
-	leases.Carver.Receive leases.Carver.SettleAway leases.Carver.WriteOff leases.Limiter.Receipt leases.Pool.Receipt leases.Pool.History leases.Pool.Spends
 	tokens.NewSecret tokens.Store.Revoke tokens.Store.Prefix
 	httpmetered.Policies.ProblemOf httpmetered.Policies.Partition httpmetered.Policies.ShowRefusal`)
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/leases"
@@ -76,4 +77,68 @@ func ExampleCarver_Carve() {
 	// run/42 used 120 of 500
 	// after the end: true
 	// the user has 880 left
+}
+
+// A run goes on in another region, which has a Postgres cluster of its own, and takes part of its user's budget along. Each step
+// commits before the next one begins, and can be repeated. Package carvejobs does these steps by jobs.
+func ExampleCarver_Receive() {
+	ctx := context.Background()
+	home, closeHome := exampleDatabase()
+	defer closeHome()
+	away, closeAway := exampleDatabase()
+	defer closeAway()
+	ledger, err := budget.New(budget.Config{}) // the same settings on both
+	if err != nil {
+		log.Fatal(err)
+	}
+	carver, err := leases.NewCarver(ledger)
+	if err != nil {
+		log.Fatal(err)
+	}
+	step := func(db *pgxpool.Pool, do func(tx pgx.Tx) (leases.Lease, error)) (lease leases.Lease) {
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
+			lease, err = do(tx)
+			return err
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return lease
+	}
+	carve := func(child string) leases.Lease {
+		from := budget.Charge{Scope: "user/ann", Amount: 200, Limits: []budget.Limit{budget.PerWindow(1_000, 24*time.Hour)}}
+		return step(home, func(tx pgx.Tx) (leases.Lease, error) {
+			return carver.Carve(ctx, tx, leases.Carving{Child: child, From: from, TTL: time.Hour, Away: true})
+		})
+	}
+
+	lease := carve("run/42")
+	step(away, func(tx pgx.Tx) (leases.Lease, error) {
+		return carver.Receive(ctx, tx, leases.Received{Child: "run/42", Amount: lease.Granted, EndsAt: lease.EndsAt})
+	})
+	_, err = ledger.ChargeNow(ctx, away, budget.Charge{Scope: "run/42", Amount: 120, Limits: []budget.Limit{budget.Prepaid()}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	closed := step(away, func(tx pgx.Tx) (leases.Lease, error) { return carver.Close(ctx, tx, "run/42", budget.Note{}) })
+	settled := step(home, func(tx pgx.Tx) (leases.Lease, error) {
+		return carver.SettleAway(ctx, tx, "run/42", closed.Spent, budget.Note{})
+	})
+	fmt.Println("run/42 used", settled.Spent, "of", settled.Granted)
+
+	carve("run/43")
+	// … and its cluster burns down. Nobody knows what it used, so it counts as all.
+	lost := step(home, func(tx pgx.Tx) (leases.Lease, error) {
+		return carver.WriteOff(ctx, tx, "run/43", budget.Note{Actor: "ann@ops", Reason: "region lost"})
+	})
+	fmt.Println("run/43 is taken to have used", lost.Spent)
+	usage, err := ledger.Usage(ctx, home, budget.Query{Scope: "user/ann", Window: 24 * time.Hour})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("the user has", usage[0].Available(1_000), "left")
+	// Output:
+	// run/42 used 120 of 200
+	// run/43 is taken to have used 200
+	// the user has 680 left
 }

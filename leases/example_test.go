@@ -2,13 +2,17 @@ package leases_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
+	"net/http"
+	"net/http/httptest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/leases"
 )
 
@@ -60,4 +64,130 @@ func ExamplePool_Allow() {
 	// true
 	// true
 	// false
+}
+
+// The statement of a hot budget: its leases have each spend, and the ledger what was charged without a lease.
+func ExamplePool_History() {
+	ctx := context.Background()
+	db, done := exampleDatabase()
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close(ctx)
+	charge := func(actor string) (leased bool) {
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+			receipt, err := pool.Charge(ctx, tx, budget.Charge{
+				Scope: "org/acme", Amount: 5, Limits: []budget.Limit{budget.PerWindow(100_000, time.Hour)}, Note: budget.Note{Actor: actor},
+			})
+			if err == nil {
+				leased = receipt.Entries[0].Lease != 0
+			}
+			return err
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return leased
+	}
+	for range 100 {
+		charge("user:ann")
+		charge("user:ben")
+	}
+	for !charge("user:cat") { // the first few charges of a scope go to the ledger
+	}
+
+	spent := map[string]int64{}
+	for lease, err := range pool.History(ctx, db, "org/acme") {
+		if err != nil {
+			log.Fatal(err)
+		}
+		for spend, err := range pool.Spends(ctx, db, lease.No) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			spent[spend.Note.Actor] += spend.Amount
+		}
+	}
+	fmt.Println("from leases:", spent["user:cat"])
+	for entry, err := range ledger.Entries(ctx, db, "org/acme", budget.EntriesOptions{}) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		if entry.Kind == budget.KindCharge { // a lease's own entries are holds and captures
+			spent[entry.Note.Actor] += entry.Amount
+		}
+	}
+	fmt.Println("in all:", spent["user:ann"], spent["user:ben"])
+	// Output:
+	// from leases: 5
+	// in all: 500 500
+}
+
+// Answers tell clients where they stand with limits that are decided from memory.
+func ExamplePool_Receipt() {
+	ctx := context.Background()
+	db, done := exampleDatabase()
+	defer done()
+	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close(ctx)
+	limits := []budget.Limit{budget.PerWindow(3, time.Minute).Named("searches")}
+	policies, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: limits})
+	if err != nil {
+		log.Fatal(err)
+	}
+	search := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		charge := budget.Charge{Scope: budget.ScopeKey("search", r.FormValue("user"), ""), Amount: 1, Limits: limits}
+		if err := pool.Allow(r.Context(), charge); err != nil {
+			policies.Write(w, err)
+			return
+		}
+		policies.Show(w.Header(), pool.Receipt(charge))
+	})
+	for _, user := range []string{"ann", "ann", "ben"} {
+		w := httptest.NewRecorder()
+		search.ServeHTTP(w, httptest.NewRequest("GET", "/?user="+user, nil))
+		fmt.Println(user, w.Code, w.Header().Get("RateLimit"))
+	}
+	// Output:
+	// ann 200 "searches";r=2;t=60
+	// ann 200 "searches";r=1;t=60
+	// ben 200 "searches";r=2;t=60
+}
+
+// All requests of a process share what an upstream service lets through: a Limiter saves looking for the limit each time, and says
+// how much of it is left.
+func ExampleLimiter_Receipt() {
+	ctx := context.Background()
+	db, done := exampleDatabase()
+	defer done()
+	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close(ctx)
+	upstream, err := pool.Limiter(budget.Charge{Scope: "upstream", Amount: 1, Limits: []budget.Limit{budget.PerWindow(10, time.Minute)}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, batch := range []int64{4, 5, 2} {
+		if err := upstream.AllowN(ctx, batch); err != nil {
+			fmt.Println("refused:", errors.Is(err, budget.ErrExceeded))
+			continue
+		}
+		stands := upstream.Receipt().Entries[0].Standings[0]
+		fmt.Println("used", stands.Used, "left", stands.Available)
+	}
+	// Output:
+	// used 4 left 6
+	// used 9 left 1
+	// refused: true
 }
