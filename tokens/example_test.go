@@ -2,8 +2,10 @@ package tokens_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -161,6 +163,72 @@ func ExampleDerive() {
 	// Output:
 	// minted before
 	// the same: true
+}
+
+// Gift cards are printed before they are sold: the maker's bytes are the secret, and a card is worth nothing until it is minted.
+func ExampleNewSecret() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := tokens.New(tokens.Config{Prefix: "acme_card"})
+	check(err)
+	fromMaker := make([]byte, tokens.SecretLen) // of an encrypted file
+	_, _ = rand.Read(fromMaker)
+	secret, err := tokens.NewSecret(fromMaker)
+	check(err)
+	card, err := store.Token(secret) // its text is on the card
+	check(err)
+
+	_, err = store.Inspect(ctx, pool, "gift", "shop", card.Reveal())
+	fmt.Println("before it is sold:", err)
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // the sale, with its other rows
+		_, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "gift", Subject: "shop", Payload: 50, TTL: 365 * 24 * time.Hour, Secret: secret})
+		return err
+	}))
+	info, err := store.Inspect(ctx, pool, "gift", "shop", card.Reveal())
+	check(err)
+	fmt.Println("after:", info.UsesLeft, "use left")
+
+	// Output:
+	// before it is sold: tokens: the token is not valid
+	// after: 1 use left
+}
+
+// A token got into a log that others can read. Its prefix finds it, its checksum tells it from other words, and it is
+// revoked.
+func ExampleStore_Revoke() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := tokens.New(tokens.Config{Prefix: "acme_upload"})
+	check(err)
+	var minted tokens.Minted
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		minted, err = store.Mint(ctx, tx, tokens.Mint{Purpose: "upload", Subject: "ada", TTL: time.Hour})
+		return err
+	}))
+	leaked := "GET /upload?token=" + minted.Token.Reveal() + " 200\nGET /help?about=acme_upload_tokens 200"
+
+	found := regexp.MustCompile(`\b` + store.Prefix() + `_[0-9A-Za-z]+`)
+	for _, text := range found.FindAllString(leaked, -1) {
+		token, err := store.Parse(text)
+		if err != nil {
+			fmt.Println("no token:", text)
+			continue
+		}
+		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			revoked, err := store.Revoke(ctx, tx, token.Digest())
+			fmt.Println(token, "was live:", revoked)
+			return err
+		}))
+	}
+	_, err = store.Inspect(ctx, pool, "upload", "ada", minted.Token.Reveal())
+	fmt.Println(err)
+
+	// Output:
+	// acme_upload_REDACTED was live: true
+	// no token: acme_upload_tokens
+	// tokens: the token is not valid
 }
 
 // Purge belongs into a periodic job of the schema's owner.

@@ -19,9 +19,9 @@ func newSecret(b [SecretLen]byte) Secret {
 	return Secret{reveal: func() [SecretLen]byte { return b }}
 }
 
-// NewSecret returns a Secret of exactly 32 bytes from a cryptographic source. A longer secret, or a text, is a key for
-// Derive. What is plainly not random is ErrArgument: fewer than 12 distinct bytes, or steps
-// between neighbours, or printable ASCII only.
+// NewSecret makes a Secret of b: exactly 32 bytes, which you have from a cryptographic source. A longer secret, or a text, is a
+// key for Derive. What is plainly not random is ErrArgument: fewer than 12 distinct bytes, or steps between neighbours, or
+// printable ASCII only.
 func NewSecret(b []byte) (Secret, error) {
 	switch {
 	case len(b) != SecretLen:

@@ -108,6 +108,7 @@ var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 // made refuses the zero Store, which has no prefix.
 func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil && s.prefix != "") }
 
+// Prefix is that of Config, or its default. A token's text is the prefix, _ and 49 of 0-9, a-z and A-Z.
 func (s *Store) Prefix() string { return s.prefix }
 
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
