@@ -2,6 +2,7 @@ package httpmetered_test
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -15,5 +16,11 @@ func exampleDatabase() (pool *pgxpool.Pool, done func()) {
 	if _, err := pool.Exec(context.Background(), `create table orders (id bigint generated always as identity, item text)`); err != nil {
 		panic(err)
 	}
+	return pool, done
+}
+
+// exampleDatabaseAt is one with a clock that stands still, where your own goes by itself.
+func exampleDatabaseAt(at time.Time) (pool *pgxpool.Pool, done func()) {
+	pool, _, done = pgtest.ExampleAt(at)
 	return pool, done
 }

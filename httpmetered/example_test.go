@@ -132,3 +132,60 @@ func ExampleWrite() {
 	// {"title":"Unprocessable Entity","status":422,"code":"operation_conflict"}
 	// {"title":"Internal Server Error","status":500}
 }
+
+// An API has errors in a form of its own, and each of its projects has a budget: the partition key tells a client which of them
+// an answer is about.
+func ExamplePolicies_ShowRefusal() {
+	pool, done := exampleDatabaseAt(time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC))
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	limits := []budget.Limit{budget.PerWindow(2, time.Minute).Named("renders")}
+	policies, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: limits})
+	if err != nil {
+		log.Fatal(err)
+	}
+	render := func(w http.ResponseWriter, r *http.Request) error {
+		project := r.PathValue("project")
+		of, err := policies.Partition([]byte(project)) // up to 32 bytes; of longer names, take their SHA-256
+		if err != nil {
+			return err
+		}
+		posted, err := ledger.ChargeNow(r.Context(), pool, budget.Charge{Scope: budget.ScopeKey("renders", project, ""), Amount: 1, Limits: limits})
+		var exceeded *budget.ExceededError
+		if errors.As(err, &exceeded) {
+			of.ShowRefusal(w.Header(), exceeded)
+		}
+		if err != nil {
+			return err
+		}
+		of.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{posted}})
+		_, err = w.Write([]byte("<svg/>"))
+		return err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /projects/{project}/logo", func(w http.ResponseWriter, r *http.Request) {
+		if err := render(w, r); err != nil {
+			problem := policies.ProblemOf(err)
+			if problem.RetryAfterSeconds > 0 {
+				w.Header().Set("Retry-After", fmt.Sprint(problem.RetryAfterSeconds))
+			}
+			w.WriteHeader(problem.Status)
+			_ = json.NewEncoder(w).Encode(map[string]any{"error": problem.Code, "limits": problem.ViolatedPolicies})
+		}
+	})
+	for range 3 {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest("GET", "/projects/alps/logo", nil))
+		fmt.Printf("%d %s\n%s\n", w.Code, w.Header().Get("RateLimit"), strings.TrimSpace(w.Body.String()))
+	}
+	// Output:
+	// 200 "renders";r=1;t=60;pk=:YWxwcw==:
+	// <svg/>
+	// 200 "renders";r=0;t=60;pk=:YWxwcw==:
+	// <svg/>
+	// 429 "renders";r=0;t=60;pk=:YWxwcw==:
+	// {"error":"budget_exceeded","limits":["renders"]}
+}
