@@ -1200,14 +1200,10 @@ begin
 end
 $$;
 
--- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
--- overdrawn is paid back at once, but of what is given back late (l): there refund_lots does it, when it has given all.
-create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+-- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it.
+create function metered.append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
-declare
-    before bigint := metered.balance(tip);
-    rule   metered.lots;
 begin
     entry := tip;
     entry.seq := tip.seq + 1;
@@ -1224,12 +1220,26 @@ begin
     values (entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap, lot.roll_for, lot.late, of_lot,
         lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
     on conflict do nothing
-    returning lots.no into add_lot.no;
-    if add_lot.no is null then
+    returning lots.no into append_lot.no;
+    if append_lot.no is null then
         perform metered.collided();
     end if;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
-    if before < 0 and as_origin <> 'l' then
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, append_lot.no, 'd', lot.amount);
+end
+$$;
+
+-- The same, and pays back at once what was overdrawn.
+create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    before bigint := metered.balance(tip);
+    made   record;
+begin
+    made := metered.append_lot(tip, lot, as_origin, of_lot);
+    entry := made.entry;
+    no := made.no;
+    if before < 0 then
         perform metered.pay_back(tip.scope, entry.seq, -before, 2);
     end if;
 end
@@ -1281,7 +1291,7 @@ begin
 end
 $$;
 
--- Lets units of a lot go on in another one: because it ends, or is asked to (r), or since they were given back after its end (l).
+-- Lets units of a lot go on in another one: because it ends, or is asked to (r), or, in version 2, since they were given back after its end (l).
 create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char", out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -1502,7 +1512,7 @@ end
 $$;
 
 -- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says. tip is the last entry by then.
+-- says, and pay nothing back: refund_lots does that, when it has given all. tip is the last entry by then.
 create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
 language plpgsql volatile
 as $$
@@ -1520,7 +1530,9 @@ begin
     if l.late is null then
         tip := metered.take_back(tip, of_lot, units, 'e');
     else
-        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
+        tip := metered.take_back(tip, of_lot, units, 'o');
+        tip := (metered.append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
+            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot)).entry;
     end if;
 end
 $$;
@@ -1740,7 +1752,7 @@ begin
         return;
     end if;
     was := e.seq;
-    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, e.at);
+    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
@@ -1807,7 +1819,7 @@ begin
         return;
     end if;
     was := e.seq;
-    w := metered.cross_lowered(e, 0, limits, e.at);
+    w := metered.cross_lowered(e, 0, limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
@@ -2746,15 +2758,17 @@ begin
 end
 $$;
 
--- What is left of what was told when an entry lowers what a lifetime has used: credit, or a refund. e is that entry, not written yet.
+-- What is left of what was told when an entry lowers what a lifetime has used: credit, or a refund. e is that entry, not written yet. What holds
+-- keep is due by the clock, which may have been set back since the entry before.
 create function metered.rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
+    clk  timestamptz := least(e.at, metered.clock());
     used bigint := e.spent - e.refunded - e.credited
-        + case when e.next_due <= e.at then metered.minima(e, null, e.at) else 0 end
-        + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
-    held bigint := e.held - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
+        + case when e.next_due <= clk then metered.minima(e, null, clk) else 0 end
+        + case when e.lots_end is not null then metered.lapsing(e, clk) else 0 end;
+    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
         where (used + case when metered.of_spent(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
@@ -7292,29 +7306,30 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,as_far_as_admitted,balance,base,
-            begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,capture_minima,
-            carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,check_now,claim_job_key,
-            clock,close_child,close_lease,close_scope,collided,complete_command,consume_token,create_scopes,
-            created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,crossed_at,draw,
-            due_after,due_holds,due_parts,end_lots,entry_for_write,expire_and_check,expire_due,expire_hold,
-            expire_rows,extend_holds,find_job_key,find_lot,finish_command,first_due,first_for_write,fits,
-            fits_origin,free_lines,free_lots,fresh,give_back,goes_on,grant_lot,held_here,hold_as_json,hold_json,
-            inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,
-            leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,
-            lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,
-            missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,one_snapshot,
-            open_lease,open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,
-            place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,
-            purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,
-            refund,refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,refuse_closed,
-            refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,
-            replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,
-            roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,
-            spent_limits,spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,
-            told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,
-            untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,
-            with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,append_lot,as_far_as_admitted,
+            balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,
+            capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,
+            check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
+            consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,
+            crossed_at,draw,due_after,due_holds,due_parts,end_lots,entry_for_write,expire_and_check,expire_due,
+            expire_hold,expire_rows,extend_holds,find_job_key,find_lot,finish_command,first_due,first_for_write,
+            fits,fits_origin,free_lines,free_lots,fresh,give_back,goes_on,grant_lot,held_here,hold_as_json,
+            hold_json,inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,
+            lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,
+            lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,minima_to_come,
+            mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,
+            of_spent,old_lot,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,own_entry,
+            pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,
+            purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,
+            recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,
+            refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,
+            repair_clock,replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,
+            revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,
+            spend,spend_range,spent_limits,spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,
+            tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,
+            unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,
+            use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,
+            written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

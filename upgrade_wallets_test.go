@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -144,4 +146,43 @@ func useThresholds(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 		require.ErrorIs(t, err, budget.ErrScopeRetired)
 		return nil
 	}))
+}
+
+// A refund that is under way while the schema is upgraded ends with functions of both versions. Of what it gives back late it pays what is
+// overdrawn, once.
+func TestMigrate_ARefundMeanwhilePaysWhatIsOverdrawn(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	execute(t, pool, pgtest.VersionSQL(t, 2, ""))
+	clock := pgtest.SetClock(t, pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
+	charge := func(units int64) {
+		execute(t, pool, fmt.Sprintf("select metered.charge(array[row('ann', null, %d, 0, '{}', null, null, null, null)::metered.new_charge], null, 1000, false)", units))
+	}
+	execute(t, pool, "select metered.grant_lot('ann', null, row(10, null, '1 hour', '', 0, null, null, null, null, '0')::metered.new_lot, false, 1000, null)")
+	charge(10)
+	clock.Advance(2 * time.Hour)
+	charge(4)
+
+	upgrade, err := metered.SchemaSQL(metered.SchemaSQLOptions{From: 2})
+	require.NoError(t, err)
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(ctx, upgrade, pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	refunded := pgtest.Going(func() error {
+		_, err := pool.Exec(ctx, "select metered.refund('ann', null, 2, 10, 60000, null, true)")
+		return err
+	})
+	pgtest.WaitQueued(t, pool, 1)
+	require.NoError(t, tx.Commit(ctx))
+	require.NoError(t, <-refunded)
+
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	report, err := c.Budget.Verify(ctx, pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Empty(t, report.Differences)
+	require.Equal(t, int64(6), queryRow[int64](t, pool, "select sum(rest)::bigint from metered.lots"))
 }

@@ -306,3 +306,24 @@ func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
 		require.Empty(t, f.crossed(), "73 were there")
 	}
 }
+
+// A credit behind an entry that is ahead of the clock arms nothing by the end of a hold that is not due by the clock.
+func TestThresholds_AreNotArmedByAHoldThatIsDueByALaterEntryAlone(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	limit := budget.CreditLine(100).Tell(budget.Threshold{Name: "50", Used: 50, Rearm: 20})
+	long := f.mustPlace(holds.Request{TTL: time.Hour, Lines: lineOf("a", 5, limit)})
+	f.mustPlace(holds.Request{TTL: time.Minute, Lines: lineOf("a", 60, limit)})
+	require.Equal(t, []string{"a 50: 0 used, 65 held, by h"}, f.crossed())
+	f.clock.Advance(70 * time.Second)
+	_, err := f.capture(holds.Capture{IDs: []string{long.ID}, All: true})
+	require.NoError(t, err)
+	f.clock.Advance(-20 * time.Second)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+		return f.ledger.Credit(ctx, tx, budget.Credit{Scope: "a", Amount: 1})
+	})
+	require.NoError(t, err)
+	_, err = f.charge(budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
+	require.NoError(t, err)
+	require.Empty(t, f.crossed(), "64 were used, and 65 are now")
+}

@@ -407,3 +407,29 @@ func TestThresholds_OfWhatIsSpent(t *testing.T) {
 	revoke(30)
 	require.Equal(t, []string{"cid spent 50"}, f.crossed())
 }
+
+// A hold that is due by the time of an entry, and not by the clock, which was set back, is held: no revocation and no rollover arms what was told.
+func TestThresholds_AreNotArmedWhereTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t, low(50), nil)
+	f.grant(wallet.Grant{Amount: 100, Reference: "all"})
+	f.place("long", 5, time.Hour)
+	f.place("short", 60, time.Minute)
+	require.Equal(t, []string{"ann low 35"}, f.crossed())
+	f.clock.Set(noon.Add(70 * time.Second))
+	f.release("long")
+	f.clock.Set(noon.Add(50 * time.Second))
+	for _, lower := range []func() error{
+		func() error { _, err := f.revoke(wallet.Revoke{Reference: "all", Amount: 1}); return err },
+		func() error {
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) {
+				return f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: "all", Cap: 10, For: time.Hour})
+			})
+			return err
+		},
+	} {
+		require.NoError(t, lower())
+		f.draw(1)
+		require.Empty(t, f.crossed(), "40 were left, and fewer are now")
+	}
+}

@@ -39,7 +39,7 @@ begin
         return;
     end if;
     was := e.seq;
-    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, e.at);
+    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
@@ -102,7 +102,7 @@ begin
         return;
     end if;
     was := e.seq;
-    w := metered.cross_lowered(e, 0, limits, e.at);
+    w := metered.cross_lowered(e, 0, limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;

@@ -79,7 +79,7 @@ end
 $$;
 
 -- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says. tip is the last entry by then.
+-- says, and pay nothing back: refund_lots does that, when it has given all. tip is the last entry by then.
 create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
 language plpgsql volatile
 as $$
@@ -97,7 +97,9 @@ begin
     if l.late is null then
         tip := metered.take_back(tip, of_lot, units, 'e');
     else
-        tip := (metered.roll_lot(tip, l, units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, 'l')).entry;
+        tip := metered.take_back(tip, of_lot, units, 'o');
+        tip := (metered.append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
+            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot)).entry;
     end if;
 end
 $$;

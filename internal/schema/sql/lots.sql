@@ -94,14 +94,10 @@ begin
 end
 $$;
 
--- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. What was
--- overdrawn is paid back at once, but of what is given back late (l): there refund_lots does it, when it has given all.
-create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+-- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it.
+create function metered.append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
-declare
-    before bigint := metered.balance(tip);
-    rule   metered.lots;
 begin
     entry := tip;
     entry.seq := tip.seq + 1;
@@ -118,12 +114,26 @@ begin
     values (entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap, lot.roll_for, lot.late, of_lot,
         lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
     on conflict do nothing
-    returning lots.no into add_lot.no;
-    if add_lot.no is null then
+    returning lots.no into append_lot.no;
+    if append_lot.no is null then
         perform metered.collided();
     end if;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, add_lot.no, 'd', lot.amount);
-    if before < 0 and as_origin <> 'l' then
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, append_lot.no, 'd', lot.amount);
+end
+$$;
+
+-- The same, and pays back at once what was overdrawn.
+create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    before bigint := metered.balance(tip);
+    made   record;
+begin
+    made := metered.append_lot(tip, lot, as_origin, of_lot);
+    entry := made.entry;
+    no := made.no;
+    if before < 0 then
         perform metered.pay_back(tip.scope, entry.seq, -before, 2);
     end if;
 end
@@ -175,7 +185,7 @@ begin
 end
 $$;
 
--- Lets units of a lot go on in another one: because it ends, or is asked to (r), or since they were given back after its end (l).
+-- Lets units of a lot go on in another one: because it ends, or is asked to (r), or, in version 2, since they were given back after its end (l).
 create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char", out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$

@@ -168,15 +168,17 @@ begin
 end
 $$;
 
--- What is left of what was told when an entry lowers what a lifetime has used: credit, or a refund. e is that entry, not written yet.
+-- What is left of what was told when an entry lowers what a lifetime has used: credit, or a refund. e is that entry, not written yet. What holds
+-- keep is due by the clock, which may have been set back since the entry before.
 create function metered.rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
+    clk  timestamptz := least(e.at, metered.clock());
     used bigint := e.spent - e.refunded - e.credited
-        + case when e.next_due <= e.at then metered.minima(e, null, e.at) else 0 end
-        + case when e.lots_end is not null then metered.lapsing(e, e.at) else 0 end;
-    held bigint := e.held - case when e.next_due <= e.at then metered.overdue(e.scope, e.next_due, e.at) else 0 end;
+        + case when e.next_due <= clk then metered.minima(e, null, clk) else 0 end
+        + case when e.lots_end is not null then metered.lapsing(e, clk) else 0 end;
+    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
         where (used + case when metered.of_spent(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
