@@ -188,18 +188,21 @@ func (l *load) inTx(ctx context.Context, f func(ctx context.Context, tx pgx.Tx) 
 }
 
 func (l *load) place(ctx context.Context) error {
-	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	var id string
+	err := l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		h, err := l.client.Holds.Place(ctx, tx, holds.Request{
 			Tenant: "hall", Holder: fmt.Sprintf("user-%d", rand.IntN(50)), TTL: time.Duration(5+rand.IntN(60)) * time.Second,
 			Lines: []holds.Line{{Scope: fmt.Sprintf("seat/hall/%d", rand.IntN(loadSeats)), Amount: 1, Limits: []budget.Limit{budget.Lifetime(1).Named("seats")}}},
 		})
-		if err == nil {
-			l.mu.Lock()
-			l.seats = append(l.seats[max(0, len(l.seats)-200):], h.ID)
-			l.mu.Unlock()
-		}
+		id = h.ID
 		return err
 	})
+	if err == nil { // not before: nobody else sees it until it is committed
+		l.mu.Lock()
+		l.seats = append(l.seats[max(0, len(l.seats)-200):], id)
+		l.mu.Unlock()
+	}
+	return err
 }
 
 func (l *load) end(ctx context.Context) error {
