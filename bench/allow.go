@@ -289,7 +289,6 @@ func stranded(ctx context.Context, b *bench) (samples, error) {
 			}
 		})
 	}
-	curve := line{Name: "out of reach, % of the budget"}
 	var sum, n, most float64
 	for allowed.Load() < whole && ctx.Err() == nil && errors.Join(errs...) == nil {
 		used := allowed.Load()
@@ -298,7 +297,6 @@ func stranded(ctx context.Context, b *bench) (samples, error) {
 			return samples{}, err
 		}
 		kept := max(0, float64(u[0].Spent+u[0].Leased-allowed.Load())) / float64(whole) * 100
-		curve.Points = append(curve.Points, point{float64(used) / float64(whole) * 100, kept})
 		if used > whole/10*9 {
 			sum, n, most = sum+kept, n+1, max(most, kept)
 		}
@@ -308,8 +306,6 @@ func stranded(ctx context.Context, b *bench) (samples, error) {
 	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
 		return samples{}, err
 	}
-	b.chart(chart{Title: "Stranded units", X: "% of the budget used", Y: "% of the budget out of reach", Lines: []line{curve},
-		Text: "4 processes spend one budget from leases; what their slices hold and have not used, others cannot have."})
 	return samples{values: []float64{sum / max(n, 1)}, note: fmt.Sprintf("at most %s %%, in %.0f samples; all %d units were spent in the end", number(most), n, whole)}, nil
 }
 

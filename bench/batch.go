@@ -100,20 +100,6 @@ func ingestSingles(k *kit) contender {
 	}}
 }
 
-// batcherOf has so many goroutines charge through a Batcher. An op is a charge.
-func batcherOf(cfg budget.BatcherConfig) func(*kit) contender {
-	return func(k *kit) contender {
-		batcher, err := budget.NewBatcher(k.Pool, k.client.Budget, cfg)
-		return contender{op: func(ctx context.Context, _ int) error {
-			if err != nil {
-				return err
-			}
-			_, err := batcher.Charge(ctx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
-			return err
-		}}
-	}
-}
-
 // perCall is the ratio of a, of whose ops each makes n charges, and of b.
 func perCall(out outcome, a, b string, n int) samples {
 	s := out.ratio(a, b)
@@ -128,8 +114,7 @@ func perCall(out outcome, a, b string, n int) samples {
 func (b *bench) batches(ctx context.Context) (outcome, error) {
 	return share(b, "batches", func() (outcome, error) {
 		return b.compare(ctx, comparison{clients: batchClients, slice: b.slice(), rounds: b.rounds()}, options{}, oneOf(1000),
-			entry{"single", singleCharges}, entry{"each 1", batchOf(1)}, entry{"each 8", batchOf(8)},
-			entry{"each 64", batchOf(64)}, entry{"each 512", batchOf(512)})
+			entry{"single", singleCharges}, entry{"each 64", batchOf(64)}, entry{"each 512", batchOf(512)})
 	})
 }
 
@@ -145,7 +130,7 @@ func batchFigure(n int, g goal) figure {
 }
 
 var batchFigures = []figure{
-	batchFigure(1, goal{}), batchFigure(8, goal{}), batchFigure(64, atLeast(10)), batchFigure(512, atLeast(14)),
+	batchFigure(64, atLeast(10)), batchFigure(512, atLeast(14)),
 	{
 		name: "ingest_vs_single", unit: "times the rate", goal: atLeast(15),
 		meaning: "events/s by Ingest of 512 a call, one in ten delivered twice, against commands with an id and a charge, 8 clients",
@@ -153,18 +138,6 @@ var batchFigures = []figure{
 			out, err := b.compare(ctx, comparison{clients: batchClients, slice: b.slice(), rounds: b.rounds()}, options{}, oneOf(1000),
 				entry{"ingest", ingestOf(512)}, entry{"command", ingestSingles})
 			return perCall(out, "ingest", "command", 512), err
-		},
-	},
-	{
-		name: "batcher_vs_single", unit: "times the rate",
-		meaning: "charges/s of 512 goroutines through a Batcher against 512 that charge in transactions of their own, 8 connections",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, comparison{clients: 512, slice: b.slice(), rounds: b.rounds()}, options{conns: 8}, oneOf(1000),
-				entry{"batcher", batcherOf(budget.BatcherConfig{})}, entry{"1 lane", batcherOf(budget.BatcherConfig{Lanes: 1})},
-				entry{"4 lanes", batcherOf(budget.BatcherConfig{Lanes: 4})}, entry{"single", chargeMetered})
-			s := out.ratio("batcher", "single")
-			s.note += others(out, "1 lane", "4 lanes")
-			return s, err
 		},
 	},
 	{

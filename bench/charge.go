@@ -76,14 +76,14 @@ func seedCheck(ctx context.Context, tx pgx.Tx, scope string) error {
 
 // chargeMetered is the library's, as its documentation says to call it.
 func chargeMetered(k *kit) contender {
-	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+	return contender{op: func(ctx context.Context, _ int) error {
 		return k.charge(ctx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
 	}}
 }
 
 // chargeQuiet asks for no standing.
 func chargeQuiet(k *kit) contender {
-	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+	return contender{op: func(ctx context.Context, _ int) error {
 		return k.charge(ctx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy, NoStandings: true})
 	}}
 }
@@ -188,7 +188,7 @@ func chargesAgainst(ours func(*kit) contender, name string, other func(*kit) con
 func multiScope(ctx context.Context, b *bench) (samples, error) {
 	many := func(n int) func(*kit) contender {
 		return func(k *kit) contender {
-			return contender{dissect: n > 1, op: func(ctx context.Context, _ int) error {
+			return contender{op: func(ctx context.Context, _ int) error {
 				charges := make([]budget.Charge, n)
 				for i := range charges {
 					charges[i] = budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy}

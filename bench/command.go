@@ -10,8 +10,6 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/lend"
 )
 
 type work struct {
@@ -28,10 +26,6 @@ update metered.tokens set used = used + 1, ended_at = clock_timestamp() where di
 insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, name, jobs, scopes, amounts, seqs, ats)
 values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$6::bigint],
     array[$5::text], array[1], array[currval('metered.bench_seq')], array[clock_timestamp()])`
-	floorOfTwoSQL = `
-insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, name, jobs, scopes, amounts, seqs, ats)
-values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$7::bigint], array[$5::text, $6::text], array[1, 1],
-    array[currval('metered.bench_seq') - 1, currval('metered.bench_seq')], array[clock_timestamp(), clock_timestamp()])`
 )
 
 // fingerprint has the length of a true one.
@@ -64,15 +58,12 @@ func (k *kit) onConn(ctx context.Context, f func(*pgxpool.Conn) error) error {
 
 // commandFloor makes the writes in the library's flushes: BEGIN and the token; the
 // job; charge, operation and COMMIT. It locks nothing but what writing locks.
-func commandFloor(k *kit) contender { return k.floor(false, false) }
+func commandFloor(k *kit) contender { return k.floor(false) }
 
 // commandLockedFloor takes the scope's lock in its last flush.
-func commandLockedFloor(k *kit) contender { return k.floor(true, false) }
+func commandLockedFloor(k *kit) contender { return k.floor(true) }
 
-// commandFloorOfTwo has two charges.
-func commandFloorOfTwo(k *kit) contender { return k.floor(false, true) }
-
-func (k *kit) floor(locked, two bool) contender {
+func (k *kit) floor(locked bool) contender {
 	op := func(ctx context.Context, _ int) error {
 		token, err := k.takeToken()
 		if err != nil {
@@ -93,12 +84,7 @@ func (k *kit) floor(locked, two bool) contender {
 				batch.Queue(lockSQL, lockKey(scope))
 			}
 			batch.Queue(floorChargeSQL, scope, "", id)
-			if two {
-				batch.Queue(floorChargeSQL, other(scope), "", id)
-				batch.Queue(floorOfTwoSQL, "", id, fingerprint, resultOf(job), scope, other(scope), job.Job.ID)
-			} else {
-				batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
-			}
+			batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
 			batch.Queue("commit")
 			return conn.SendBatch(ctx, batch).Close()
 		})
@@ -136,52 +122,9 @@ func commandSeed(k *kit) contender {
 	return contender{op: op, stock: k.stockTokens}
 }
 
-// earlyOperationSQL takes a made-up seq, since the charge has used no sequence.
-const earlyOperationSQL = `
-insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, name, jobs, scopes, amounts, seqs, ats)
-values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$6::bigint],
-    array[$5::text], array[1], array[1::bigint], array[clock_timestamp()])`
-
-// prepareCharges is what package budget lends to its siblings.
-var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
-
-// commandEarly uses the library's pieces, the charge first: BEGIN and the charge in
-// one flush; token; job; operation and COMMIT in one flush.
-func commandEarly(k *kit) contender {
-	op := func(ctx context.Context, _ int) error {
-		token, err := k.takeToken()
-		if err != nil {
-			return err
-		}
-		id, scope := metered.NewID(), k.scope()
-		call, err := prepareCharges(k.client.Budget, budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
-		if err != nil {
-			return err
-		}
-		return k.onConn(ctx, func(conn *pgxpool.Conn) error {
-			tx, err := begin(ctx, conn, call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
-			if err != nil {
-				return err
-			}
-			if _, err := k.client.Tokens.Consume(ctx, tx, "work", "bench", token.Token.Reveal()); err != nil {
-				return err
-			}
-			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
-			if err != nil {
-				return err
-			}
-			batch := &pgx.Batch{}
-			batch.Queue(earlyOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
-			batch.Queue("commit")
-			return conn.SendBatch(ctx, batch).Close()
-		})
-	}
-	return contender{op: op, stock: k.stockTokens}
-}
-
 // commandMetered is the library's.
 func commandMetered(k *kit) contender {
-	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
+	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
 		return k.doWith(ctx, nil)
 	}}
 }

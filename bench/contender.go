@@ -23,8 +23,6 @@ type contender struct {
 	// an op uses up, at least n of it. It returns how many ops may run; nil is any
 	// number.
 	stock func(ctx context.Context, n int) (int, error)
-
-	dissect bool // look inside its statements afterwards
 }
 
 // comparison runs contenders in turns, A B C B C A …, so that whatever else the
@@ -42,7 +40,6 @@ type outcome struct {
 	names []string
 	rates map[string][]float64 // ops per second
 	where []profile            // in the order of the contenders
-	parts map[string][]part
 }
 
 // entrant is a contender in a comparison.
@@ -54,7 +51,7 @@ type entrant struct {
 
 // run runs one round more than is counted, to warm up.
 func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
-	out := outcome{rates: map[string][]float64{}, parts: map[string][]part{}}
+	out := outcome{rates: map[string][]float64{}}
 	entrants, leave, err := c.enter(ctx)
 	if err != nil {
 		return out, err
@@ -81,11 +78,6 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 		out.names = append(out.names, e.name)
 		if e.watch != nil {
 			out.where = append(out.where, e.watch.profile(out.rates[e.name]))
-		}
-		if e.dissect && b.dissects {
-			if out.parts[e.name], err = dissect(ctx, e.contender); err != nil {
-				return out, fmt.Errorf("%s: %w", e.name, err)
-			}
 		}
 	}
 	return out, nil
@@ -159,7 +151,7 @@ func (c comparison) ops(ctx context.Context, con contender, rate float64, length
 // ratio is how many times as fast as b contender a was, round by round.
 func (o outcome) ratio(a, b string) samples {
 	return samples{
-		values: ratios(o.rates[a], o.rates[b]), where: o.profiles(a, b), parts: o.parts[a],
+		values: ratios(o.rates[a], o.rates[b]), where: o.profiles(a, b),
 		note: fmt.Sprintf("%s %s/s, %s %s/s", a, number(median(o.rates[a])), b, number(median(o.rates[b]))),
 	}
 }
@@ -167,12 +159,12 @@ func (o outcome) ratio(a, b string) samples {
 // cost is how many times as long contender a took as b.
 func (o outcome) cost(a, b string) samples {
 	return samples{
-		values: ratios(o.rates[b], o.rates[a]), where: o.profiles(a, b), parts: o.parts[a],
+		values: ratios(o.rates[b], o.rates[a]), where: o.profiles(a, b),
 		note: fmt.Sprintf("%s %s µs, %s %s µs", a, number(1e6/median(o.rates[a])), b, number(1e6/median(o.rates[b]))),
 	}
 }
 
-// profiles are those of all contenders, a and b first, which cause compares.
+// profiles are those of all contenders, a and b first, which are printed.
 func (o outcome) profiles(first ...string) []profile {
 	place := func(p profile) int {
 		if i := slices.Index(first, p.Contender); i >= 0 {

@@ -22,9 +22,8 @@ type bench struct {
 	databases  int
 	log        io.Writer
 	began      time.Time
-	charts     []chart
 	owned      bool // the server was started here, and goes with everything in it
-	dissects   bool // look inside the library's statements, and measure what takes a server more
+	thorough   bool // measure what takes long, too
 
 	templates map[string]string // a migrated database of each server
 
@@ -34,7 +33,7 @@ type bench struct {
 
 func newBench(short bool, connString string) *bench {
 	return &bench{
-		short: short, connString: connString, dissects: !short,
+		short: short, connString: connString, thorough: !short,
 		log: os.Stderr, began: time.Now(), shared: map[string]any{}, templates: map[string]string{},
 	}
 }
@@ -84,9 +83,8 @@ func (b *bench) logf(format string, args ...any) {
 // site is a migrated database of its own, with a pool on it.
 type site struct {
 	*pgxpool.Pool
-	name    string
-	notices *notices
-	drop    func()
+	name string
+	drop func()
 
 	dialDirect pgconn.DialFunc
 }
@@ -113,7 +111,7 @@ func (b *bench) open(ctx context.Context, o options) (s *site, err error) {
 		_ = admin.Close(ctx)
 		return nil, err
 	}
-	s = &site{name: b.newName(), notices: &notices{}}
+	s = &site{name: b.newName()}
 	quoted := pgx.Identifier{s.name}.Sanitize()
 	if _, err := admin.Exec(ctx, "create database "+quoted+" template "+template); err != nil {
 		_ = admin.Close(ctx)
@@ -201,7 +199,6 @@ func (s *site) fill(ctx context.Context, o options) error {
 	// Connections that stay, and no pings: only what the contenders send is measured.
 	cfg.MaxConnLifetime, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = time.Hour, time.Hour, time.Hour
 	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	cfg.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { s.notices.add(n.Message) }
 	s.dialDirect = cfg.ConnConfig.DialFunc
 	if o.dial != nil {
 		cfg.ConnConfig.DialFunc = o.dial
@@ -213,7 +210,7 @@ func (s *site) fill(ctx context.Context, o options) error {
 // direct is how to reach the database past the pool's dialer.
 func (s *site) direct() *pgx.ConnConfig {
 	cfg := s.Config().ConnConfig.Copy()
-	cfg.DialFunc, cfg.OnNotice = s.dialDirect, nil
+	cfg.DialFunc = s.dialDirect
 	return cfg
 }
 

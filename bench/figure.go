@@ -55,9 +55,6 @@ type samples struct {
 	note   string    // what the reader should know beside the value
 	notRun string    // why there is no value
 	where  []profile // where the time went, of each contender
-	parts  []part    // and inside the library's statements
-
-	counted string // what a cause is made of where time is not what counts
 }
 
 // result is a figure with its value, as results.json holds it.
@@ -72,15 +69,13 @@ type result struct {
 	Meaning string    `json:"meaning"`
 	Note    string    `json:"note,omitempty"`
 	NotRun  string    `json:"not_run,omitempty"`
-	Cause   string    `json:"cause,omitempty"` // of a goal that was missed, as measured
 	Where   []profile `json:"where,omitempty"`
-	Parts   []part    `json:"parts,omitempty"`
 }
 
 func (f figure) result(s samples) result {
 	r := result{
 		Name: f.name, Unit: f.unit, Goal: f.goal.String(), Meaning: f.meaning,
-		Note: s.note, NotRun: s.notRun, Where: s.where, Parts: s.parts, Rounds: s.values,
+		Note: s.note, NotRun: s.notRun, Where: s.where, Rounds: s.values,
 	}
 	if len(s.values) == 0 {
 		return r
@@ -89,9 +84,6 @@ func (f figure) result(s samples) result {
 	r.Value, r.Met = &value, f.goal.met(value)
 	for _, q := range []float64{0, 0.25, 0.75, 1} {
 		r.Spread = append(r.Spread, quantile(s.values, q))
-	}
-	if !r.Met {
-		r.Cause = cause(f.goal, s)
 	}
 	return r
 }
@@ -180,8 +172,8 @@ func printMisses(w io.Writer, results []result) {
 		if r.Note != "" {
 			fmt.Fprintf(w, "    %s\n", r.Note)
 		}
-		for line := range strings.Lines(r.Cause) {
-			fmt.Fprintf(w, "    %s\n", strings.TrimSuffix(line, "\n"))
+		for _, p := range r.Where {
+			fmt.Fprintf(w, "    %s\n", p)
 		}
 	}
 }

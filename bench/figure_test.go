@@ -17,7 +17,7 @@ func TestFigures_HoldEveryGoal(t *testing.T) {
 		"charge_bound_vs_counter_row": ">= 0.85", "charge_window_1e6_vs_1e2": "<= 1.15", "charge_period_1e6_vs_1e2": "<= 1.15",
 		"draw_1_lot_vs_charge": "<= 1.6", "draw_4_live_10000_ended_vs_charge": "<= 2.5", "draw_ended_lots_flat": "<= 1.2",
 		"charge_scopes_1e6_vs_1e3": "<= 1.3", "charge_cold_start": "<= 1.3", "denial_vs_charge": "<= 1",
-		"command_vs_floor": ">= 0.65", "command_hot_rtt1_vs_locked_floor": ">= 0.9", "command_round_trips": "<= 3", "multi_scope_8_vs_1": "<= 3",
+		"command_vs_floor": ">= 0.65", "command_hot_rtt1_vs_locked_floor": ">= 0.9", "multi_scope_8_vs_1": "<= 3",
 		"token_consume_vs_update": ">= 0.9", "enqueue_keyed_vs_river": ">= 0.85", "bytes_per_charge": "<= 220",
 		"purge_rows_per_s_vs_delete": ">= 0.8", "denial_flood_connections": "<= 8", "carve_two_clusters": ">= 1.8",
 		"lease_hot_vs_unlocked_floor": ">= 0.7", "lease_hot_64_vs_unlocked_floor": ">= 0.7", "lease_hot_vs_direct": ">= 5",
@@ -27,7 +27,6 @@ func TestFigures_HoldEveryGoal(t *testing.T) {
 		"batch_64_vs_single": ">= 10", "batch_512_vs_single": ">= 14", "ingest_vs_single": ">= 15",
 		"charge_thresholds_vs_without": "<= 1.02", "charge_bound_thresholds_vs_without": "<= 1.02", "command_thresholds_vs_without": "<= 1.02",
 		"command_observer_on_vs_off": "<= 1.02",
-		"page_open_vs_alone":         ">= 0.97",
 		"page_slowest_ms":            "<= 100",
 		// Asked for once, and out of reach of a call in PL/pgSQL: see "Without a goal" in README.md.
 		"charge_hot_vs_lock_floor": "none", "command_hot_rtt1_vs_seed": "none", "command_hot_commit2ms_early_vs_plain": "none",
@@ -67,11 +66,8 @@ func TestResult_IsTheMedianJudgedByTheGoal(t *testing.T) {
 	require.True(t, met.Met)
 	require.Equal(t, 0.8, *met.Value)
 	require.InDeltaSlice(t, []float64{0.4, 0.6, 4.8, 8.8}, met.Spread, 1e-9)
-	require.Empty(t, met.Cause)
 
-	missed := f.result(samples{values: []float64{0.79}, where: []profile{{Contender: "x", Rate: 1}}})
-	require.False(t, missed.Met)
-	require.Contains(t, missed.Cause, "x: 1/s")
+	require.False(t, f.result(samples{values: []float64{0.79}}).Met)
 
 	f.goal = atMost(0.8)
 	require.True(t, f.result(samples{values: []float64{0.79}}).Met)
@@ -85,7 +81,7 @@ func TestSave_WritesEveryFigureAlsoOneThatWasNotRun(t *testing.T) {
 		figure{name: "run", unit: "u", meaning: "m", goal: atMost(2)}.result(samples{values: []float64{1, 3}}),
 		figure{name: "skipped", unit: "u", meaning: "m", goal: atMost(2)}.result(samples{notRun: "no peer"}),
 	}
-	require.NoError(t, save(dir, "about", results, nil))
+	require.NoError(t, save(dir, results))
 	text, err := os.ReadFile(filepath.Join(dir, resultsFile))
 	require.NoError(t, err)
 	var read []map[string]any
@@ -98,12 +94,9 @@ func TestSave_WritesEveryFigureAlsoOneThatWasNotRun(t *testing.T) {
 	require.Contains(t, read[1], "value")
 	require.Equal(t, false, read[1]["met"])
 	require.Equal(t, "no peer", read[1]["not_run"])
-	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
-	require.NoError(t, err)
-	require.Contains(t, string(page), "skipped")
 }
 
-func TestPrintMisses_TellsTheMeasuredCauseOfEachMissAndOfNothingElse(t *testing.T) {
+func TestPrintMisses_ShowsWhereTheTimeOfEachMissWent(t *testing.T) {
 	t.Parallel()
 	cpu := 5.0
 	where := []profile{
@@ -119,63 +112,6 @@ func TestPrintMisses_TellsTheMeasuredCauseOfEachMissAndOfNothingElse(t *testing.
 	printMisses(&out, results)
 	require.Contains(t, out.String(), "missed")
 	require.Contains(t, out.String(), "LWLock:WALWrite 50 %")
-	require.Contains(t, out.String(), "slow takes +5000 µs an op more than fast")
 	require.NotContains(t, out.String(), "met:")
 	require.NotContains(t, out.String(), "skipped")
-}
-
-func TestCause_IsOfTheMedianAsTheValueIs(t *testing.T) {
-	t.Parallel()
-	cpu, less := 500.0, 400.0
-	// On average over all ops the first is faster, by one round.
-	where := []profile{
-		{Contender: "a", Rate: 100, rates: []float64{90, 100, 9000}, BackendMicros: &less},
-		{Contender: "b", Rate: 125, rates: []float64{100, 125, 130}, BackendMicros: &cpu},
-	}
-	r := figure{goal: atLeast(1)}.result(samples{values: ratios(where[0].rates, where[1].rates), where: where})
-	require.Equal(t, 0.9, *r.Value)
-	require.Contains(t, r.Cause, "a takes +1111 µs an op more than b")
-	require.Contains(t, r.Cause, "-100 µs CPU in the backends")
-	require.Contains(t, r.Cause, "the CPU goes the other way")
-}
-
-func TestCause_OfOneThatIsAheadSaysHowFarTheGoalIs(t *testing.T) {
-	t.Parallel()
-	cpu := 1500.0
-	where := []profile{
-		{Contender: "metered", Rate: 500, rates: []float64{500}, BackendMicros: &cpu, ClientMicros: 300},
-		{Contender: "seed", Rate: 100, rates: []float64{100}, BackendMicros: &cpu},
-		{Contender: "floor", Rate: 1200},
-		{Contender: "early", Rate: 200},
-	}
-	r := figure{goal: atLeast(20)}.result(samples{values: []float64{5}, where: where})
-	require.Contains(t, r.Cause, "metered is ahead of seed, but 20 times that is 2000/s, one op each 500 µs (all clients together); it takes 2000 µs")
-	require.Contains(t, r.Cause, "its CPU is 1800 µs")
-	require.Contains(t, r.Cause, "floor makes 1200/s")
-	require.NotContains(t, r.Cause, "early makes")
-	require.NotContains(t, r.Cause, "more than seed")
-}
-
-func TestCause_IsNeverEmpty(t *testing.T) {
-	t.Parallel()
-	f := figure{goal: atMost(1)}
-	require.Equal(t, "three\n", f.result(samples{values: []float64{2}, counted: "three"}).Cause)
-	require.Contains(t, f.result(samples{values: []float64{2}}).Cause, "unknown")
-}
-
-func TestExplained_ReadsANoticeOfAutoExplain(t *testing.T) {
-	t.Parallel()
-	ms, text, ok := explained("duration: 0.125 ms  plan:\nQuery Text: select a\n  from b\nSeq Scan on b  (cost=0.00..1.00 rows=1 width=4)\n  Filter: x")
-	require.True(t, ok)
-	require.Equal(t, 0.125, ms)
-	require.Equal(t, "select a from b", text)
-	_, _, ok = explained("something else")
-	require.False(t, ok)
-}
-
-func TestSince_LeavesOutWhatWasCountedBefore(t *testing.T) {
-	t.Parallel()
-	before := map[string]part{"a": {"function", "a", 100, 1000}, "b": {"function", "b", 5, 5}}
-	after := map[string]part{"a": {"function", "a", 120, 1400}, "b": {"function", "b", 5, 5}, "c": {"function", "c", 10, 800}}
-	require.Equal(t, []part{{"function", "c", 1, 80}, {"function", "a", 2, 40}}, since(before, after, 10))
 }

@@ -61,16 +61,6 @@ var holdFigures = []figure{
 		meaning: "holds/s that Sweep ends, against one connection that releases them one by one",
 		measure: sweepRate,
 	},
-	{
-		name: "hold_seat_round_trips", unit: "round trips", goal: atMost(4),
-		meaning: "one seat by metered.Do on the wire, warm: seat, block, the user's window, and the cleanup job",
-		measure: seatRoundTrips,
-	},
-	{
-		name: "hold_seats_sold", unit: "seats", goal: goal{"=", 500},
-		meaning: "100 users at once buy the 500 seats of one event by metered.Do: hold, then capture",
-		measure: sellOut,
-	},
 }
 
 func (k *kit) request() holds.Request {
@@ -86,14 +76,14 @@ func (k *kit) place(ctx context.Context, r holds.Request) (h holds.Hold, err err
 }
 
 func place(k *kit) contender {
-	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+	return contender{op: func(ctx context.Context, _ int) error {
 		_, err := k.place(ctx, k.request())
 		return err
 	}}
 }
 
 func placeAndCapture(k *kit) contender {
-	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+	return contender{op: func(ctx context.Context, _ int) error {
 		h, err := k.place(ctx, k.request())
 		if err != nil {
 			return err
@@ -106,7 +96,7 @@ func placeAndCapture(k *kit) contender {
 }
 
 func session(k *kit) contender {
-	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+	return contender{op: func(ctx context.Context, _ int) error {
 		s, err := metered.Open[int](ctx, k.client, metered.Reservation{ID: metered.NewID(), Lines: k.request().Lines})
 		if err != nil {
 			return err
@@ -118,7 +108,7 @@ func session(k *kit) contender {
 }
 
 func placeAndCommand(k *kit) contender {
-	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+	return contender{op: func(ctx context.Context, _ int) error {
 		h, err := k.place(ctx, k.request())
 		if err != nil {
 			return err

@@ -15,10 +15,9 @@ var commandFigures = []figure{
 		meaning: "whole commands/s (token, job, charge, operation) over 1,000 scopes, 8 clients, against the same writes unchecked",
 		measure: func(ctx context.Context, b *bench) (samples, error) {
 			out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, oneOf(1000),
-				entry{"metered", commandMetered}, entry{"floor", commandFloor},
-				entry{"early", commandEarly}, entry{"seed", commandSeed})
+				entry{"metered", commandMetered}, entry{"floor", commandFloor}, entry{"seed", commandSeed})
 			s := out.ratio("metered", "floor")
-			s.note += others(out, "early", "seed")
+			s.note += others(out, "seed")
 			return s, err
 		},
 	},
@@ -38,7 +37,7 @@ var commandFigures = []figure{
 		measure: func(ctx context.Context, b *bench) (samples, error) {
 			hot, err := b.hot(ctx, time.Millisecond)
 			s := hot.ratio("metered", "seed")
-			s.note += others(hot.outcome, "early") + hot.seen()
+			s.note += hot.seen()
 			return s, err
 		},
 	},
@@ -51,11 +50,6 @@ var commandFigures = []figure{
 		name: "command_hot_commit2ms_scopes_4_vs_1", unit: "times the rate",
 		meaning: "early lock release on 4 scopes against one, 64 clients, commits slowed to 2 ms: what perfect stripes would bring at most",
 		measure: spreadCommits,
-	},
-	{
-		name: "command_round_trips", unit: "round trips", goal: atMost(3),
-		meaning: "a warm command with token, keyless job and charges, counted on the wire, its function's own statements aside",
-		measure: commandRoundTrips,
 	},
 }
 
@@ -93,18 +87,12 @@ func (b *bench) hot(ctx context.Context, roundTrip time.Duration) (hotOutcome, e
 		c := comparison{clients: 32, slice: b.slice(), rounds: b.rounds()}
 		cons, drop, err := b.contenders(ctx, options{dial: p.dial, conns: c.clients}, hotScope,
 			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor},
-			entry{"leased", commandLeased}, entry{"early", commandEarly}, entry{"seed", commandSeed})
+			entry{"leased", commandLeased}, entry{"seed", commandSeed})
 		if err != nil {
 			return h, err
 		}
 		defer drop()
 		c.contenders = cons
-		if roundTrip != time.Millisecond { // for the chart only
-			c.rounds = b.pick(2, 1)
-			for i := range cons {
-				cons[i].dissect = false
-			}
-		}
 		h.outcome, err = c.run(ctx, b)
 		return h, err
 	})
@@ -123,14 +111,13 @@ func slowCommits(ctx context.Context, b *bench) (samples, error) {
 }
 
 func spreadCommits(ctx context.Context, b *bench) (samples, error) {
-	if !b.dissects {
+	if !b.thorough {
 		return samples{notRun: leftOut}, nil
 	}
 	over := func(scopes int) func(*kit) contender {
 		return func(k *kit) contender {
 			k.scope = oneOf(scopes)
 			c := commandReleased(k)
-			c.dissect = false
 			return c
 		}
 	}
@@ -157,7 +144,7 @@ func (b *bench) withSlowCommits(ctx context.Context, rounds int, a, z string, en
 
 // commandReleased is the library's with early lock release.
 func commandReleased(k *kit) contender {
-	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
+	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
 		return k.doWith(ctx, nil, func(c *metered.Command) { c.EarlyRelease = true })
 	}}
 }

@@ -103,7 +103,7 @@ var hotRule = leases.Rule{TTL: time.Minute, Idle: time.Minute}
 // chargeLeased is the library's, from leases.
 func chargeLeased(k *kit) contender {
 	p, err := k.lease(hotRule)
-	return contender{dissect: true, op: func(ctx context.Context, _ int) error {
+	return contender{op: func(ctx context.Context, _ int) error {
 		if err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func commandLeased(k *kit) contender {
 	if err == nil {
 		client, err = metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute, Leases: p})
 	}
-	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
+	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
 		if err != nil {
 			return err
 		}

@@ -1,11 +1,11 @@
 // Command bench measures what metering costs, mostly as ratios between things done
 // in turns in one run, and says which goals are met.
 //
-//	go -C bench run . [-short] [-figure name,name] [-list] [-out dir] [-soak 10m]
+//	go -C bench run . [-short] [-figure name,name] [-list] [-out dir]
 //
 // It starts a throwaway Postgres with durable settings, or uses DATABASE_URL (the
 // databases it makes there are dropped again). It ends with a table, and writes
-// results.json and report.html to -out.
+// results.json to -out.
 package main
 
 import (
@@ -37,8 +37,7 @@ func run(ctx context.Context) error {
 	short := flag.Bool("short", false, "a quick look, under a minute: fewer rounds, smaller tables")
 	names := flag.String("figure", "", "measure only these, by name, separated by commas; defaults to all")
 	list := flag.Bool("list", false, "list the figures")
-	out := flag.String("out", "out", "the directory for results.json and report.html")
-	soakFor := flag.Duration("soak", 0, "instead, run a mixed load for so long and report what autovacuum does")
+	out := flag.String("out", "out", "the directory for results.json")
 	flag.Parse()
 
 	picked, err := pick(figures, *names)
@@ -57,13 +56,10 @@ func run(ctx context.Context) error {
 	}
 	defer server.Stop()
 	b := newBench(*short, server.ConnString())
-	b.owned, b.dissects = server.Owned(), !*short || *names != ""
+	b.owned, b.thorough = server.Owned(), !*short || *names != ""
 	defer b.close()
 	if err := b.checkServer(ctx); err != nil {
 		return err
-	}
-	if *soakFor > 0 {
-		return b.soak(ctx, *soakFor, os.Stdout)
 	}
 	results, failed := b.measure(ctx, picked)
 	if ctx.Err() != nil {
@@ -74,12 +70,12 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := save(*out, about, results, b.charts); err != nil {
+	if err := save(*out, results); err != nil {
 		return err
 	}
 	printTable(os.Stdout, results)
 	printMisses(os.Stdout, results)
-	fmt.Printf("\n%s\n%s and report.html are in %s\n", about, resultsFile, *out)
+	fmt.Printf("\n%s\n%s is in %s\n", about, resultsFile, *out)
 	return failed
 }
 
@@ -121,7 +117,7 @@ func (b *bench) about(ctx context.Context, took time.Duration) (string, error) {
 
 const resultsFile = "results.json"
 
-func save(out, about string, results []result, charts []chart) error {
+func save(out string, results []result) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
@@ -129,12 +125,5 @@ func save(out, about string, results []result, charts []chart) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(out, resultsFile), append(text, '\n'), 0o644); err != nil {
-		return err
-	}
-	page, err := report(about, results, charts)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(out, "report.html"), page, 0o644)
+	return os.WriteFile(filepath.Join(out, resultsFile), append(text, '\n'), 0o644)
 }

@@ -18,11 +18,6 @@ var observerFigures = []figure{
 		meaning: "one client, whole commands over 1,000 scopes, with otelmetered: all metrics, and a trace of one in 100, against none",
 		measure: func(ctx context.Context, b *bench) (samples, error) { return b.observerCost(ctx, 0.01) },
 	},
-	{
-		name: "command_observer_traced_vs_off", unit: "times as long",
-		meaning: "the same with a trace of each command, whose spans are dropped when they have ended",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return b.observerCost(ctx, 1) },
-	},
 }
 
 // observerCost compares commands with an observer that traces a part of them to commands without one, on one database.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -54,7 +53,7 @@ var pieceFigures = []figure{
 }
 
 func tokenConsume(k *kit) contender {
-	return contender{dissect: true, stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
+	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
 		token, err := k.takeToken()
 		if err != nil {
 			return err
@@ -102,7 +101,7 @@ func riverInsert(k *kit) contender {
 
 func enqueue(keyed bool) func(*kit) contender {
 	return func(k *kit) contender {
-		return contender{dissect: keyed, op: func(ctx context.Context, _ int) error {
+		return contender{op: func(ctx context.Context, _ int) error {
 			var opts *jobs.Options
 			if keyed {
 				opts = &jobs.Options{Key: metered.NewID()}
@@ -115,7 +114,7 @@ func enqueue(keyed bool) func(*kit) contender {
 	}
 }
 
-// bytesPerCharge charges by the library's own statement, many in a transaction.
+// bytesPerCharge charges many times in a transaction.
 func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 	k, err := b.kit(ctx, options{}, oneOf(1000))
 	if err != nil {
@@ -125,15 +124,15 @@ func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 	const perTx = 200
 	charges := b.pick(60_000, 6_000)
 	for range charges / perTx {
-		batch := &pgx.Batch{}
-		for range perTx {
-			call, err := prepareCharges(k.client.Budget, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
-			if err != nil {
-				return samples{}, err
+		err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			for range perTx {
+				if _, err := k.client.Budget.Charge(ctx, tx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy}); err != nil {
+					return err
+				}
 			}
-			batch.Queue(call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
-		}
-		if err := k.SendBatch(ctx, batch).Close(); err != nil {
+			return nil
+		})
+		if err != nil {
 			return samples{}, err
 		}
 	}
@@ -161,20 +160,8 @@ from metered.ledger l`).Scan(&rows, &heap, &row)
 	if err != nil {
 		return samples{}, err
 	}
-	if _, err := k.Exec(ctx, "analyze metered.ledger"); err != nil {
-		return samples{}, err
-	}
-	var columns string
-	err = k.QueryRow(ctx, columnsSQL).Scan(&columns)
-	return samples{
-		values: []float64{total / rows}, note: note + fmt.Sprintf("; %.0f entries", rows),
-		counted: "bytes of the columns, where they are not null: " + columns,
-	}, err
+	return samples{values: []float64{total / rows}, note: note + fmt.Sprintf("; %.0f entries", rows)}, nil
 }
-
-const columnsSQL = `
-select string_agg(attname || ' ' || avg_width, ', ' order by avg_width desc, attname)
-from pg_stats where schemaname = 'metered' and tablename = 'ledger' and null_frac < 1`
 
 const deleteSQL = `delete from metered.ledger where scope = $1 and seq > $2 and seq <= $3`
 
@@ -264,8 +251,5 @@ func denialFlood(ctx context.Context, b *bench) (samples, error) {
 	return samples{
 		values: []float64{float64(opened)},
 		note:   fmt.Sprintf("%d denials in %.1f s, half of them in the flush of COMMIT", count, seconds),
-		counted: fmt.Sprintf("of %d connections opened %d are still there, %d were closed for their age and %d for idleness; the rest broke, "+
-			"or were given back inside a transaction; %d of %d denials waited for one", opened, pool.TotalConns(),
-			pool.MaxLifetimeDestroyCount(), pool.MaxIdleDestroyCount(), pool.EmptyAcquireCount(), count),
 	}, nil
 }

@@ -39,7 +39,7 @@ const (
 // seatsOverHTTP runs two processes of examples/seats on one database, sends holds at a fixed rate, however long their
 // answers take, and gives each seat back after a while, so that 500 seats are enough. Some browsers watch.
 func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
-	if !b.dissects {
+	if !b.thorough {
 		return samples{notRun: leftOut}, nil
 	}
 	s, err := b.open(ctx, options{})

@@ -15,12 +15,12 @@ var thresholdFigures = []figure{
 	{
 		name: "charge_thresholds_vs_without", unit: "times as long", goal: atMost(1.02),
 		meaning: "one client, a charge over 1,000 scopes whose limit has two thresholds that are far, against one without",
-		measure: thresholdCost(chargeBy(false), 0),
+		measure: thresholdCost(chargeBy(false)),
 	},
 	{
 		name: "charge_bound_thresholds_vs_without", unit: "times as long", goal: atMost(1.02),
 		meaning: "the same by charges that ask for no standing, which a bound lets in",
-		measure: thresholdCost(chargeBy(true), 0),
+		measure: thresholdCost(chargeBy(true)),
 	},
 	{
 		name: "command_thresholds_vs_without", unit: "times as long", goal: atMost(1.02),
@@ -28,17 +28,7 @@ var thresholdFigures = []figure{
 		measure: thresholdCost(func(ctx context.Context, client *metered.Client, _ *kit, c budget.Charge) error {
 			_, err := metered.Do[string](ctx, client, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{c}}, nil)
 			return err
-		}, 0),
-	},
-	{
-		name: "charge_thresholds_told_vs_without", unit: "times as long",
-		meaning: "a charge of a window in which one of two thresholds was told, and stays told, against one without thresholds",
-		measure: thresholdCost(chargeBy(false), 1),
-	},
-	{
-		name: "charge_bound_thresholds_told_vs_without", unit: "times as long",
-		meaning: "the same by charges that ask for no standing",
-		measure: thresholdCost(chargeBy(true), 1),
+		}),
 	},
 }
 
@@ -54,20 +44,15 @@ func chargeBy(quiet bool) charger {
 	}
 }
 
-// thresholdCost compares charges with thresholds to charges without, on one database, each with scopes of its own. The first
-// threshold is at low units, or far without.
-func thresholdCost(charge charger, low int64) func(context.Context, *bench) (samples, error) {
+// thresholdCost compares charges with thresholds to charges without, on one database, each with scopes of its own.
+func thresholdCost(charge charger) func(context.Context, *bench) (samples, error) {
 	return func(ctx context.Context, b *bench) (samples, error) {
 		k, err := b.kit(ctx, options{conns: 2}, oneOf(1000))
 		if err != nil {
 			return samples{}, err
 		}
 		defer k.drop()
-		first := budget.Threshold{Name: "80%", Percent: 80}
-		if low > 0 {
-			first = budget.Threshold{Name: "80%", Used: low}
-		}
-		limit := roomy[0].Tell(first, budget.Threshold{Name: "used up"})
+		limit := roomy[0].Tell(budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "used up"})
 		telling, err := metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute,
 			OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})
 		if err != nil {
@@ -79,7 +64,7 @@ func thresholdCost(charge charger, low int64) func(context.Context, *bench) (sam
 			}}
 		}
 		with, without := by("with", "a", limit), by("without", "b", roomy...)
-		for i := range 1000 { // so that all scopes have entries, and have told what is low
+		for i := range 1000 { // so that all scopes have entries
 			for _, prefix := range []string{"a", "b"} {
 				limits := map[string][]budget.Limit{"a": {limit}, "b": roomy}[prefix]
 				if err := charge(ctx, telling, k, budget.Charge{Scope: prefix + scopeName(i), Amount: 1, Limits: limits}); err != nil {

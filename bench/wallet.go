@@ -106,7 +106,7 @@ func (b *bench) draws(ctx context.Context, one, other string) (samples, error) {
 		return samples{}, err
 	}
 	on := func(name string) contender {
-		return contender{name: name, site: w.site, dissect: name == one, op: func(ctx context.Context, _ int) error {
+		return contender{name: name, site: w.site, op: func(ctx context.Context, _ int) error {
 			if name == noLots {
 				return w.charge(ctx, w.book.Charge(name, 1))
 			}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgmetered/metered/budget"
 )
 
@@ -62,25 +60,23 @@ const refundChainSQL = `
 select count(metered.refund($1, null, g, 1, 1000, null, false))
 from generate_series(1, $2::bigint, 100) g`
 
-// chains is a kit with a chain in a scope for each power of ten from a hundred on; of
-// short ones there are copies, to take another one before it has grown much.
+// chains is a kit with a long chain and short ones of a hundred entries. Each turn takes another short one, before it has grown much.
 type chains struct {
 	*kit
-	sizes  []int
+	long   int
 	copies map[int]int // by size
 }
 
 func chainName(size, i int) string { return fmt.Sprintf("chain/%08d/%09d", size, i) }
 
-func (c *chains) largest() int { return c.sizes[len(c.sizes)-1] }
+func (c *chains) largest() int { return c.long }
 
 // restoreChainsSQL takes away what was charged since they were loaded, with a refund of
 // every hundredth entry.
 const restoreChainsSQL = `
 delete from metered.ledger where scope like 'chain/%' and seq > split_part(scope, '/', 2)::bigint * 101 / 100`
 
-// chains are shared by the figures and the chart of what a window costs. Each of them
-// finds them as they were loaded.
+// chains are shared by the figures of windows. Each figure finds them as they were loaded.
 func (b *bench) chains(ctx context.Context) (*chains, error) {
 	c, err := share(b, "chains", func() (*chains, error) { return b.loadChains(ctx) })
 	if err != nil {
@@ -100,8 +96,8 @@ func (b *bench) loadChains(ctx context.Context) (*chains, error) {
 		return nil, err
 	}
 	b.closers = append(b.closers, k.drop)
-	c := &chains{kit: k, copies: map[int]int{}}
-	for size := 100; size <= b.pick(1_000_000, 10_000); size *= 10 {
+	c := &chains{kit: k, long: b.pick(1_000_000, 10_000), copies: map[int]int{}}
+	for _, size := range []int{100, c.long} {
 		c.copies[size] = max(1, 100*(b.sequential().rounds+1)/size) // of a hundred, one for each turn
 		b.logf("  loading %d of %d entries", c.copies[size], size)
 		for i := range c.copies[size] {
@@ -112,7 +108,6 @@ func (b *bench) loadChains(ctx context.Context) (*chains, error) {
 				return nil, err
 			}
 		}
-		c.sizes = append(c.sizes, size)
 	}
 	return c, nil
 }
@@ -127,10 +122,10 @@ func (c *chains) inTurn(size, calls int) func() string {
 }
 
 // on is a contender that charges chains of a size, in turns of so many calls.
-func (c *chains) on(size, calls int, dissect bool, limits []budget.Limit) contender {
+func (c *chains) on(size, calls int, limits []budget.Limit) contender {
 	scope := c.inTurn(size, calls)
 	return contender{
-		name: fmt.Sprintf("%d entries", size), site: c.site, dissect: dissect,
+		name: fmt.Sprintf("%d entries", size), site: c.site,
 		op: func(ctx context.Context, _ int) error {
 			return c.charge(ctx, budget.Charge{Scope: scope(), Amount: 1, Limits: limits})
 		},
@@ -143,7 +138,7 @@ func chargeByWindow(ctx context.Context, b *bench, limits []budget.Limit) (sampl
 		return samples{}, err
 	}
 	turns := b.sequential()
-	big, small := c.on(c.largest(), turns.count, true, limits), c.on(100, turns.count, false, limits)
+	big, small := c.on(c.largest(), turns.count, limits), c.on(100, turns.count, limits)
 	turns.contenders = []contender{big, small}
 	out, err := turns.run(ctx, b)
 	if err != nil {
@@ -168,7 +163,7 @@ func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
 		err := c.QueryRow(ctx, "select min(at), max(at) from metered.ledger where scope = $1 and seq in (1, $2)", scope, size).Scan(&from, &to)
 		to = to.Add(time.Microsecond)
 		bucket := budget.Bucket((to.Sub(from)/31 + time.Microsecond).Truncate(time.Microsecond))
-		return contender{name: fmt.Sprintf("%d entries", size), site: c.site, dissect: size > 100, op: func(ctx context.Context, _ int) error {
+		return contender{name: fmt.Sprintf("%d entries", size), site: c.site, op: func(ctx context.Context, _ int) error {
 			ranges, err := c.client.Budget.Series(ctx, c.Pool, scope, from, to, bucket, nil)
 			charged := int64(0)
 			for _, u := range ranges {
@@ -209,7 +204,7 @@ func denialCost(ctx context.Context, b *bench) (samples, error) {
 	used := usage.Entries[0].Standings[0].Used - 1
 	leave := []int64{1, 1000, used / 2}
 	n := 0
-	denied := contender{name: "denied", site: c.site, dissect: true, op: func(ctx context.Context, _ int) error {
+	denied := contender{name: "denied", site: c.site, op: func(ctx context.Context, _ int) error {
 		n++
 		limit := budget.Limit{Max: used + 1 - leave[n%len(leave)], Window: window}
 		err := c.charge(ctx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
@@ -222,7 +217,7 @@ func denialCost(ctx context.Context, b *bench) (samples, error) {
 		}
 		return nil
 	}}
-	allowed := c.on(c.largest(), 1, false, roomy)
+	allowed := c.on(c.largest(), 1, roomy)
 	allowed.name = "allowed"
 	out, err := b.sequential(denied, allowed).run(ctx, b)
 	s := out.cost("denied", "allowed")
@@ -258,7 +253,7 @@ func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 			}
 		}
 		con := chargeMetered(k)
-		con.name, con.site, con.dissect = fmt.Sprintf("%d scopes", size), k.site, size > 1000
+		con.name, con.site = fmt.Sprintf("%d scopes", size), k.site
 		c.contenders = append(c.contenders, con)
 	}
 	out, err := c.run(ctx, b)
@@ -295,27 +290,10 @@ func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
 			return samples{}, err
 		}
 	}
-	cons[0].dissect, cons[1].dissect = false, false
 	c := b.sequential(cons...)
 	c.rounds = 1000/c.count - 1
 	out, err := c.run(ctx, b)
 	s := out.cost("the last", "the first")
 	s.note += fmt.Sprintf("; %d charges", charges)
 	return s, err
-}
-
-// seedOn is the obvious charge of a chain. Its entry goes to another scope, so that
-// the chain stays one.
-func (c *chains) seedOn(size, calls int) contender {
-	next := c.inTurn(size, calls)
-	return contender{name: "seed", site: c.site, op: func(ctx context.Context, _ int) error {
-		return pgx.BeginFunc(ctx, c.Pool, func(tx pgx.Tx) error {
-			scope := next()
-			if err := seedCheck(ctx, tx, scope); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, floorChargeSQL, "seed/"+scope, nil, nil)
-			return err
-		})
-	}}
 }
