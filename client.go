@@ -9,13 +9,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/command"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/observed"
@@ -247,7 +247,6 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 		return err // else it could not be told whether COMMIT was sent
 	}
 	err = tx.Commit(ctx)
-	var answer *pgconn.PgError
 	switch {
 	case err == nil:
 		return nil
@@ -255,7 +254,7 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 		return fmt.Errorf("%w: %w", ErrTxFailed, err)
 	case errors.Is(err, pgx.ErrTxClosed):
 		return fmt.Errorf("%w: %w", ErrTxControl, err)
-	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !conn.Conn().IsClosed():
+	case commit.Of(conn.Conn().PgConn(), "", err) == commit.NotCommitted:
 		return fmt.Errorf("metered: commit: %w", err)
 	}
 	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)

@@ -186,7 +186,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		return nil, err
 	}
 	if cmd.settling != nil {
-		op.Fingerprint = cmd.settling.fingerprint
+		op.Fingerprint, op.Until = cmd.settling.fingerprint, cmd.settling.until
 	}
 	op.Key = lockkey.OfOperation(c.schema.String(), cmd.Namespace, cmd.ID)
 	return op, nil

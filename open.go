@@ -65,6 +65,7 @@ type Reservation struct {
 type settling struct {
 	fingerprint []byte
 	capture     *holdsCall // nil where only the record is asked for
+	until       time.Time  // of command.Operation
 }
 
 // errPurged is the error of asking for a record that was there, and is not any more.

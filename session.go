@@ -13,8 +13,8 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -176,11 +176,9 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 	}
 	h.own(call)
 	defer h.settle()()
-	var out Outcome[R]
-	err = h.persist(ctx, func() (err error) {
-		out, err = run(ctx, h.client, nil, h.command(call), fn)
-		return err
-	})
+	cmd := h.command(call)
+	cmd.settling.until = h.until()
+	out, err := run(ctx, h.client, nil, cmd, fn)
 	if err == nil && !slices.ContainsFunc(out.Holds, func(of holds.Hold) bool { return of.ID == h.id }) {
 		err = &LostError{ID: h.r.ID, Cause: errSettled}
 	}
@@ -218,25 +216,19 @@ func (s *session) capture(used Used) holds.Capture {
 
 // Cancel frees what is held; nothing of it is charged. The operation is not recorded: the same ID can be opened anew. reason
 // is the hold's from then on. A second call does nothing. *LostError if the session was settled, or has lost its hold.
-// Errors that pass are tried again, as by Settle. As for Settle, ctx must not be that of a request whose client is gone.
+// Errors that pass are tried again, as by Settle; after *IndefiniteError, which says that the answer to COMMIT was lost, call
+// it again. As for Settle, ctx must not be that of a request whose client is gone.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
 	}
 	h := s.s
-	note := h.r.Note
-	note.Reason = cmp.Or(reason, note.Reason)
+	if h.client.engine.Inside(ctx) {
+		return ErrNested
+	}
 	defer h.settle()()
-	err := h.persist(ctx, func() error {
-		return h.client.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := h.client.Holds.Release(ctx, tx, holds.Release{Tenant: h.r.Namespace, IDs: []string{h.id}, Holder: h.r.Holder, Note: note})
-			if state := (*holds.StateError)(nil); errors.As(err, &state) && state.State == holds.Released {
-				return nil
-			}
-			return err
-		})
-	})
-	if err = h.lost(err); errors.Is(err, ErrLost) {
+	err := h.lost(h.release(ctx, reason, h.until()))
+	if errors.Is(err, ErrLost) {
 		h.end(err, sessionLost)
 	} else if err == nil {
 		h.end(nil, sessionCancelled)
@@ -244,18 +236,33 @@ func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	return err
 }
 
-// persist does what can be done twice, again after errors that pass: while ctx lives, and what is held now is not due.
-func (s *session) persist(ctx context.Context, try func() error) error {
-	until := time.Now().Add(s.left() + s.r.Grace)
-	for n := 1; ; n++ {
-		err := try()
-		if !Retryable(err) && !errors.Is(err, ErrCommitUnknown) || ctx.Err() != nil || !time.Now().Before(until) {
-			return err
-		}
-		if ended := pause.Before(ctx, n); ended != nil {
-			return fmt.Errorf("metered: %w, while retrying: %w", ended, err)
-		}
+// until is when what is held now is due: till then errors that pass are tried again.
+func (s *session) until() time.Time { return time.Now().Add(s.left() + s.r.Grace) }
+
+// release releases the session's hold, again after errors that pass, until then. A hold that was released before is no error.
+func (s *session) release(ctx context.Context, reason string, until time.Time) (err error) {
+	c, note := s.client, s.r.Note
+	note.Reason = cmp.Or(reason, note.Reason)
+	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "holds.release"})
+	defer func() { span.End(err) }()
+	call, err := releaseHolds(c.Holds, holds.Release{Tenant: s.r.Namespace, IDs: []string{s.id}, Holder: s.r.Holder, Note: note})
+	if err != nil {
+		return err
 	}
+	var refusal error
+	var released []holds.Hold
+	step := command.Judged(call, &refusal, func(all []holds.Hold) { released = all })
+	err = c.engine.Once(ctx, &command.Operation{Namespace: s.r.Namespace, ID: s.r.ID, Until: until}, step)
+	lost, state := (*command.Indefinite)(nil), (*holds.StateError)(nil)
+	switch err = cmp.Or(err, refusal); {
+	case errors.As(err, &lost):
+		return &IndefiniteError{Namespace: s.r.Namespace, ID: s.r.ID, cause: lost.Cause}
+	case errors.As(err, &state) && state.State == holds.Released:
+		return nil
+	case err == nil:
+		tellHolds(ctx, c.observer, call.Kind, released, false)
+	}
+	return err
 }
 
 // Close ends the session's renewals and its context. What is neither settled nor cancelled is left as by a process that died:

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/savepoint"
@@ -199,14 +200,12 @@ func (r Result) replays() Result {
 }
 
 // outcome is err, of a statement that had its own transaction, as ErrCommitUnknown unless it is certain that it was not
-// committed: the answer was a denial, or the server said so by an ERROR and went on.
+// committed. A refusal that came as a row was read, and wrote nothing.
 func outcome(conn *pgx.Conn, err error) error {
 	var answer *pgconn.PgError
-	switch {
-	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !conn.IsClosed():
+	refused := (fault.Refused(err) || errors.Is(err, ledger.ErrCrossing)) && !errors.As(err, &answer)
+	if refused || commit.Of(conn.PgConn(), "", err) == commit.NotCommitted {
 		return err
-	case errors.As(err, &answer), !fault.Refused(err) && !errors.Is(err, ledger.ErrCrossing):
-		return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 	}
-	return err
+	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 }

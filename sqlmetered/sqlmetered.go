@@ -27,12 +27,11 @@ import (
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // ErrArgument is every refused argument, before any SQL. The error is a *metered.ArgumentError.
@@ -86,10 +85,14 @@ func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.T
 
 // Commit commits tx, and says what became of it.
 //
-// nil: it is committed. metered.ErrCommitUnknown: the answer was lost, and nobody can tell; run the transaction again with
-// the same command, which is a replay if it is committed. Any other error: it is not committed. That is
-// metered.ErrTxFailed after a statement had failed, an error of Postgres (a deferred constraint; 40001, which is worth
-// another run: metered.Retryable), or that of a context. sql.ErrTxDone says that tx had ended before, one way or the other.
+// nil: it is committed. metered.ErrCommitUnknown: the answer was lost, or the context of BeginTx ended before it came, and
+// nobody can tell; run the transaction again with the same command, which is a replay if it is committed. sql.ErrTxDone: tx
+// had ended before, one way or the other. Any other error: it is not committed. That is metered.ErrTxFailed after a statement
+// had failed, an error of Postgres (a deferred constraint; 40001, which is worth another run: metered.Retryable), or that of
+// the context of BeginTx where COMMIT was not sent.
+//
+// The context of a request ends when its client leaves, also while COMMIT is under way. Begin with
+// context.WithoutCancel(r.Context()), and a timeout, to hear what became of it.
 func Commit(tx *sql.Tx) error {
 	if err := fault.NotNil(errArgument, "tx", tx); err != nil {
 		return err
@@ -98,27 +101,14 @@ func Commit(tx *sql.Tx) error {
 	switch {
 	case err == nil, errors.Is(err, sql.ErrTxDone):
 		return err
-	case err == context.Canceled, err == context.DeadlineExceeded:
-		return err // as they are, they are database/sql's, which has not sent COMMIT
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return fmt.Errorf("%w: %w", metered.ErrTxFailed, err)
-	case refused(err):
+	case commit.Of(nil, "", err) == commit.NotCommitted:
 		return fmt.Errorf("sqlmetered: commit: %w", err)
+	case (err == context.Canceled || err == context.DeadlineExceeded) && !errors.Is(tx.Rollback(), sql.ErrTxDone):
+		return err // database/sql found the context of BeginTx done, and left the transaction open: COMMIT was not sent
 	}
 	return fmt.Errorf("%w: %w", metered.ErrCommitUnknown, err)
-}
-
-// refused reports whether the server has refused COMMIT, instead of a server or a pooler having broken meanwhile.
-func refused(err error) bool {
-	var answer *pgconn.PgError
-	if !errors.As(err, &answer) || answer.SeverityUnlocalized != "ERROR" {
-		return false
-	}
-	switch sqlstate.Class(answer.Code) {
-	case sqlstate.ConnectionException, "58", "XX":
-		return false
-	}
-	return true
 }
 
 // marker is what a tracer shows. Sent to a server, it does nothing.

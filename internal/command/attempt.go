@@ -24,10 +24,14 @@ type attempt struct {
 	rec Record
 	err error
 
+	begun   bool // the first flush was answered
 	claimed bool // the operation id was claimed
 	found   bool // there was a record of it
 	ending  bool // the function has returned without an error
 	unknown bool // err leaves open whether it committed, durably: the answer to COMMIT was lost
+
+	answered bool // unknown, and the connection is as good as before: COMMIT was answered
+	ended    bool // the connection had ended before anything was done on it
 }
 
 // transaction is where an attempt runs: one that the engine owns, or one that it was lent.
@@ -72,7 +76,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 	if err != nil {
 		return attempt{err: err}
 	}
-	a.claimed = true
+	a.begun, a.claimed = true, true
 	if a.found = b.status == statusReplay; a.found {
 		within, span := e.flush(ctx, op, observe.FlushReplay)
 		a.unknown, a.err = t.replay(within, &b.rec)

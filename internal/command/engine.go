@@ -80,9 +80,10 @@ type Operation struct {
 
 	Attempts, RoundTrips int // so far, for the observer
 
-	// Of Do alone.
+	// Of Do and Once alone.
 	Isolation         pgx.TxIsoLevel
 	EarlyRelease, LSN bool
+	Until             time.Time // until then errors that pass are tried again; the zero time for none
 }
 
 // forget leaves the limits that are asked for out of the first look.
@@ -150,36 +151,61 @@ func (e *Indefinite) Error() string { return e.Cause.Error() }
 func (e *Indefinite) Unwrap() error { return e.Cause }
 
 // Do attempts op until there is an answer. After a COMMIT whose answer was lost the next attempt finds out: its claim waits
-// for the lost transaction to end, and then it finds the record, or runs op again.
+// for the lost transaction to end, and then it finds the record, or runs op again. Where the server, or a pooler, answered
+// COMMIT by an ERROR that leaves it open, and op is not on record, that ERROR is the answer.
 func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
+	taken := false
+	rec, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
+		a := e.own(ctx, op, &taken)
+		e.tell(ctx, lost, &a)
+		if a.unknown && a.answered {
+			op.Function = func(context.Context, pgx.Tx) (Ending, error) { return Ending{}, a.err }
+		}
+		return a
+	})
+	if err == nil && op.LSN && rec.LSN == 0 {
+		rec.LSN = e.lsn(ctx)
+	}
+	return rec, err
+}
+
+// repeat makes tries until there is an answer: after a collision, up to MaxAttempts; on another connection, where the one
+// of the pool had ended before anything was done on it; after errors that pass, until op.Until; and after a COMMIT whose
+// outcome is open, until a try is claimed or answered, or else until ctx ends, or ResolveTimeout is over if ctx has no
+// deadline. If it stays open, it is *Indefinite, whatever the tries since then came to. lost says that one is open.
+func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context.Context, lost bool) attempt) (Record, error) {
 	var lost error // a COMMIT whose outcome is open
-	resolve, taken := ctx, false
+	resolve, ended := ctx, int32(0)
 	for n := 1; ; n++ {
-		a := e.own(resolve, op, &taken)
-		e.tell(ctx, lost != nil, &a)
+		a := try(resolve, lost != nil)
 		if a.err == nil {
-			if op.LSN && a.rec.LSN == 0 {
-				a.rec.LSN = e.lsn(ctx)
-			}
 			return a.rec, nil
 		}
 		if a.claimed {
 			lost = nil // the claim was granted, so the lost transaction is over, without a record
 		}
 		switch {
+		case a.unknown && a.answered && n >= e.cfg.MaxAttempts: // it is an error that stays
+			e.cfg.Observer.Resolved(ctx, observed.Unknown)
+			return Record{}, &Indefinite{a.err}
 		case a.unknown:
 			lost = a.err
 			if _, ok := resolve.Deadline(); !ok {
 				var cancel context.CancelFunc
-				resolve, cancel = context.WithTimeout(ctx, e.cfg.ResolveTimeout)
+				resolve, cancel = context.WithTimeout(ctx, max(e.cfg.ResolveTimeout, time.Until(op.Until)))
 				defer cancel()
 			}
+		case a.ended && ended < e.pool.Stat().MaxConns():
+			ended++ // the pool has no more of these
+			n--
+			continue
 		case op.tells(a.err):
 			n--
 			continue
 		case lost != nil: // not through to the answer yet: try on
 		case sqlstate.Collided(a.err) && n < e.cfg.MaxAttempts:
 			e.cfg.Observer.Retried(ctx, a.err)
+		case time.Now().Before(op.Until) && fault.Retryable(a.err):
 		case sqlstate.Collided(a.err):
 			return Record{}, fmt.Errorf("%w: gave up after %d attempts: %w", fault.ErrSerialization, n, a.err)
 		default:
@@ -226,10 +252,18 @@ func (e *Engine) own(ctx context.Context, op *Operation, taken *bool) attempt {
 	}
 	defer conn.Release()
 	a := e.attempt(ctx, op, &owned{conn: conn, op: op}, taken)
+	a.over(ctx, conn)
 	if a.ending && a.err != nil && !a.unknown && conn.Conn().IsClosed() {
 		a.err = &fault.Lost{Err: a.err} // without an error of the function
 	}
 	return a
+}
+
+// over takes note of what is left of the attempt's connection.
+func (a *attempt) over(ctx context.Context, conn *pgxpool.Conn) {
+	closed := conn.Conn().IsClosed()
+	a.answered = a.unknown && !closed
+	a.ended = a.err != nil && !a.begun && closed && ctx.Err() == nil
 }
 
 // DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and its

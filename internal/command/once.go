@@ -8,8 +8,6 @@ import (
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/pause"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Once does one step of an operation in a transaction of its own at READ COMMITTED, which writes no record: in one
@@ -17,51 +15,34 @@ import (
 // a COMMIT whose answer was lost it does the step again: that must find what it did before.
 func (e *Engine) Once(ctx context.Context, op *Operation, step Step) error {
 	op.Isolation = pgx.ReadCommitted
-	var lost error
-	resolve := ctx
-	for n := 1; ; n++ {
+	_, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
 		op.Attempts++
-		unknown, err := e.once(resolve, op, step)
-		switch {
-		case err == nil:
-			return nil
-		case unknown:
-			lost = err
-			if _, ok := resolve.Deadline(); !ok {
-				var cancel context.CancelFunc
-				resolve, cancel = context.WithTimeout(ctx, e.cfg.ResolveTimeout)
-				defer cancel()
-			}
-		case lost != nil: // not through to the answer yet: try on
-		case sqlstate.Collided(err) && n < e.cfg.MaxAttempts:
-			e.cfg.Observer.Retried(ctx, err)
-		case sqlstate.Collided(err):
-			return fmt.Errorf("%w: gave up after %d attempts: %w", fault.ErrSerialization, n, err)
-		default:
-			return timedOut(resolve, err)
-		}
-		if ended := pause.Before(resolve, n); ended != nil {
-			if lost != nil {
-				return &Indefinite{lost}
-			}
-			return timedOut(resolve, fmt.Errorf("metered: %w, while retrying: %w", ended, err))
-		}
-	}
+		a := e.once(ctx, op, step)
+		a.claimed = a.err == nil // whatever became of a lost COMMIT, the step is done
+		a.found = a.claimed
+		e.tell(ctx, lost, &a)
+		return a
+	})
+	return err
 }
 
-func (e *Engine) once(ctx context.Context, op *Operation, step Step) (unknown bool, err error) {
+func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt) {
 	conn, err := e.cfg.Observer.Acquire(ctx, e.pool)
 	if err != nil {
-		return false, fmt.Errorf("metered: connect: %w", err)
+		return attempt{err: fmt.Errorf("metered: connect: %w", err)}
 	}
 	defer conn.Release()
 	o := &owned{conn: conn, op: op}
 	defer o.undo(ctx)
-	defer func() {
-		if err != nil && !unknown && conn.Conn().IsClosed() {
-			err = &fault.Lost{Err: err}
-		}
-	}()
+	a.unknown, a.err = e.step(ctx, o, op, step, &a.begun)
+	if a.over(ctx, conn); a.err != nil && !a.unknown && conn.Conn().IsClosed() {
+		a.err = &fault.Lost{Err: a.err}
+	}
+	return a
+}
+
+// step sends the flushes of a step. begun is set when the first one was answered, unless it has COMMIT.
+func (e *Engine) step(ctx context.Context, o *owned, op *Operation, step Step, begun *bool) (unknown bool, err error) {
 	wait, _ := e.timeouts(ctx)
 	f := &flush{}
 	o.first(f)
@@ -70,6 +51,7 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (unknown bo
 		if err := o.flush(ctx, f); err != nil {
 			return false, failed("open", err)
 		}
+		*begun = true
 		err := ledger.Ask(ctx, o.bare, e.sql.lockAll, ledger.LockAllArgs(wait, step.locks), step.queries, func(err error) error { return failed("open", err) })
 		if err != nil {
 			return false, err
@@ -82,6 +64,7 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (unknown bo
 		if err := o.flush(ctx, f); err != nil {
 			return false, failed("open", err)
 		}
+		*begun = true
 		if err := tell(ctx, o.bare, Ending{Steps: []Step{step}}, nil); err != nil {
 			return false, foreign("open", err)
 		}

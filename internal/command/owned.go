@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/replica"
@@ -103,32 +103,22 @@ func (o *owned) ended(results pgx.BatchResults) (foreign bool, err error) {
 	return true, err
 }
 
-// outcome says what became of the last flush.
-//
-// Committed: COMMIT's own tag was seen. Not committed: nothing was sent; or an
-// ERROR came, on whatever statement, and the server was ready again after it; or
-// COMMIT was answered by ROLLBACK, which a batch reports without an error. All
-// else is unknown, and in particular: pgconn.SafeToRetry says true of a connection
-// lost while COMMIT waits, though the row may be there; and a pooler answers FATAL
-// 08P01 for a commit that went through and for one that did not. With EarlyRelease
-// COMMIT's tag is not enough: what comes after it must have come too, and until then
-// it is unknown whether it stays.
+// outcome says what became of the last flush (commit.Of). With EarlyRelease COMMIT's tag is not enough: what comes after
+// it must have come too, and until then it is unknown whether it stays.
 func (o *owned) outcome(rec *Record, err, closing error) (unknown bool, _ error) {
+	tag := o.tag.String()
 	switch {
-	case err == nil && o.tag.String() == "COMMIT":
+	case err == nil && tag == "COMMIT":
 		rec.LSN = o.lsn
 		return false, nil
-	case err == nil && o.tag.String() == "ROLLBACK":
+	case err == nil && tag == "ROLLBACK":
 		return false, fmt.Errorf("%w: COMMIT was answered by ROLLBACK", guardtx.ErrFailed)
 	}
 	if err = firstOf(err, closing); err == nil {
-		err = fmt.Errorf("COMMIT was answered by %q", o.tag)
+		err = fmt.Errorf("COMMIT was answered by %q", tag)
 	}
-	pg := o.conn.Conn().PgConn()
-	var pgErr *pgconn.PgError // the server's error, also where err was made of it
-	definite := errors.As(closing, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" &&
-		!pg.IsClosed() && !pg.IsBusy() && o.tag.String() != "COMMIT"
-	return !definite, err
+	// closing has the server's error, also where err was made of it.
+	return closing == nil || commit.Of(o.conn.Conn().PgConn(), tag, closing) != commit.NotCommitted, err
 }
 
 // replay gives up the claim first, so that repetitions wait together.

@@ -46,12 +46,17 @@ const (
 	CannotConnectNow      = "57P03" // starting, or shutting down
 	IdleSession           = "57P05"
 	TransactionTimeout    = "25P04"
+
+	StatementCompletionUnknown = "40003"
 )
 
 // Classes of Postgres.
 const (
 	ConnectionException   = "08"
 	InsufficientResources = "53" // connections, memory, disk
+	OperatorIntervention  = "57"
+	SystemError           = "58"
+	InternalError         = "XX"
 )
 
 // Class is the class of a SQLSTATE, its first two characters.
