@@ -226,15 +226,11 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 }
 
 func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) error {
-	conn, err := c.observer.Acquire(ctx, c.pool)
+	conn, tx, err := c.engine.Begin(ctx, opts)
 	if err != nil {
-		return fmt.Errorf("metered: connect: %w", err)
+		return err
 	}
 	defer conn.Release()
-	tx, err := conn.BeginTx(ctx, opts)
-	if err != nil {
-		return fmt.Errorf("metered: begin: %w", err)
-	}
 	defer func() { // also on a panic; after COMMIT it does nothing
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()

@@ -281,7 +281,7 @@ func (op *operation) takeSticky(ctx context.Context) error {
 	var denied error
 	ctx, span := op.client.observer.Start(ctx, observe.Op{Work: observe.Flush, Name: observe.FlushSticky})
 	op.RoundTrips += 3 // BEGIN, the charge, COMMIT
-	err := pgx.BeginFunc(ctx, op.client.pool, func(tx pgx.Tx) error {
+	err := op.client.runTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
 		receipt, denied = op.client.Budget.Charge(ctx, tx, op.cmd.Sticky...)
 		return denied
 	})

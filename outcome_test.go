@@ -278,3 +278,57 @@ func TestDo_ABackendKilledDuringCommitIsResolved(t *testing.T) {
 	require.Equal(t, int64(3), runs.Load())
 	require.Equal(t, everything, footprintOf(t, pool, cmd))
 }
+
+// Postgres ends every connection of the pool between two calls: a restart, a failover, an operator. Nothing was done on them,
+// so each call goes on with a new one, and its caller sees no error.
+func TestConnectionsThatEndedInThePoolAreNoErrorOfTheNextCall(t *testing.T) {
+	t.Parallel()
+	const conns = 4
+	owner, _ := setUp(t, metered.Config{})
+	pool := pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.MaxConns = conns })
+	c := newClient(t, pool, metered.Config{MaxAttempts: 1})
+	end := func() {
+		var all []*pgxpool.Conn
+		for range conns {
+			conn, err := pool.Acquire(t.Context())
+			require.NoError(t, err)
+			all = append(all, conn)
+			_, err = owner.Exec(t.Context(), "select pg_terminate_backend($1, 10000)", conn.Conn().PgConn().PID())
+			require.NoError(t, err)
+		}
+		for _, conn := range all {
+			conn.Release()
+		}
+	}
+	for what, call := range map[string]func() error{
+		"Do": func() error { return do(t, c, "op") },
+		"sticky": func() error {
+			_, err := metered.Do[any](t.Context(), c, metered.Command{ID: "sticky", Sticky: tries}, nil)
+			return err
+		},
+		"RunTx": func() error {
+			return c.RunTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error { return nil })
+		},
+		"Open": func() error {
+			s, err := metered.Open[usage](t.Context(), c, stream("1"))
+			if err == nil {
+				end()
+				err = s.Cancel(t.Context(), "not needed")
+			}
+			return err
+		},
+		"Open, asking for a limit": func() error {
+			r := stream("2")
+			r.Lines[0].Limits = []budget.Limit{budget.Lifetime(100).MaxFrom("select 1000")}
+			s, err := metered.Open[usage](t.Context(), c, r)
+			if err == nil {
+				s.Close()
+			}
+			return err
+		},
+	} {
+		end()
+		require.NoError(t, call(), what)
+	}
+	require.Equal(t, 1, count(t, owner, "metered.operations where id = 'op'"))
+}

@@ -365,7 +365,7 @@ func TestRetryable_ALostConnection(t *testing.T) {
 		pick func(*pgtest.Flush) bool
 		err  error
 	}{
-		"first":  {func(f *pgtest.Flush) bool { return f.Has("begin_command") }, io.ErrUnexpectedEOF},
+		"first":  {func(f *pgtest.Flush) bool { return f.Has("begin_command") }, io.ErrClosedPipe}, // on another connection, which is refused
 		"last":   {(*pgtest.Flush).Last, metered.ErrIndefinite},
 		"sticky": {func(f *pgtest.Flush) bool { return f.Has(".charge($1") }, metered.ErrSticky},
 	} {
@@ -375,7 +375,7 @@ func TestRetryable_ALostConnection(t *testing.T) {
 		}
 		w.Once(test.pick, func(f *pgtest.Flush) {
 			f.Lose()
-			w.Refuse(what == "last")
+			w.Refuse(what != "sticky")
 		})
 		_, err := metered.Do[any](t.Context(), c, cmd, nil)
 		require.ErrorIs(t, err, test.err, what)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -111,6 +112,47 @@ func TestSettle_OutlastsAnOutageButNotItsContextNorTheHold(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, other.Cancel(t.Context(), "not needed"))
 	require.EqualValues(t, 4, stands(t, owner, c, "tokens")[0])
+}
+
+// COMMIT's answer is lost, or COMMIT is, and Postgres cannot be reached from then on: neither Settle nor Cancel says that nothing
+// was committed. The same call later says what is so.
+func TestSession_ALostCommitThatCannotBeResolvedIsIndefinite(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	n := 0
+	for what, fault := range map[string]func(*pgtest.Flush){"the answer is lost": (*pgtest.Flush).LoseAnswer, "the flush is lost": (*pgtest.Flush).Lose} {
+		for _, leaves := range []bool{false, true} {
+			for name, act := range map[string]func(context.Context, *metered.Session[usage]) error{
+				"Settle": func(ctx context.Context, s *metered.Session[usage]) error {
+					_, err := s.Settle(ctx, tokensUsed(3), says(3))
+					return err
+				},
+				"Cancel": func(ctx context.Context, s *metered.Session[usage]) error { return s.Cancel(ctx, "not needed") },
+			} {
+				what := fmt.Sprintf("%s, %s, the caller leaves %v", name, what, leaves)
+				pool, w := pgtest.Tap(t, owner, nil)
+				c := newClient(t, pool, metered.Config{})
+				n++
+				s, err := metered.Open[usage](t.Context(), c, stream(fmt.Sprint(n)))
+				require.NoError(t, err)
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				w.Once(func(f *pgtest.Flush) bool { return slices.Contains(f.SQL, "commit") }, func(f *pgtest.Flush) {
+					w.Refuse(true)
+					if fault(f); leaves {
+						deliver := f.Deliver
+						f.Deliver = func() { deliver(); cancel() }
+					}
+				})
+				err = act(ctx, s)
+				cancel()
+				require.ErrorIs(t, err, metered.ErrIndefinite, what)
+				require.True(t, metered.Retryable(err), what)
+				w.Refuse(false)
+				require.NoError(t, act(t.Context(), s), what)
+			}
+		}
+	}
+	require.Equal(t, [2]int64{4 * 3, 0}, stands(t, owner, newClient(t, owner, metered.Config{}), "tokens"))
 }
 
 // ended waits until the session's context ends, and returns why.

@@ -195,8 +195,8 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 				resolve, cancel = context.WithTimeout(ctx, max(e.cfg.ResolveTimeout, time.Until(op.Until)))
 				defer cancel()
 			}
-		case a.ended && ended < e.pool.Stat().MaxConns():
-			ended++ // the pool has no more of these
+		case a.ended && ended < e.pool.Stat().MaxConns(): // it has no more of these
+			ended++
 			n--
 			continue
 		case op.tells(a.err):
@@ -264,6 +264,24 @@ func (a *attempt) over(ctx context.Context, conn *pgxpool.Conn) {
 	closed := conn.Conn().IsClosed()
 	a.answered = a.unknown && !closed
 	a.ended = a.err != nil && !a.begun && closed && ctx.Err() == nil
+}
+
+// Begin begins a transaction on a connection of the pool, on another one where that had ended before.
+func (e *Engine) Begin(ctx context.Context, opts pgx.TxOptions) (*pgxpool.Conn, pgx.Tx, error) {
+	for ended := int32(0); ; ended++ {
+		conn, err := e.cfg.Observer.Acquire(ctx, e.pool)
+		if err != nil {
+			return nil, nil, fmt.Errorf("metered: connect: %w", err)
+		}
+		tx, err := conn.BeginTx(ctx, opts)
+		if err == nil {
+			return conn, tx, nil
+		}
+		again := conn.Conn().IsClosed() && ctx.Err() == nil && ended < e.pool.Stat().MaxConns()
+		if conn.Release(); !again {
+			return nil, nil, fmt.Errorf("metered: begin: %w", err)
+		}
+	}
 }
 
 // DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and its
