@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -85,10 +86,12 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 //
 // It is one round trip, in a transaction of its own at READ COMMITTED. Locks: the operation id, then the scopes. Errors:
 // *ArgumentError, *holds.TTLError before any SQL; *budget.ExceededError and *budget.ScopeError, which reserve and charge nothing;
-// *RunningError, ErrConflict, ErrRetired, ErrFuture; *IndefiniteError, after which the same call finds the reservation to be
-// running until its deadline; those of a failed command; ErrNested inside a command.
+// *RunningError, ErrConflict, ErrRetired, ErrFuture; *IndefiniteError, where the answer to COMMIT was lost and not found out
+// in time; those of a failed command; ErrNested inside a command.
 //
 // The session's context is made from ctx, whose end is that of the work, too. Reservation.OpenTimeout bounds Open alone.
+// If ctx ends before Open returns, it returns an error. What it reserved, or may have, is released in the background, at once,
+// or as soon as Postgres can be reached. Its Charges stay.
 func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err
@@ -105,6 +108,10 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 	for {
 		s, err := c.reserve(opening, r)
 		if err == nil {
+			if ctx.Err() != nil {
+				go s.forsake(ctx, nil)
+				return nil, fmt.Errorf("metered: %w", pause.Ended(ctx))
+			}
 			s.start(ctx)
 			s.tell(sessionOpened)
 			return &Session[R]{s: s}, nil
@@ -144,14 +151,23 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 	var refusal error
 	began := time.Now()
 	step := command.Judged(call, &refusal, func(all []holds.Hold) { s.hold = all[0] })
-	if err = c.engine.Once(ctx, op, step); errors.Is(refusal, ledger.ErrCrossing) {
-		op.Telling = true // nothing was written
-		err = c.engine.Once(ctx, op, step)
+	place := func(ctx context.Context) error {
+		err := c.engine.Once(ctx, op, step)
+		if err == nil && errors.Is(refusal, ledger.ErrCrossing) {
+			op.Telling = true // nothing was written
+			err = c.engine.Once(ctx, op, step)
+		}
+		return cmp.Or(err, refusal)
 	}
+	err = place(ctx)
 	c.check.Doubt(err)
 	lost := (*command.Indefinite)(nil)
-	switch err = cmp.Or(err, refusal); {
+	switch {
 	case errors.As(err, &lost):
+		go s.forsake(ctx, func(ctx context.Context, until time.Time) error {
+			op.Until = until
+			return place(ctx)
+		})
 		return nil, &IndefiniteError{Namespace: r.Namespace, ID: r.ID, cause: lost.Cause}
 	case errors.Is(err, errRecorded):
 		return s, err
@@ -169,6 +185,19 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 	s.id, s.deadline = s.hold.ID, began.Add(s.hold.Remaining())
 	tellHolds(ctx, c.observer, call.Kind, []holds.Hold{s.hold}, false)
 	return s, nil
+}
+
+// forsake releases what Open has placed for a caller that is gone. placed is nil, or makes sure that it is placed, after a
+// COMMIT whose answer was lost: the server may still carry that out, and a hold that is there is not placed again.
+func (s *session) forsake(ctx context.Context, placed func(ctx context.Context, until time.Time) error) {
+	until := time.Now().Add(s.r.TTL + s.r.Grace) // when it is due in any case
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
+	defer cancel()
+	if placed != nil && placed(ctx, until) != nil || s.hold.State != holds.Held {
+		return
+	}
+	s.id = s.hold.ID
+	_ = s.release(ctx, "the caller of Open has left", until)
 }
 
 // request is what a session places.

@@ -20,6 +20,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/observe"
 )
 
 // The backend is killed, or the answer lost, at each statement of Open: there is one reservation, or none, as was answered.
@@ -112,6 +113,70 @@ func TestSettle_OutlastsAnOutageButNotItsContextNorTheHold(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, other.Cancel(t.Context(), "not needed"))
 	require.EqualValues(t, 4, stands(t, owner, c, "tokens")[0])
+}
+
+// placedThen is an observer that calls itself when a hold was placed.
+type placedThen func()
+
+func (f placedThen) Start(ctx context.Context, _ observe.Op) (context.Context, func(observe.End)) {
+	return ctx, nil
+}
+
+func (f placedThen) Event(_ context.Context, e observe.Event) {
+	if e.Kind == observe.Hold && e.Name == "placed" {
+		f()
+	}
+}
+
+// The caller of Open leaves, as the client of a request does. What was reserved for it is free soon after, without waiting for
+// its deadline, wherever Open was: its answer lost, its flush lost, waiting for the scope's lock, or about to return.
+func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
+	t.Parallel()
+	owner, lockers := setUp(t, metered.Config{})
+	opens := func(f *pgtest.Flush) bool { return f.Has("open_session") }
+	for i, fault := range []func(t *testing.T, w *pgtest.Wire, leave func()) (then func()){
+		func(_ *testing.T, w *pgtest.Wire, leave func()) func() {
+			w.Once(opens, func(f *pgtest.Flush) { f.Deliver = func() { f.Ask(); leave() } })
+			return nil
+		},
+		func(_ *testing.T, w *pgtest.Wire, leave func()) func() {
+			w.Once(opens, func(f *pgtest.Flush) { f.Deliver = func() { f.Close(); leave() } })
+			return nil
+		},
+		func(t *testing.T, w *pgtest.Wire, leave func()) func() {
+			release := lockScope(t, owner, lockers, "tokens")
+			w.Once(opens, func(f *pgtest.Flush) {
+				f.Deliver = func() {
+					require.NoError(t, f.Pass())
+					pgtest.WaitQueued(t, owner, 1)
+					leave()
+				}
+			})
+			return release
+		},
+		func(*testing.T, *pgtest.Wire, func()) func() { return nil },
+	} {
+		what := fmt.Sprint("fault ", i)
+		ctx, leave := context.WithCancel(t.Context())
+		observer := placedThen(func() {})
+		if i == 3 {
+			observer = placedThen(leave)
+		}
+		pool, w := pgtest.Tap(t, owner, nil)
+		c := newClient(t, pool, metered.Config{Observer: observer})
+		require.NoError(t, do(t, c, what))
+		then := fault(t, w, leave)
+		_, err := metered.Open[usage](ctx, c, stream(what))
+		require.True(t, errors.Is(err, context.Canceled) || errors.Is(err, metered.ErrIndefinite), "%s: %v", what, err)
+		if then != nil {
+			then()
+		}
+		pgtest.WaitFor(t, "the release of what was opened", func() bool {
+			return queryRow[int](t, owner, "select count(*) from metered.holds where state = 'r'") == i+1
+		})
+		require.Equal(t, [2]int64{0, 0}, stands(t, owner, c, "tokens"), what)
+		require.EqualValues(t, i+1, stands(t, owner, c, "requests")[0], what)
+	}
 }
 
 // COMMIT's answer is lost, or COMMIT is, and Postgres cannot be reached from then on: neither Settle nor Cancel says that nothing
