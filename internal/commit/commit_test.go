@@ -99,7 +99,9 @@ func TestOutcome_IsTheSameForEachCallThatCommits(t *testing.T) {
 			require.NoError(t, call(t.Context(), id+" before"), what) // its statements are prepared
 			ctx, cancel := context.WithCancel(t.Context())
 			struck := false
-			wire.Once(func(f *pgtest.Flush) bool { return slices.Contains(f.SQL, "commit") || caller == "ChargeNow" && f.Has(".charge(") }, func(f *pgtest.Flush) {
+			wire.Once(func(f *pgtest.Flush) bool {
+				return slices.Contains(f.SQL, "commit") || caller == "ChargeNow" && f.Has(".charge(")
+			}, func(f *pgtest.Flush) {
 				struck = true
 				test.fault(f, cancel)
 			})
