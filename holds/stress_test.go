@@ -44,11 +44,7 @@ func TestHolds_UnderStressThereIsNoDeadlockAndAllSumsAreExact(t *testing.T) {
 	for _, scope := range s.scopes {
 		s.charged.Store(scope, new(atomic.Int64))
 	}
-	length := 30 * time.Second
-	if testing.Short() {
-		length = 3 * time.Second
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), length)
+	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Size(3*time.Second, 30*time.Second))
 	defer cancel()
 	workers := []func(ctx context.Context, iso pgx.TxIsoLevel) error{
 		s.place, s.place, s.place, s.place, s.capture, s.capture, s.release, s.extend, s.expire, s.charge, s.sweep, s.sweep, s.watch,

@@ -14,9 +14,10 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-var crashes = flag.Int("crashes", 10, "how often TestEarlyRelease_… kills the server")
+var crashes = flag.Int("crashes", pgtest.Size(3, 10), "how often TestEarlyRelease_… kills the server")
 
 // stall stops a process of a server, for good: of those, SIGKILL ends it.
 func stall(t *testing.T, s *system, pidSQL string) {

@@ -172,6 +172,7 @@ func (p *page) noSideways() {
 
 // Two users in browsers of their own, one of them on a phone, each at another process; and the box office.
 func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
+	t.Parallel()
 	binary := chromium()
 	if binary == "" {
 		t.Skip("no Chromium in PATH: install the package chromium to have the page of examples/seats tested")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // attempted is a command that was called once, and what Do said.
@@ -27,7 +28,8 @@ type attempted struct {
 // crashes: whatever Do said of each is true.
 func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	t.Parallel()
-	const workers, each, crashes, span = 8, 150, 3, 7 * time.Second
+	const workers, each, crashes = 8, 150, 3
+	span := pgtest.Size(4*time.Second, 7*time.Second)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = server.Stop() })

@@ -16,15 +16,16 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
 )
 
 // TestMain sets how many random histories are tried, unless -rapid.checks does.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	checks := "100"
+	checks := pgtest.Size("60", "300")
 	if testing.Short() {
-		checks = "250" // of which rapid then makes a fifth: each kind of act is still among them
+		checks = "250" // rapid then makes a fifth: each kind of act is still among them
 	}
 	given := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // process is a gateway of its own, which is killed and started again at the same address.
@@ -59,10 +60,7 @@ func (p *process) kill() {
 // invoice, of its days, its teams and its users, and of what is gone of the credit.
 func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *testing.T) {
 	t.Parallel()
-	streams := 200
-	if testing.Short() {
-		streams = 60
-	}
+	streams := pgtest.Size(60, 200)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{
 		Private: true, Durable: true, TCP: true, Settings: map[string]string{"fsync": "off"}, // the machine does not crash
 	})

@@ -25,7 +25,7 @@ import (
 // was being done: what was done to the end is charged once, and everything else not at all.
 func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing.T) {
 	t.Parallel()
-	const tasks, kills = 120, 20
+	tasks, kills := pgtest.Size(40, 120), pgtest.Size(6, 20)
 	binary := filepath.Join(t.TempDir(), "metered-api")
 	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
 	require.NoError(t, err, "go build: %s", out)

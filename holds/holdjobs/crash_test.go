@@ -63,15 +63,18 @@ func TestHeldWorker_ALostConnectionWhileCapturingIsMadeUpFor(t *testing.T) {
 			},
 			"cut after": func(_ *pgtest.Wire, _ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
 		} {
-			var struck atomic.Bool
-			owner, c, job, runs, _ := settlingJob(t, statement, func(w *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush) {
-				struck.Store(true)
-				fault(w, owner, f)
+			t.Run(what+" "+statement, func(t *testing.T) {
+				t.Parallel()
+				var struck atomic.Bool
+				owner, c, job, runs, _ := settlingJob(t, statement, func(w *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush) {
+					struck.Store(true)
+					fault(w, owner, f)
+				})
+				awaitJob(t, owner, job, "completed")
+				require.True(t, struck.Load(), statement)
+				require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job), "%s: %s", what, statement)
+				require.Equal(t, int64(1), runs.Load(), "%s: %s", what, statement)
 			})
-			awaitJob(t, owner, job, "completed")
-			require.True(t, struck.Load(), statement)
-			require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job), "%s: %s", what, statement)
-			require.Equal(t, int64(1), runs.Load(), "%s: %s", what, statement)
 		}
 	}
 }
