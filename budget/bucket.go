@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"context"
 	"time"
 )
 
@@ -60,10 +61,13 @@ func (b Bucket) check() error {
 }
 
 // edges are where the buckets of a range begin, and where the last one ends: from, what lies between, to.
-func (b Bucket) edges(from, to time.Time, loc *time.Location) ([]time.Time, error) {
+func (b Bucket) edges(ctx context.Context, from, to time.Time, loc *time.Location) ([]time.Time, error) {
 	edges := []time.Time{from}
 	next := b.walk(from, loc)
 	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		edge := next()
 		if !edge.Before(to) {
 			return append(edges, to), nil
@@ -120,7 +124,8 @@ func firstAt(wall time.Time, loc *time.Location) time.Time {
 	const farthest = 26 * time.Hour // no place's clock is farther from UTC
 	period := wall.Add(-farthest).In(loc)
 	for {
-		begins, ends := period.ZoneBounds()
+		begins, _ := period.ZoneBounds()
+		ends := zoneEnds(period)
 		_, offset := period.Zone()
 		at := wall.Add(-time.Duration(offset) * time.Second).In(loc)
 		if at.Before(begins) {
@@ -137,7 +142,7 @@ func firstAt(wall time.Time, loc *time.Location) time.Time {
 func nextHour(t time.Time) time.Time {
 	for {
 		_, offset := t.Zone()
-		_, ends := t.ZoneBounds()
+		ends := zoneEnds(t)
 		next := t.Add(time.Duration(3600-mod(t.Unix()+int64(offset), 3600))*time.Second - time.Duration(t.Nanosecond()))
 		if ends.IsZero() || next.Before(ends) {
 			return next
@@ -149,6 +154,17 @@ func nextHour(t time.Time) time.Time {
 		}
 		t = ends
 	}
+}
+
+// zoneEnds is a time after t until which the clock keeps the offset from UTC that it has at t. The zero time is never. Where
+// a rule decides, ZoneBounds ends each year after 365 days: on the last day of a leap year that is before t.
+func zoneEnds(t time.Time) time.Time {
+	_, ends := t.ZoneBounds()
+	if !ends.IsZero() && !ends.After(t) {
+		const day = 24 * time.Hour
+		return t.Truncate(day).Add(day)
+	}
+	return ends
 }
 
 func mod(a, b int64) int64 { return (a%b + b) % b }

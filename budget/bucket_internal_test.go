@@ -1,6 +1,12 @@
 package budget
 
 import (
+	"archive/zip"
+	"context"
+	"go/build"
+	"io/fs"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 	_ "time/tzdata" // the same rules on every machine
@@ -26,7 +32,7 @@ func local(t testing.TB, text string, loc *time.Location) time.Time {
 func edgesOf(t testing.TB, b Bucket, zone, from, to string) (all []string) {
 	t.Helper()
 	loc := place(t, zone)
-	edges, err := b.edges(local(t, from, loc), local(t, to, loc), loc)
+	edges, err := b.edges(t.Context(), local(t, from, loc), local(t, to, loc), loc)
 	require.NoError(t, err)
 	for _, e := range edges {
 		all = append(all, e.In(loc).Format("2006-01-02 15:04 -0700"))
@@ -100,43 +106,99 @@ func TestBucket_EdgesAreWhatAWatchedClockShows(t *testing.T) {
 				continue
 			}
 			from, to := at.Add(-27*time.Hour-17*time.Minute).Truncate(time.Minute), at.Add(27*time.Hour+11*time.Minute).Truncate(time.Minute)
-			hours, days := []string{from.Format(time.RFC3339)}, []string{from.Format(time.RFC3339)}
-			latest := from.YearDay() + 1000*from.Year()
-			for m := from.Add(time.Minute); m.Before(to); m = m.Add(time.Minute) {
-				if m.Minute() == 0 || m.Hour() != m.Add(-time.Minute).Hour() {
-					hours = append(hours, m.Format(time.RFC3339))
-				}
-				if day := m.YearDay() + 1000*m.Year(); day > latest {
-					days, latest = append(days, m.Format(time.RFC3339)), day
-				}
-			}
-			for b, want := range map[Bucket][]string{ByHour: hours, ByDay: days} {
-				edges, err := b.edges(from, to, loc)
+			requireWatched(t, from, to, time.Minute)
+		}
+	}
+}
+
+// requireWatched compares edges by hour and by day with a clock that is looked at in steps, each of which begins where its offset
+// from UTC may change.
+func requireWatched(t *testing.T, from, to time.Time, step time.Duration) {
+	t.Helper()
+	hours, days := []time.Time{from}, []time.Time{from}
+	latest := from.YearDay() + 1000*from.Year()
+	hour := from.Hour()
+	for m := from.Add(step); m.Before(to); m = m.Add(step) {
+		if m.Minute() == 0 || m.Hour() != hour {
+			hours = append(hours, m)
+		}
+		hour = m.Hour()
+		if day := m.YearDay() + 1000*m.Year(); day > latest {
+			days, latest = append(days, m), day
+		}
+	}
+	for b, want := range map[Bucket][]time.Time{ByHour: hours, ByDay: days} {
+		edges, err := b.edges(t.Context(), from, to, from.Location())
+		require.NoError(t, err)
+		if want = append(want, to); !slices.EqualFunc(want, edges, time.Time.Equal) {
+			require.Equal(t, want, edges, "%v by %v", from.Location(), b)
+		}
+	}
+}
+
+// zones are the zones of Go's own data that differ, by one of their names.
+func zones(t testing.TB) map[string]*time.Location {
+	t.Helper()
+	archive, err := zip.OpenReader(filepath.Join(build.Default.GOROOT, "lib", "time", "zoneinfo.zip"))
+	require.NoError(t, err)
+	defer archive.Close()
+	all, seen := map[string]*time.Location{}, map[string]bool{}
+	for _, file := range archive.File {
+		content, err := fs.ReadFile(archive, file.Name)
+		if err != nil || file.FileInfo().IsDir() || seen[string(content)] {
+			require.True(t, err == nil || file.FileInfo().IsDir(), file.Name)
+			continue
+		}
+		seen[string(content)] = true
+		all[file.Name], err = time.LoadLocationFromTZData(file.Name, content)
+		require.NoError(t, err)
+	}
+	require.Greater(t, len(all), 300)
+	return all
+}
+
+// Where a zone's rule decides, Go ends the year after 365 days.
+func TestBucket_LastDayOfALeapYearInAllZones(t *testing.T) {
+	t.Parallel()
+	for _, loc := range zones(t) {
+		for _, year := range []int{2008, 2024, 2028, 2040, 2096, 2400} {
+			from := time.Date(year, 12, 30, 13, 0, 0, 0, time.UTC).In(loc)
+			requireWatched(t, from, from.Add(60*time.Hour), 15*time.Minute)
+			for _, b := range []Bucket{ByWeek, ByMonth} {
+				edges, err := b.edges(t.Context(), from.Add(-9*24*time.Hour), from.Add(40*24*time.Hour), loc)
 				require.NoError(t, err)
-				var got []string
-				for _, e := range edges {
-					got = append(got, e.Format(time.RFC3339))
+				for _, e := range edges[1 : len(edges)-1] {
+					begins := b == ByMonth && e.Day() == 1 || b == ByWeek && e.Weekday() == time.Monday
+					require.True(t, begins && e.Hour() == 0 && e.Minute() == 0, "%v by %v: %v", loc, b, e)
 				}
-				require.Equal(t, append(want, to.Format(time.RFC3339)), got, "%s by %v around %v", zone, b, at)
 			}
 		}
 	}
 }
 
+func TestBucket_EdgesEndWithTheContext(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	from := time.Date(2028, 12, 31, 12, 0, 0, 0, time.UTC)
+	_, err := ByHour.edges(ctx, from, from.Add(time.Hour), time.UTC)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
 func TestBucket_Bounds(t *testing.T) {
 	t.Parallel()
 	from := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	edges, err := Bucket(time.Microsecond).edges(from, from.Add(MaxBuckets*time.Microsecond), time.UTC)
+	edges, err := Bucket(time.Microsecond).edges(t.Context(), from, from.Add(MaxBuckets*time.Microsecond), time.UTC)
 	require.NoError(t, err)
 	require.Len(t, edges, MaxBuckets+1)
 	for _, b := range []Bucket{Bucket(time.Microsecond), ByHour, ByDay, ByWeek, ByMonth} {
-		_, err := b.edges(time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
+		_, err := b.edges(t.Context(), time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
 		var argument *ArgumentError
 		require.ErrorAs(t, err, &argument)
 		require.Equal(t, "bucket", argument.Field)
 		require.Contains(t, argument.Reason, "more than 2000")
 	}
-	edges, err = Bucket(1<<63-1000).edges(time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
+	edges, err = Bucket(1<<63-1000).edges(t.Context(), time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
 	require.NoError(t, err)
 	require.Len(t, edges, 36)
 }

@@ -75,7 +75,7 @@ func (l *Ledger) Series(
 	if location == nil {
 		location = time.UTC
 	}
-	edges, err := bucket.edges(from.In(location), to.In(location), location)
+	edges, err := bucket.edges(ctx, from.In(location), to.In(location), location)
 	if err != nil {
 		return nil, err
 	}
