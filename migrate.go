@@ -162,11 +162,11 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	case !known:
 		return "", invalid("SchemaSQLOptions.Tool", "%q is not known", opts.Tool)
 	case opts.From == 0:
-		return forTool(n.SQL(schema.Source())), nil
+		return forTool(schema.Script(n.SQL(schema.Source()))), nil
 	case opts.From == SchemaVersion && opts.DropPrevious:
-		return forTool(n.SQL(schema.DropPreviousSQL())), nil
+		return forTool(schema.Script(n.SQL(schema.DropPreviousSQL()))), nil
 	}
-	return forTool(n.SQL(schema.Upgrade{From: opts.From, DropPrevious: opts.DropPrevious}.SQL())), nil
+	return forTool(schema.Script(n.SQL(schema.Upgrade{From: opts.From, DropPrevious: opts.DropPrevious}.SQL()))), nil
 }
 
 // GrantSQL renders the grants under which an application can make every call of this library but those of

@@ -81,11 +81,11 @@ func parseNotice(payload string) (n Notice, ok bool) {
 // character can have half as many again (EUC_JP).
 const maxPayload = 5_300
 
-const notifySQL = `select pg_notify($1, $2::text || ']}')`
+const notifySQL = `select pg_catalog.pg_notify($1, $2::text || ']}')`
 
 // notifyJobsSQL tells of those jobs that are there: not of what a savepoint took back.
 const notifyJobsSQL = `
-select pg_notify($1, $2::text || coalesce(string_agg(j.said, ',' order by j.n), '') || ']}')
+select pg_catalog.pg_notify($1, $2::text || coalesce(pg_catalog.string_agg(j.said, ',' order by j.n), '') || ']}')
 from unnest($3::bigint[], $4::text[]) with ordinality j(id, said, n)
 where exists (select from %s r where r.id = j.id)
 having count(*) > 0 or $5::bool`

@@ -1,3 +1,11 @@
+-- Names are those of pg_catalog, whatever is on the search_path. It is put back at the end.
+do $$
+begin
+    perform pg_catalog.set_config('metered_script.search_path', pg_catalog.current_setting('search_path'), false);
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
+end
+$$;
+
 -- Every table, index and function of metered.
 --
 -- Applied by metered.Migrate, or rendered by metered.SchemaSQL for a migration
@@ -39,7 +47,7 @@ $$;
 -- place, a capture or a release: 15 to 19 percent of their time. See ADR 20.
 create function metered.keep_memory() returns boolean
 language sql immutable
-as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
+as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) operator(pg_catalog.>) 0';
 
 -- The only clock. clock_timestamp(), because now() is the start of the
 -- transaction, and a slow one would write entries already outside their window.
@@ -7335,5 +7343,11 @@ begin
     loop
         execute format('revoke all on function %s from public', f);
     end loop;
+end
+$$;
+
+do $$
+begin
+    perform pg_catalog.set_config('search_path', pg_catalog.current_setting('metered_script.search_path'), false);
 end
 $$;

@@ -26,8 +26,8 @@ type ScopeAhead struct {
 }
 
 const aheadSQL = `
-select t.scope, l.seq, (extract(epoch from l.at) * 1000000)::bigint, (extract(epoch from l.at - metered.clock()) * 1000000)::bigint
-from unnest($1::text[]) t(scope), lateral (select e.seq, e.at from metered.ledger e where e.scope = t.scope order by e.seq desc limit 1) l
+select t.scope, l.seq, (extract(epoch from l.at) * 1e6)::bigint, (extract(epoch from l.at - metered.clock()) * 1e6)::bigint
+from pg_catalog.unnest($1::text[]) t(scope), lateral (select e.seq, e.at from metered.ledger e where e.scope = t.scope order by e.seq desc limit 1) l
 where l.at > metered.clock() + $2::interval
 order by t.scope collate "C"`
 
@@ -85,7 +85,7 @@ func (l *Ledger) aheadOf(ctx context.Context, db Querier, scopes []string, toler
 }
 
 const repairSQL = `
-select coalesce(seq, 0), coalesce(at, 'epoch'), (extract(epoch from ahead) * 1000000)::bigint
+select coalesce(seq, 0), coalesce(at, 'epoch'), (extract(epoch from ahead) * 1e6)::bigint
 from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
 
 // RepairClock lets a scope go on that fails with ErrClock. Make sure first that the database's clock is right. It

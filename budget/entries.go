@@ -73,10 +73,10 @@ type EntriesOptions struct {
 const entriesPage = 500
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
-const entryColumns = `scope, seq, kind::text, amount, (extract(epoch from at) * 1000000)::bigint, epoch, spent, refunded, credited, held,
-    (extract(epoch from nullif(next_due, '-infinity')) * 1000000)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''),
-    coalesce(note ->> 'actor', ''), coalesce(note ->> 'tenant', ''), coalesce(note ->> 'correlation', ''), coalesce(note ->> 'reason', ''),
-    coalesce(note ->> 'occurred_at', '')`
+const entryColumns = `scope, seq, kind::text, amount, (extract(epoch from at) * 1e6)::bigint, epoch, spent, refunded, credited, held,
+    (extract(epoch from nullif(next_due, '-infinity')) * 1e6)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''),
+    coalesce(note ->> 'actor'::text, ''), coalesce(note ->> 'tenant'::text, ''), coalesce(note ->> 'correlation'::text, ''), coalesce(note ->> 'reason'::text, ''),
+    coalesce(note ->> 'occurred_at'::text, '')`
 
 const (
 	entrySQL = `

@@ -50,9 +50,9 @@ const purgeableSQL = `
 select greatest(0, ((b.seq - 1) & ~15::bigint) + 1 - f.seq)
 from (select l.epoch from metered.ledger l where l.scope = $1 order by l.seq desc limit 1) tip,
      lateral (select l.seq from metered.ledger l where l.scope = $1 and l.seq > 1 order by l.seq limit 1) f,
-     lateral (select s.seq from generate_series(0, tip.epoch) e,
+     lateral (select s.seq from pg_catalog.generate_series(0, tip.epoch) e,
           lateral (select l.seq from metered.ledger l
-           where l.scope = $1 and l.epoch = e and l.at <= metered.clock() - $2::interval and (l.seq & 15 = 1 or l.kind = 'k')
+           where l.scope = $1 and l.epoch = e and l.at <= metered.clock() - $2::interval and (l.seq & 15::bigint = 1 or l.kind = 'k')
            order by l.at desc, l.seq desc limit 1) s
       order by e desc limit 1) b`
 

@@ -28,7 +28,7 @@ type Resource struct {
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
 const resourceSQL = `
-select scope, coalesce((extract(epoch from created_at) * 1000000)::bigint, 0), (extract(epoch from retired_at) * 1000000)::bigint, `
+select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extract(epoch from retired_at) * 1e6)::bigint, `
 
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`

@@ -36,7 +36,7 @@ func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
-select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1000000)::bigint
+select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint
 from metered.usage_at($1::text, $2::timestamptz[])`
 
 // UsageBetween tells what a scope used in the range that begins at from and ends before to, exactly to the microsecond. It

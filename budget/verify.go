@@ -112,6 +112,9 @@ from metered.leases l, lateral (select * from metered.ledger y where y.scope = l
 where l.scope = $1 and l.mode in ('c', 'g') and l.settled_at is not null and t.next_due = '-infinity' and l.spent <> t.spent - t.refunded
 order by l.no`
 
+// beginVerifySQL keeps operators and functions that somebody has created out of a report.
+const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
+
 // Verify recomputes each entry from the entry before it, anchors from the entries behind them, the sums of refunds from
 // the refunds, what is held from the open lines of holds and from open leases, what leases captured from their spends, and a
 // wallet's lots from what its entries did to them; it reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last
@@ -142,8 +145,7 @@ func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOpti
 		if v.full() {
 			return nil
 		}
-		snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-		return pgx.BeginTxFunc(ctx, pool, snapshot, func(tx pgx.Tx) error { return v.scope(ctx, tx, scope) })
+		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: beginVerifySQL}, func(tx pgx.Tx) error { return v.scope(ctx, tx, scope) })
 	}
 	if opts.Scope == "" {
 		err := l.eachScope(ctx, pool, opts.After, one)

@@ -162,7 +162,7 @@ func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) 
 const claimedManySQL = `
 select (select metered.hold_json(h.no, c.now) from metered.holds h
     where h.claim = k.scope and (h.state = 'h' or h.state = 'c' and not h.returned))
-from (select metered.clock() as now) c, unnest($1::text[]) with ordinality k(scope, n)
+from (select metered.clock() as now) c, pg_catalog.unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
 // ClaimedMany is Claimed for up to MaxKeys keys of a tenant, in one round trip and from one snapshot. A key without an

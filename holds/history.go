@@ -55,8 +55,8 @@ type Event struct {
 }
 
 const historySQL = `
-select e.version, e.kind::text, e.at, e.deadline, coalesce(e.entity, ''), e.detail, coalesce(e.note ->> 'actor', ''), coalesce(e.note ->> 'tenant', ''),
-    coalesce(e.note ->> 'correlation', ''), coalesce(e.note ->> 'reason', ''),
+select e.version, e.kind::text, e.at, e.deadline, coalesce(e.entity, ''), e.detail, coalesce(e.note ->> 'actor'::text, ''), coalesce(e.note ->> 'tenant'::text, ''),
+    coalesce(e.note ->> 'correlation'::text, ''), coalesce(e.note ->> 'reason'::text, ''),
     coalesce(e.namespace, ''), coalesce(e.operation, ''),
     case when e.version = 1 then (select h.metadata::text from metered.holds h where h.no = e.hold) end
 from metered.hold_events e

@@ -237,7 +237,7 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 }
 
 const sweptSQL = `
-select n.no, metered.hold_json(n.no, metered.clock()) from unnest($1::bigint[]) n(no) order by n.no`
+select n.no, metered.hold_json(n.no, metered.clock()) from pg_catalog.unnest($1::bigint[]) n(no) order by n.no`
 
 // announce tells the subscribers of each hold that was ended, in a savepoint of its
 // own, and marks those as announced that they all accepted.

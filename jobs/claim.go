@@ -21,13 +21,13 @@ type claim struct {
 // sequence is River's, and the caller has a right to it already.
 const claimSQL = `
 select id, created, first_kind, first_tenant, first_digest
-from metered.claim_job_key($1, $2, $3, $4, $5, nextval($6::text::regclass), $7)`
+from metered.claim_job_key($1, $2, $3, $4, $5, pg_catalog.nextval($6::text::regclass), $7)`
 
 // A lateral function scan runs once per row, in the order of the arrays.
 const claimManySQL = `
 select c.id, c.created, c.first_kind, c.first_tenant, c.first_digest
 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[]) as u (queue, key, kind, tenant, digest)
-cross join lateral metered.claim_job_key(u.queue, u.key, u.kind, u.tenant, u.digest, nextval($6::text::regclass), $7) c`
+cross join lateral metered.claim_job_key(u.queue, u.key, u.kind, u.tenant, u.digest, pg_catalog.nextval($6::text::regclass), $7) c`
 
 // claimKeys claims the key of each job in one round trip, and returns the answers
 // in the same order. Two calls with the same keys in another order cannot

@@ -298,7 +298,7 @@ var (
 type carveStatements struct{ carve, close, receive, settle, due, get string }
 
 const (
-	returnedSQL   = `select status, to_jsonb(lease)`
+	returnedSQL   = `select status, pg_catalog.to_jsonb(lease)`
 	carveSQL      = returnedSQL + `, denied, crossed from metered.carve(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
 	closeSQL      = returnedSQL + ` from metered.close_child($1::text, $2::text, $3::int)`
 	receiveSQL    = returnedSQL + ` from metered.receive_child($1::text, $2::bigint, $3::timestamptz, $4::text, $5::text, $6::int)`
@@ -307,7 +307,7 @@ const (
 select no, child from metered.leases
 where settled_at is null and mode = 'c' and ends_at <= metered.clock() and no < $1 order by no desc limit $2`
 	getChildSQL = `
-select '', to_jsonb(l) from metered.leases l where l.child = $1 order by l.mode = 'r' desc limit 1`
+select '', pg_catalog.to_jsonb(l) from metered.leases l where l.child = $1 order by l.mode = 'r' desc limit 1`
 )
 
 func renderCarve(n schema.Name) carveStatements {

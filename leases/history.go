@@ -44,7 +44,7 @@ const (
 
 const historySQL = `
 select l.no, l.scope, case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end, l.owner, coalesce(l.child, ''), l.granted,
-    coalesce(l.spent, (select sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)::bigint,
+    coalesce(l.spent, (select pg_catalog.sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)::bigint,
     l.opened_at, l.ends_at, l.settled_at, coalesce(l.settled_by, ''), l.opened_seq, coalesce(l.settled_seq, 0)
 from metered.leases l where l.scope = $1 and l.no < $2 order by l.no desc limit $3`
 
@@ -80,7 +80,7 @@ type Spend struct {
 
 const spendsSQL = `
 select s.lease, s.at_offset, s.amount, s.at, coalesce(s.namespace, ''), coalesce(s.operation, ''),
-    coalesce(s.note ->> 'actor', ''), coalesce(s.note ->> 'tenant', ''), coalesce(s.note ->> 'correlation', ''), coalesce(s.note ->> 'reason', '')
+    coalesce(s.note ->> 'actor'::text, ''), coalesce(s.note ->> 'tenant'::text, ''), coalesce(s.note ->> 'correlation'::text, ''), coalesce(s.note ->> 'reason'::text, '')
 from metered.lease_spends s where s.lease = $1 and s.at_offset > $2 order by s.at_offset limit $3`
 
 // Spends iterates over what was spent from a lease, as History does. With History it is the statement of a scope, of what
@@ -134,7 +134,7 @@ type PurgeOptions struct {
 }
 
 const purgeableSQL = `
-select coalesce(sum(1 + (select count(*) from metered.lease_spends s where s.lease = y.no)), 0)::bigint
+select coalesce(pg_catalog.sum(1 + (select count(*) from metered.lease_spends s where s.lease = y.no)), 0)::bigint
 from metered.leases y, (select metered.clock() - $1::interval as at) cutoff
 where y.settled_at < cutoff.at`
 

@@ -57,8 +57,8 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 // no standby would come to it before something else is written. So it is put back to
 // the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
 const commitSQL = `
-select case when (l.lsn - '0/0') % pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size')) = 40 then l.lsn - 40::numeric
-            when (l.lsn - '0/0') % pg_catalog.current_setting('wal_block_size')::int = 24 then l.lsn - 24::numeric
+select case when (l.lsn - '0/0') % pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))::numeric = 40::numeric then l.lsn - 40::numeric
+            when (l.lsn - '0/0') % pg_catalog.current_setting('wal_block_size')::numeric = 24::numeric then l.lsn - 24::numeric
             else l.lsn end::text
 from pg_catalog.pg_current_wal_insert_lsn() l(lsn)`
 
@@ -221,8 +221,8 @@ type wait struct {
 }
 
 const replayedSQL = `
-select r.replica, case when r.replica then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end::text
-from pg_is_in_recovery() r(replica)`
+select r.replica, case when r.replica then pg_catalog.pg_last_wal_replay_lsn() else pg_catalog.pg_current_wal_insert_lsn() end::text
+from pg_catalog.pg_is_in_recovery() r(replica)`
 
 // await returns when the server has come to the position.
 func (w *wait) await(ctx context.Context, conn *pgx.Conn) error {

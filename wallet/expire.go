@@ -167,7 +167,7 @@ func (s *sweeper) add(ctx context.Context, pending bool) {
 }
 
 const lagSQL = `
-select (extract(epoch from c.now - l.expires_at) * 1000000)::bigint
+select (extract(epoch from c.now - l.expires_at) * 1e6)::bigint
 from (select metered.clock() as now offset 0) c, lateral (
     select y.expires_at from metered.lots y where (y.open or y.untold > 0) and y.expires_at <= c.now order by y.expires_at, y.no limit 1) l`
 

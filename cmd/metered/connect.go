@@ -73,7 +73,7 @@ func readOnly(ctx context.Context, pool *pgxpool.Pool, f func(tx pgx.Tx) error) 
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: "begin isolation level repeatable read read only; set local jit = off"}, f)
 }
 
-const versionSQL = `select coalesce(max(version), 0) from metered.schema_version`
+const versionSQL = `select coalesce(pg_catalog.max(version), 0) from metered.schema_version`
 
 // usable says what is wrong with the version of the schema.
 func (a *app) usable(ctx context.Context, pool *pgxpool.Pool) error {
@@ -99,8 +99,8 @@ func (a *app) usable(ctx context.Context, pool *pgxpool.Pool) error {
 }
 
 const maySQL = `
-select coalesce(bool_and(has_function_privilege(p.oid, 'execute')), true)
-from pg_proc p where p.pronamespace = to_regnamespace($1) and p.proname = any ($2)`
+select coalesce(pg_catalog.bool_and(pg_catalog.has_function_privilege(p.oid, 'execute')), true)
+from pg_proc p where p.pronamespace = pg_catalog.to_regnamespace($1)::oid and p.proname = any ($2)`
 
 // may refuses a role that may not execute the functions, before anything was done or asked.
 func (a *app) may(ctx context.Context, pool *pgxpool.Pool, functions []string) error {

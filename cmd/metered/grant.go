@@ -58,7 +58,7 @@ A role may have several. The role must exist. Apply as the schema's owner, after
 	})
 }
 
-const ownerSQL = `select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = $1`
+const ownerSQL = `select pg_catalog.pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = $1`
 
 // runSQL runs statements in one transaction, as the schema's owner.
 func (a *app) runSQL(ctx context.Context, sql string) error {

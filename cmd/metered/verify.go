@@ -124,7 +124,7 @@ func (a *app) verified(r budget.VerifyReport, stopped bool, file string) error {
 	return nil
 }
 
-const estimateSQL = `select coalesce((select c.reltuples::bigint from pg_class c where c.oid = to_regclass($1)), -1)`
+const estimateSQL = `select coalesce((select c.reltuples::bigint from pg_class c where c.oid = pg_catalog.to_regclass($1)::oid), -1)`
 
 // entriesEstimated is about how many entries there are, -1 if that is not known.
 func entriesEstimated(ctx context.Context, pool *pgxpool.Pool, schemaName, scope string) (n int64) {

@@ -88,11 +88,11 @@ select count(*) from (select from metered.operations_words o where o.at > $1 ord
 
 // A denial by several limits counts for each of them.
 const denialsSQL = `
-select x.refusal_code, coalesce(x.name, ''), l.this::text, count(*), max(x.at)
+select x.refusal_code, coalesce(x.name, ''), l.this::text, count(*), pg_catalog.max(x.at)
 from (select o.at, o.name, o.refusal_code, o.refusal_limits
       from metered.operations_words o where o.at > $1 order by o.at desc limit $2) x
     left join lateral (
-        select (e.refusal -> 'limit')::jsonb as this from json_array_elements(
-            case when json_typeof(x.refusal_limits) = 'array' then x.refusal_limits end) e(refusal)) l on true
+        select (e.refusal -> 'limit'::text)::jsonb as this from pg_catalog.json_array_elements(
+            case when pg_catalog.json_typeof(x.refusal_limits) = 'array' then x.refusal_limits end) e(refusal)) l on true
 where x.refusal_code is not null
 group by 1, 2, 3 order by 4 desc, 1, 2, 3 limit $3`

@@ -128,9 +128,9 @@ const windowSQL = `
 select coalesce((
     select b.seq
     from (select l.epoch from metered.ledger l where l.scope = $1 order by l.seq desc limit 1) t,
-         lateral (select generate_series(greatest(0, t.epoch - 15), t.epoch::int) limit 16) g(e),
+         lateral (select pg_catalog.generate_series(greatest(0, t.epoch - 15), t.epoch::int) limit 16) g(e),
          lateral (select l.seq from metered.ledger l
-          where l.scope = $1 and l.epoch = g.e and l.at <= $2 and (l.seq & 15 = 1 or l.kind = 'k')
+          where l.scope = $1 and l.epoch = g.e and l.at <= $2 and (l.seq & 15::bigint = 1 or l.kind = 'k')
           order by l.at desc, l.seq desc limit 1) k,
          lateral (select l.seq from metered.ledger l
           where l.scope = $1 and l.seq between k.seq and k.seq + 15 and l.epoch = g.e and l.at <= $2

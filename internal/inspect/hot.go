@@ -101,7 +101,7 @@ const candidatesSQL = `
 select c.scope
 from (select u.scope from (
           select o.scopes from metered.operations_words o where o.at > $1 order by o.at desc limit $3) o,
-          lateral unnest(o.scopes) u(scope)
+          lateral pg_catalog.unnest(o.scopes) u(scope)
       union all
       select l.scope from metered.ledger l where l.ctid >= $2::text::tid and l.at > $1) c
 group by c.scope order by count(*) desc, c.scope limit $4`
@@ -117,18 +117,18 @@ type rate struct {
 // index of every sixteenth entry, and the fifteen behind it. What was written since is the difference of two entries. If
 // a purge took that one, it is the first that is left. Without the limit the planner expects a thousand epochs, and compiles (jit).
 const ratesSQL = `
-select s.scope, (extract(epoch from w.within) * 1000000)::bigint, t.at,
+select s.scope, (extract(epoch from w.within) * 1e6)::bigint, t.at,
     t.seq - coalesce(m.seq, b.seq, 0), t.spent - coalesce(m.spent, b.spent, 0), m.seq is not null
-from unnest($1::text[]) s(scope)
-cross join unnest($2::interval[]) w(within)
+from pg_catalog.unnest($1::text[]) s(scope)
+cross join pg_catalog.unnest($2::interval[]) w(within)
 cross join (select metered.clock() as now offset 0) c
 cross join lateral (
     select l.seq, l.spent, l.at, l.epoch from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
 left join lateral (
     select b.seq, b.spent
-    from (select generate_series(greatest(0, t.epoch - 15), t.epoch::int) limit 16) g(e),
+    from (select pg_catalog.generate_series(greatest(0, t.epoch - 15), t.epoch::int) limit 16) g(e),
          lateral (select l.seq from metered.ledger l
-          where l.scope = s.scope and l.epoch = g.e and l.at <= c.now - w.within and (l.seq & 15 = 1 or l.kind = 'k')
+          where l.scope = s.scope and l.epoch = g.e and l.at <= c.now - w.within and (l.seq & 15::bigint = 1 or l.kind = 'k')
           order by l.at desc, l.seq desc limit 1) k,
          lateral (select l.seq, l.spent from metered.ledger l
           where l.scope = s.scope and l.seq between k.seq and k.seq + 15 and l.epoch = g.e and l.at <= c.now - w.within
@@ -162,7 +162,7 @@ type wait struct {
 // waitsSQL has the key of the lock from its halves. waitstart is by the server's clock, and null for an instant.
 const waitsSQL = `
 select l.classid::bigint << 32 | l.objid::bigint, count(*),
-    coalesce(extract(epoch from max(pg_catalog.clock_timestamp() - l.waitstart)) * 1000000, 0)::bigint
+    coalesce(extract(epoch from pg_catalog.max(pg_catalog.clock_timestamp() - l.waitstart)) * 1e6, 0)::bigint
 from pg_catalog.pg_locks l
 where l.locktype = 'advisory' and l.objsubid = 1 and not l.granted
   and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())

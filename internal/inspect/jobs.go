@@ -87,6 +87,6 @@ from (select pg_catalog.to_regclass($1)::oid as oid) t`
 // jobsSQL is for River's table.
 const jobsSQL = `
 select j.id, j.kind, j.queue, j.state::text, j.attempt, j.max_attempts, j.priority, j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at,
-    coalesce(j.errors[array_upper(j.errors, 1)] ->> 'error', ''),
-    coalesce(j.metadata ->> '` + jobs.MetadataKey + `', ''), coalesce(j.metadata ->> '` + jobs.MetadataTenant + `', '')
+    coalesce(j.errors[pg_catalog.array_upper(j.errors, 1)] ->> 'error'::text, ''),
+    coalesce(j.metadata ->> '` + jobs.MetadataKey + `'::text, ''), coalesce(j.metadata ->> '` + jobs.MetadataTenant + `'::text, '')
 from %s j where j.id = any ($1)`

@@ -74,7 +74,7 @@ func (r *Reader) Leases(ctx context.Context, f LeaseFilter) (LeaseList, error) {
 const leaseColumns = `
 select l.no, l.scope, case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end,
     l.owner, coalesce(l.child, ''), l.granted,
-    coalesce(l.spent, (select sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)::bigint,
+    coalesce(l.spent, (select pg_catalog.sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)::bigint,
     l.opened_at, l.ends_at, l.settled_at, coalesce(l.settled_by, ''), l.opened_seq, coalesce(l.settled_seq, 0)`
 
 // These go by the indexes of what is open, by scope or not.

@@ -57,18 +57,18 @@ type Overview struct {
 
 // Counts end at a bound, and go by partial indexes of what is open.
 const overviewSQL = `
-select n.clk, (select max(v.version) from metered.schema_version v), u.n, u.first, o.n, o.first, w.n, w.units, e.n, d.n, d.first
+select n.clk, (select pg_catalog.max(v.version) from metered.schema_version v), u.n, u.first, o.n, o.first, w.n, w.units, e.n, d.n, d.first
 from (select metered.clock() as clk offset 0) n,
-    lateral (select count(*) as n, min(x.due) as first from (
+    lateral (select count(*) as n, pg_catalog.min(x.due) as first from (
         select h.due from metered.holds h where h.pending and h.due <= n.clk order by h.due limit $1) x) u,
-    lateral (select count(*) as n, min(x.due) as first from (
+    lateral (select count(*) as n, pg_catalog.min(x.due) as first from (
         select h.due from metered.holds h where h.pending and h.due > n.clk order by h.due limit $1) x) o,
-    lateral (select count(*) as n, coalesce(sum(x.granted), 0)::bigint as units from (
+    lateral (select count(*) as n, coalesce(pg_catalog.sum(x.granted), 0)::bigint as units from (
         select l.granted from metered.leases l
         where l.settled_at is null and l.ends_at > n.clk and l.mode <> 'g' order by l.ends_at limit $1) x) w,
     lateral (select count(*) as n from (
         select from metered.leases l where l.settled_at is null and l.ends_at <= n.clk order by l.ends_at limit $1) x) e,
-    lateral (select count(*) as n, min(x.expires_at) as first from (
+    lateral (select count(*) as n, pg_catalog.min(x.expires_at) as first from (
         select l.expires_at from metered.lots l where (l.open or l.untold > 0) and l.expires_at <= n.clk order by l.expires_at, l.no limit $1) x) d`
 
 // inFlightSQL counts the transactions that have a lock of ours and have looked at operations, which a command does first
@@ -76,14 +76,14 @@ from (select metered.clock() as clk offset 0) n,
 const inFlightSQL = `
 select count(*), count(*) filter (where p.waits)
 from (
-    select l.pid, bool_or(not l.granted) as waits
+    select l.pid, pg_catalog.bool_or(not l.granted) as waits
     from pg_catalog.pg_locks l
     where l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())
       and l.pid <> pg_catalog.pg_backend_pid()
-      and (l.locktype = 'relation' and l.relation = 'metered.operations'::pg_catalog.regclass
+      and (l.locktype = 'relation' and l.relation = 'metered.operations'::pg_catalog.regclass::oid
         or l.locktype = 'advisory' and l.objsubid = 1)
     group by l.pid
-    having bool_or(l.locktype = 'relation') and bool_or(l.locktype = 'advisory')) p`
+    having pg_catalog.bool_or(l.locktype = 'relation') and pg_catalog.bool_or(l.locktype = 'advisory')) p`
 
 // Overview returns the state of the schema.
 func (r *Reader) Overview(ctx context.Context) (Overview, error) {
@@ -131,10 +131,10 @@ func bounded(n int64) Count {
 
 // estimateSQL is what the planner makes of a table's statistics: rows to a page, as of the last ANALYZE, and its size now.
 const estimateSQL = `
-select case when c.reltuples < 0 or c.relpages = 0 then -1
-    else (c.reltuples::float8 / c.relpages * pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::int)::bigint end,
+select case when c.reltuples < 0::float4 or c.relpages = 0 then -1
+    else (c.reltuples::float8 / c.relpages::float8 * pg_catalog.pg_relation_size(c.oid)::float8 / pg_catalog.current_setting('block_size')::float8)::bigint end,
     pg_catalog.pg_relation_size(c.oid)
-from pg_catalog.pg_class c where c.oid = $1::text::pg_catalog.regclass`
+from pg_catalog.pg_class c where c.oid = $1::text::pg_catalog.regclass::oid`
 
 // smallTable is a table's size in bytes up to which its rows are counted.
 const smallTable = 1 << 20
@@ -200,8 +200,8 @@ func (r *Reader) scopes(ctx context.Context, entries Count) (Count, error) {
 // newestAheadSQL is about the newest record, and what is in the last pages of the ledger.
 const newestAheadSQL = `
 select (extract(epoch from greatest(
-    (select max(o.at) from metered.operations_words o),
-    (select max(l.at) from metered.ledger l where l.ctid >= $1::text::tid)) - metered.clock()) * 1000000)::bigint`
+    (select pg_catalog.max(o.at) from metered.operations_words o),
+    (select pg_catalog.max(l.at) from metered.ledger l where l.ctid >= $1::text::tid)) - metered.clock()) * 1e6)::bigint`
 
 func (r *Reader) newestAhead(ctx context.Context) (time.Duration, error) {
 	tail, err := r.tail(ctx)

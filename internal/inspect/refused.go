@@ -32,7 +32,7 @@ const refusedSQL = `
 select l.this::text
 from (select o.at, o.refusal_limits from metered.operations_words o order by o.at desc limit $2) x,
     lateral (
-        select (e.refusal -> 'limit')::jsonb as this from json_array_elements(
-            case when json_typeof(x.refusal_limits) = 'array' then x.refusal_limits end) e(refusal)
-        where e.refusal ->> 'scope' = $1) l
-group by l.this order by max(x.at) desc limit $3`
+        select (e.refusal -> 'limit'::text)::jsonb as this from pg_catalog.json_array_elements(
+            case when pg_catalog.json_typeof(x.refusal_limits) = 'array' then x.refusal_limits end) e(refusal)
+        where e.refusal ->> 'scope'::text = $1) l
+group by l.this order by pg_catalog.max(x.at) desc limit $3`

@@ -60,7 +60,7 @@ with recursive s as (
     (select l.scope from metered.ledger l where l.scope > $2 and l.scope >= $1 order by l.scope limit 1)
     union all
     select (select l.scope from metered.ledger l where l.scope > s.scope order by l.scope limit 1)
-    from s where starts_with(s.scope, $1)
+    from s where pg_catalog.starts_with(s.scope, $1)
 )`
 
 const scopeColumns = `
@@ -73,7 +73,7 @@ const lastEntry = `lateral (
 const scopesSQL = skipSQL + `
 select s.scope,` + scopeColumns + `
 from s, ` + lastEntry + `
-where starts_with(s.scope, $1) limit $3`
+where pg_catalog.starts_with(s.scope, $1) limit $3`
 
 func (s *Scope) dest() []any {
 	return []any{&s.Scope, &s.Seq, &s.Last, &s.Spent, &s.Refunded, &s.Credited, &s.Held, &s.Epoch, &s.Closed, &s.Lots}
@@ -186,7 +186,7 @@ from (select $1::text as scope) s cross join ` + lastEntry + `
 
 // sessionsSQL goes by the index of open lines.
 const sessionsSQL = `
-select count(*), min(h.due)
+select count(*), pg_catalog.min(h.due)
 from (select metered.clock() as now offset 0) c, lateral (
     select l.hold from metered.hold_lines l
     where l.scope = $1 and l.open > 0 and l.due >= c.now order by l.due limit $2) x, lateral (

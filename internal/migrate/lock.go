@@ -28,7 +28,7 @@ func (m migration) locked(ctx context.Context, f func(pgx.Tx) error) error {
 			if _, err := tx.Exec(ctx, "set local lock_timeout = '1s'"); err != nil {
 				return err
 			}
-			if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", schema.MigrationLock); err != nil {
+			if _, err := tx.Exec(ctx, "select pg_catalog.pg_advisory_xact_lock($1)", schema.MigrationLock); err != nil {
 				return err
 			}
 			entered = true
@@ -62,11 +62,11 @@ func rest(ctx context.Context, n int) error {
 }
 
 const holdersSQL = `
-select format('%s, which process %s holds%s%s',
-    string_agg(distinct coalesce(l.relation::regclass::text, 'another migration'), ', '), l.pid,
-    ' (' || nullif(a.application_name, '') || ')', ', in a transaction since ' || date_trunc('second', a.xact_start))
+select pg_catalog.format('%s, which process %s holds%s%s',
+    pg_catalog.string_agg(distinct coalesce(l.relation::regclass::text, 'another migration'), ', '), l.pid,
+    ' (' || nullif(a.application_name, '') || ')', ', in a transaction since ' || pg_catalog.date_trunc('second', a.xact_start))
 from pg_locks l left join pg_stat_activity a on a.pid = l.pid
-where l.granted and l.pid <> pg_backend_pid() and l.database = (select oid from pg_database where datname = current_database())
+where l.granted and l.pid <> pg_catalog.pg_backend_pid() and l.database = (select oid from pg_database where datname = pg_catalog.current_database())
   and (l.locktype = 'advisory' and l.objsubid = 1 and (l.classid::bigint << 32 | l.objid::bigint) = $1
     or l.relation in (select c.oid from pg_class c join pg_namespace s on s.oid = c.relnamespace
                       where c.relkind in ('r', 'i') and s.nspname in ($2, coalesce(nullif($3, ''), current_schema()))))

@@ -115,7 +115,7 @@ func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
 const ownerSQL = `
 select c.relowner::regrole::text, c.relowner <> r.oid
 from pg_class c, pg_roles r
-where c.oid = to_regclass('metered.schema_version') and r.rolname = current_user`
+where c.oid = pg_catalog.to_regclass('metered.schema_version')::oid and r.rolname = current_user`
 
 // becomeOwner acts as the owner of the tables from here on, so that all that is created belongs to
 // them. Before that it gives the owner the functions and views that are somebody else's.

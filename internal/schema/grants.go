@@ -46,7 +46,7 @@ var Tables = []Table{
 // GrantSQL renders what the role, which is quoted, needs for the calls of a set, in the schema n.
 // Functions are named with their arguments: those of the version before may be there, too.
 func (n Name) GrantSQL(set Role, role string) string {
-	return n.SQL(revokeFromPublic(true)) + fmt.Sprintf(`
+	return Script(n.SQL(revokeFromPublic(true)) + fmt.Sprintf(`
 grant usage on %[1]s to %[4]s;
 grant select on
     %[2]s
@@ -54,7 +54,7 @@ grant select on
 grant execute on function
     %[3]s
     to %[4]s;
-`, n.SQL("schema metered"), n.SQL(strings.Join(readable(set), ", ")), n.SQL(strings.Join(executable(set), ",\n    ")), role)
+`, n.SQL("schema metered"), n.SQL(strings.Join(readable(set), ", ")), n.SQL(strings.Join(executable(set), ",\n    ")), role))
 }
 
 func readable(set Role) []string {

@@ -30,3 +30,26 @@ func forGoose(sql string) string {
 	}
 	return b.String()
 }
+
+// Script makes a text of SQL mean the same whatever the search_path of the session that runs it is: somebody may have
+// created functions, operators and types there. It puts the search_path back at its end, for what the session runs next.
+// That goes for the whole session: a tool may run each statement in a transaction of its own.
+func Script(sql string) string { return fixPathSQL + sql + putPathBackSQL }
+
+const fixPathSQL = `-- Names are those of pg_catalog, whatever is on the search_path. It is put back at the end.
+do $$
+begin
+    perform pg_catalog.set_config('metered_script.search_path', pg_catalog.current_setting('search_path'), false);
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
+end
+$$;
+
+`
+
+const putPathBackSQL = `
+do $$
+begin
+    perform pg_catalog.set_config('search_path', pg_catalog.current_setting('metered_script.search_path'), false);
+end
+$$;
+`

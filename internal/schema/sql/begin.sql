@@ -39,7 +39,7 @@ $$;
 -- place, a capture or a release: 15 to 19 percent of their time. See ADR 20.
 create function metered.keep_memory() returns boolean
 language sql immutable
-as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) > 0';
+as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000), 1000)) operator(pg_catalog.>) 0';
 
 -- The only clock. clock_timestamp(), because now() is the start of the
 -- transaction, and a slow one would write entries already outside their window.
