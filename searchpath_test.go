@@ -166,6 +166,7 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	// Each statement by itself, as psql and some tools send it, and all of them at once.
 	conn, err := super.Acquire(ctx)
 	require.NoError(t, err)
+	defer conn.Release()
 	for i, name := range []string{"one", "whole"} {
 		text, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: name})
 		require.NoError(t, err)
@@ -179,7 +180,6 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 		}
 		require.Equal(t, "public, traps", queryRow[string](t, conn, "show search_path"))
 	}
-	conn.Release()
 	migrate(t, super, metered.MigrateOptions{})
 	for _, name := range []string{"one", "whole", "metered"} {
 		report, err := metered.Validate(ctx, super, name)
@@ -196,6 +196,7 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	execute(t, owner, "grant execute on function metered.charge to public")
 	tx, err := owner.Begin(ctx)
 	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
 	_, err = tx.Exec(ctx, "lock table metered.schema_version in share mode")
 	require.NoError(t, err)
 	_, err = tx.Exec(ctx, "select pg_advisory_xact_lock($1)", schema.MigrationLock)
