@@ -148,7 +148,7 @@ type SchemaSQLOptions struct {
 // SchemaSQL renders what Migrate does as a file of a migration tool's: the whole schema, or the upgrade from an earlier
 // version to SchemaVersion. Each release that changes SchemaVersion then is a file more, rendered by the new build;
 // earlier files stay good. Run it in one transaction, as the role that owns the data or is to own it, with a
-// lock_timeout, for the reason that Migrate has. The text is ASCII. Anything else than the options allow is an
+// lock_timeout, for the reason that Migrate has. It sets the session's search_path and puts it back at its end. The text is ASCII. Anything else than the options allow is an
 // *ArgumentError. See docs/operations.md.
 func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
