@@ -192,7 +192,7 @@ func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, er
 		return tokens.Secret{}, err
 	}
 	if len(c.cfg.SecretKey) == 0 {
-		return tokens.Secret{}, invalid("Config.SecretKey", "is needed to derive a secret")
+		return tokens.Secret{}, misuse("Config.SecretKey", "is needed to derive a secret")
 	}
 	return tokens.Derive(c.cfg.SecretKey, namespace, operationID, label)
 }

@@ -140,7 +140,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		op.Isolation = pgx.ReadCommitted
 	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
 	default:
-		return nil, invalid("Command.Isolation", "%q is not an isolation level of Postgres", cmd.Isolation)
+		return nil, misuse("Command.Isolation", "%q is not an isolation level of Postgres", cmd.Isolation)
 	}
 	if op.IssuedAt != nil && (op.IssuedAt.Year() < 1 || op.IssuedAt.Year() > 9999) {
 		return nil, invalid("Command.IssuedAt", "the year %d is not from 1 to 9999", op.IssuedAt.Year())
@@ -168,7 +168,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 			return nil, fmt.Errorf("metered: Command.Sticky: %w", err)
 		}
 		if !c.engine.TakesFirst() {
-			return nil, invalid("Command.Sticky", "need a pool of at least two connections")
+			return nil, misuse("Command.Sticky", "need a pool of at least two connections")
 		}
 		op.First = op.takeSticky
 	}

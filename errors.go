@@ -78,6 +78,11 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
+// misuse is invalid for a mistake of the program, whatever it was asked for.
+func misuse(field, format string, args ...any) error {
+	return fault.Misuse(errArgument, field, format, args...)
+}
+
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 

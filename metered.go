@@ -113,15 +113,15 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 	}
 	switch {
 	case len(cmd.Sticky) > 0:
-		return Outcome[R]{}, invalid("Command.Sticky", "cannot be taken from inside a transaction: use Do")
+		return Outcome[R]{}, misuse("Command.Sticky", "cannot be taken from inside a transaction: use Do")
 	case cmd.Isolation != "":
-		return Outcome[R]{}, invalid("Command.Isolation", "is the caller's, who began the transaction")
+		return Outcome[R]{}, misuse("Command.Isolation", "is the caller's, who began the transaction")
 	case cmd.EarlyRelease:
-		return Outcome[R]{}, invalid("Command.EarlyRelease", "is about a COMMIT, which is the caller's: use Do")
+		return Outcome[R]{}, misuse("Command.EarlyRelease", "is about a COMMIT, which is the caller's: use Do")
 	case cmd.RecordRefusal:
-		return Outcome[R]{}, invalid("Command.RecordRefusal", "needs a transaction of its own: use Do")
+		return Outcome[R]{}, misuse("Command.RecordRefusal", "needs a transaction of its own: use Do")
 	case cmd.LSN:
-		return Outcome[R]{}, invalid("Command.LSN", "is that of a COMMIT, which is the caller's: use replica.CommitLSN after it")
+		return Outcome[R]{}, misuse("Command.LSN", "is that of a COMMIT, which is the caller's: use replica.CommitLSN after it")
 	}
 	return run(ctx, c, tx, cmd, fn)
 }

@@ -106,7 +106,7 @@ func (t *Tx) open() error {
 	case t.dead():
 		return ErrTxDone
 	case t.op.cmd.Input == nil:
-		return invalid("Command.Input", "is nil: a command whose function charges, credits, refunds or calls holds declares what these depend on, "+
+		return misuse("Command.Input", "is nil: a command whose function charges, credits, refunds or calls holds declares what these depend on, "+
 			"so that the same id with other input is a conflict")
 	}
 	return nil

@@ -92,7 +92,8 @@ const StatusClientClosedRequest = 499
 //	429  a limit over a window, and metered.ErrTooManyAttempts; with Retry-After, unless waiting does not help
 //	499  a cancelled call (StatusClientClosedRequest)
 //	503  metered.ErrNotRenewed; what metered.Retryable says may pass, with Retry-After: 1; of a *metered.IndefiniteError with the operation's id
-//	500  all else, an error of a command's function too, without a code
+//	500  all else, an error of a command's function too, without a code; and arguments that the program makes up, and no
+//	     client: a limit, a Config, a nil. The error names the argument, for the log
 //
 // A *Problem is itself. If several limits refuse, 402 comes before 409, and 409 before 429. The body has the
 // stable code, and nothing of an error's text: no scope, no amount, nobody's name, not why a token was refused. Add a
@@ -119,6 +120,7 @@ func ProblemOf(err error) Problem {
 		p = denial(exceeded, errors.Is(err, fault.ErrTooManyAttempts))
 	case errors.Is(err, fault.ErrTooManyAttempts):
 		p.Status = http.StatusTooManyRequests
+	case fault.Misused(err): // 500
 	case statuses[code] != 0:
 		p.Status = statuses[code]
 	case errors.Is(err, context.Canceled):

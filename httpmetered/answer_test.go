@@ -207,6 +207,11 @@ func TestWrite_AnswersWhatHasNoCode(t *testing.T) {
 	requireAnswer(t, answered{499, ""}, "", context.Canceled)
 	requireAnswer(t, answered{413, ""}, "", &http.MaxBytesError{Limit: 777})
 	require.Equal(t, 500, httpmetered.Write(httptest.NewRecorder(), nil))
+
+	_, misused := metered.New(nil, metered.Config{})
+	requireAnswer(t, answered{500, ""}, "a nil", misused)
+	_, misused = budget.New(budget.Config{LockTimeout: -1})
+	requireAnswer(t, answered{500, ""}, "a Config", misused)
 }
 
 func TestWrite_NamesTheOperationWhoseOutcomeIsNotKnown(t *testing.T) {

@@ -31,7 +31,7 @@ type IdempotentConfig struct {
 	// server makes belong in another namespace.
 	Tenant func(*http.Request) (string, error)
 	// Command says what the request's command declares: charges, a token, RecordRefusal and so on. ID, Namespace and
-	// Input are set for it, and Name unless it has one. An error is answered as that of Tenant. Defaults to nothing.
+	// Input are set for it, and Name unless it has one: the pattern of the request, or its method, "other" for one that net/http does not name. An error is answered as that of Tenant. Defaults to nothing.
 	Command func(r *http.Request, body []byte) (metered.Command, error)
 	// Optional lets requests without a key through, each as a command with an id of its own. Defaults to false: 400.
 	Optional bool
@@ -172,9 +172,18 @@ func (m *idempotent) run(w http.ResponseWriter, r *http.Request, next http.Handl
 		}
 	}
 	digest := sha256.Sum256(body)
-	cmd.ID, cmd.Namespace, cmd.Name = key, tenant, cmp.Or(cmd.Name, r.Pattern, r.Method)
+	cmd.ID, cmd.Namespace, cmd.Name = key, tenant, cmp.Or(cmd.Name, r.Pattern, methodName(r.Method))
 	cmd.Input = [...]string{r.Method, r.URL.RequestURI(), hex.EncodeToString(digest[:])}
 	return m.do(r, cmd, body, next)
+}
+
+// methodName is a method as a command's name: clients make up methods, and an observer keeps each name.
+func methodName(method string) string {
+	switch method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect:
+		return method
+	}
+	return "other"
 }
 
 // unread is the error of a body that could not be read.

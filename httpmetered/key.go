@@ -3,6 +3,7 @@ package httpmetered
 import (
 	"errors"
 	"net/http"
+	"regexp"
 	"strings"
 
 	"github.com/pgmetered/metered"
@@ -23,8 +24,8 @@ var (
 const fieldKey = "Idempotency-Key"
 
 // Key returns the Idempotency-Key of a request, for Command.ID of a command that the handler runs itself. It is 1 to
-// MaxIdempotencyKeyBytes printable ASCII characters: as the draft has it, a String of structured fields ("8e03…"), or bare, as
-// most clients send it, then without spaces and ",;"\. Both spellings are the same key. ErrKeyMissing; ErrKeyInvalid, also
+// MaxIdempotencyKeyBytes printable ASCII characters: as the draft has it, a String of structured fields ("8e03…"),
+// whose parameters are skipped, or bare, as most clients send it, then without spaces and ",;"\. Both spellings are the same key. ErrKeyMissing; ErrKeyInvalid, also
 // for several fields.
 func Key(r *http.Request) (string, error) {
 	values := r.Header.Values(fieldKey)
@@ -51,7 +52,13 @@ func OptionalKey(r *http.Request) (string, error) {
 	return key, err
 }
 
-// parseKey reads a String of RFC 9651, 4.2.5, without parameters, or a bare key.
+// parameters are those of an Item of RFC 9651, 4.2.3.2, with Bare Items of each kind. None means anything here.
+var parameters = regexp.MustCompile(`^(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:` + strings.Join([]string{
+	`-?[0-9]{1,15}`, `-?[0-9]{1,12}\.[0-9]{1,3}`, `"(?:[ !#-\[\]-~]|\\["\\])*"`, "[A-Za-z*][!#-'*+.^_`|~0-9A-Za-z:/-]*", `:[A-Za-z0-9+/=]*:`,
+	`\?[01]`, `@-?[0-9]{1,15}`, `%"(?:[ !#$&-~]|%[0-9a-f]{2})*"`,
+}, "|") + `))?)*$`)
+
+// parseKey reads a String of RFC 9651, 4.2.5, with parameters or without, or a bare key.
 func parseKey(field string) (key string, ok bool) {
 	inner, quoted := strings.CutPrefix(field, `"`)
 	if !quoted {
@@ -66,7 +73,7 @@ func parseKey(field string) (key string, ok bool) {
 	for i := 0; i < len(inner); i++ {
 		switch c := inner[i]; {
 		case c == '"':
-			return b.String(), i == len(inner)-1
+			return b.String(), parameters.MatchString(inner[i+1:])
 		case c == '\\':
 			if i++; i == len(inner) || inner[i] != '"' && inner[i] != '\\' {
 				return "", false

@@ -23,8 +23,10 @@ func TestKey_IsAStringOfStructuredFieldsOrBare(t *testing.T) {
 		" \"k\"\t":                               "k",
 		`"a key, with \"\\; in it"`:              `a key, with "\; in it`,
 		"a+/=:k":                                 "a+/=:k",
-		long:                                     long,
-		`"` + long + `"`:                         long,
+		`"k";a`:                                  "k",
+		`"k"; a=1;*b_.-*=-1.25;c="q\"; \\";d=tok/en:1;e=:AQ==:;f=?0;g=@-3;h=%"f%c3%bc"`: "k",
+		long:             long,
+		`"` + long + `"`: long,
 		`"` + strings.Repeat(`\"`, httpmetered.MaxIdempotencyKeyBytes) + `"`: strings.Repeat(`"`, httpmetered.MaxIdempotencyKeyBytes),
 	} {
 		got, err := keyOf(field)
@@ -41,7 +43,7 @@ func TestKey_RefusesWhatIsNone(t *testing.T) {
 	require.ErrorIs(t, err, httpmetered.ErrKeyMissing)
 	long := strings.Repeat("k", httpmetered.MaxIdempotencyKeyBytes+1)
 	for _, fields := range [][]string{
-		{""}, {" "}, {`""`}, {`"`}, {`"k`}, {`k"`}, {`"k""`}, {`"k";a=1`}, {`"k", "l"`}, {"k, l"}, {"k,l"}, {"k;a"}, {"a b"},
+		{""}, {" "}, {`""`}, {`"`}, {`"k`}, {`k"`}, {`"k""`}, {`"k";`}, {`"k" ;a`}, {`"k";A=1`}, {`"k";a=`}, {`"k";a =1`}, {`"k";a=1,`}, {`"k";a="`}, {`"k";a=1.`}, {`"k";a=?2`}, {`"k", "l"`}, {"k, l"}, {"k,l"}, {"k;a"}, {"a b"},
 		{`"\k"`}, {`"k\"`}, {`"k\`}, {`a\b`}, {"a\x00b"}, {"a\x7fb"}, {"\"a\nb\""}, {"\"a\tb\""}, {"clé"}, {`"clé"`}, {"a\xff"},
 		{long}, {`"` + long + `"`}, {strings.Repeat("k", 10<<10)}, {"k", "k"}, {"k", ""},
 	} {

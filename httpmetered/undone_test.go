@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -208,6 +209,44 @@ func TestIdempotent_ARefusedCommandAnswersTheRefusal(t *testing.T) {
 			require.Equal(t, 2, s.orders())
 		}
 	}
+}
+
+// A limit that the program made up wrongly is its own mistake: the log names the argument, and the client hears nothing of it.
+func TestIdempotent_AMistakeOfTheProgramIs500(t *testing.T) {
+	t.Parallel()
+	for field, limit := range map[string]budget.Limit{
+		"Limits[0].Tell":        budget.PerWindow(10, time.Hour).Named("hourly").Tell(budget.Threshold{Name: "most", Percent: 80}),
+		"Limits[0].Window":      {Max: 10},
+		"Limits[0].Period.Zone": budget.PerDay(10, time.Local, time.Time{}),
+	} {
+		s := newShop(t, httpmetered.IdempotentConfig{Command: charging(false, limit)}, created)
+		r := s.post("six", "a")
+		require.Equal(t, 500, r.status, field)
+		require.JSONEq(t, `{"title":"Internal Server Error","status":500}`, r.body)
+		require.Len(t, s.told(), 1)
+		require.ErrorContains(t, s.told()[0], field)
+		require.Zero(t, s.records())
+	}
+}
+
+// Clients make up methods. The commands of requests without a pattern have few names all the same.
+func TestIdempotent_AMethodThatIsMadeUpIsNoName(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	client, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	once, err := httpmetered.Idempotent(client, httpmetered.IdempotentConfig{Tenant: func(*http.Request) (string, error) { return "ann", nil }})
+	require.NoError(t, err)
+	handler := once(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }))
+	for i, method := range []string{"POST", "PATCH", "MADEUP", "post", "M1", "M2"} {
+		r := httptest.NewRequest("POST", "/", strings.NewReader("body"))
+		r.Method = method
+		r.Header.Set("Idempotency-Key", fmt.Sprint(i))
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		require.Equal(t, http.StatusCreated, w.Code)
+	}
+	require.Equal(t, "PATCH,POST,other", pgtest.Value[string](t, pool, `select string_agg(distinct name collate "C", ',' order by name collate "C") from metered.operations`))
 }
 
 func TestIdempotent_WithoutAKeyWhereItIsOptionalAndSafeMethods(t *testing.T) {

@@ -68,8 +68,10 @@ func TestServe_ServesThePageToThisMachine(t *testing.T) {
 		status, body := get(t, url, "")
 		require.Equal(t, http.StatusOK, status)
 		require.Contains(t, body, "org/acme")
-		status, _ = get(t, url+"scope?scope=org%2Facme", "localhost:1")
-		require.Equal(t, http.StatusOK, status)
+		for _, host := range []string{"localhost:1", "LOCALHOST", "[::1]", "[::1]:80", "127.0.0.1"} {
+			status, _ = get(t, url+"scope?scope=org%2Facme", host)
+			require.Equal(t, http.StatusOK, status, host)
+		}
 		status, body = get(t, url, "rebound.example")
 		require.Equal(t, http.StatusMisdirectedRequest, status)
 		require.NotContains(t, body, "org/acme")

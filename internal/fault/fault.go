@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -38,7 +39,24 @@ type Argument struct {
 	// Reason says what is wrong with it and what is allowed.
 	Reason string
 
-	kind *Sentinel
+	kind    *Sentinel
+	program bool // a mistake of the program, whatever it was asked for
+}
+
+// Misuse is Invalid for a mistake of the program.
+func Misuse(kind *Sentinel, field, format string, args ...any) *Argument {
+	a := Invalid(kind, field, format, args...)
+	a.program = true
+	return a
+}
+
+// Misused reports whether err refuses an argument that the program makes up, and no client of it: a limit, a
+// configuration, a nil.
+func Misused(err error) bool {
+	var a *Argument
+	return errors.As(err, &a) && (a.program || slices.ContainsFunc(strings.Split(a.Field, "."), func(part string) bool {
+		return strings.HasPrefix(part, "Limits") || strings.HasSuffix(part, "Config")
+	}))
 }
 
 // Invalid returns an Argument that unwraps to kind.
@@ -57,7 +75,7 @@ func (a *Argument) Code() string { return a.kind.code }
 // Made refuses a receiver that its package's New did not make.
 func Made(kind *Sentinel, receiver string, made bool) error {
 	if !made {
-		return Invalid(kind, receiver, "was not made by New")
+		return Misuse(kind, receiver, "was not made by New")
 	}
 	return nil
 }
@@ -66,7 +84,7 @@ func Made(kind *Sentinel, receiver string, made bool) error {
 func NotNil(kind *Sentinel, field string, arg any) error {
 	v := reflect.ValueOf(arg)
 	if arg == nil || (v.Kind() == reflect.Pointer || v.Kind() == reflect.Func) && v.IsNil() {
-		return Invalid(kind, field, "is nil")
+		return Misuse(kind, field, "is nil")
 	}
 	return nil
 }
