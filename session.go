@@ -147,7 +147,8 @@ type Used struct {
 
 // Settle captures what was used, frees the rest, calls fn (which may be nil) for the caller's writes, records the result, and
 // commits: all or nothing. It is the command of the session's ID, so what Do says of functions, retries, outcomes and errors
-// holds here too. The same again, in whatever process, is answered by the record.
+// holds here too. The same again, in whatever process, is answered by the record; with other amounts it is ErrConflict, which says
+// both.
 //
 // ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …).
 //
@@ -158,10 +159,13 @@ type Used struct {
 // used than is held, and Over is OverRefused; *budget.ExceededError: it does not fit. *LostError: the session's hold has ended,
 // and nothing is written, whoever settled the operation since.
 func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome[R], error) {
+	h := s.s
 	if s.finished {
+		if err := h.agrees(used, s.out.Holds); err != nil {
+			return Outcome[R]{}, err
+		}
 		return s.out, nil
 	}
-	h := s.s
 	call, err := captureHolds(h.client.Holds, h.capture(used))
 	if err != nil {
 		return Outcome[R]{}, renamed(err, "Capture", "Used")
@@ -182,6 +186,12 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 	if err == nil && !slices.ContainsFunc(out.Holds, func(of holds.Hold) bool { return of.ID == h.id }) {
 		err = &LostError{ID: h.r.ID, Cause: errSettled}
 	}
+	if err == nil && out.Replayed {
+		if err := h.agrees(used, out.Holds); err != nil {
+			h.end(nil, sessionSettled)
+			return Outcome[R]{}, err
+		}
+	}
 	if err != nil {
 		if lost := (*LostError)(nil); errors.As(err, &lost) {
 			h.end(lost, sessionLost)
@@ -190,6 +200,29 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 	}
 	h.end(nil, sessionSettled)
 	return out, nil
+}
+
+// agrees is a conflict if used is not what was settled, which the first of the recorded holds says. OverUpTo may have taken
+// less than was used.
+func (s *session) agrees(used Used, recorded []holds.Hold) error {
+	if len(recorded) == 0 {
+		return nil
+	}
+	for _, l := range recorded[0].Lines {
+		amount := l.Amount
+		if !used.All {
+			at := slices.IndexFunc(used.Lines, func(of holds.Line) bool { return of.Scope == l.Scope })
+			if amount = 0; at >= 0 {
+				amount = used.Lines[at].Amount
+			}
+		}
+		cut := used.Over == holds.OverUpTo && l.Amount <= l.Captured && l.Captured < amount
+		if amount != l.Captured && !cut {
+			return fmt.Errorf("%w: operation %q in namespace %q was settled with %d units of scope %q, and now with %d",
+				ErrConflict, s.r.ID, s.r.Namespace, l.Captured, l.Scope, amount)
+		}
+	}
+	return nil
 }
 
 var errSettled = errors.New("the operation was settled by another session")

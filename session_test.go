@@ -329,3 +329,51 @@ func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
 		require.Contains(t, argument.Field, field)
 	}
 }
+
+// What was settled stays settled: the same again is the first answer, in this process and in another, and another amount is a
+// conflict that says both.
+func TestSettle_AgainWithAnotherAmountIsAConflictThatSaysBoth(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	upTo := func(n int64) metered.Used {
+		used := tokensUsed(n)
+		used.Over, used.Lines[0].Limits = holds.OverUpTo, []budget.Limit{budget.Lifetime(120)}
+		return used
+	}
+	for id, first := range map[string]metered.Used{"1": tokensUsed(5), "2": {All: true}, "3": upTo(15)} {
+		r := stream(id)
+		r.Lines[0].Amount = 10
+		s, err := metered.Open[usage](ctx, c, r)
+		require.NoError(t, err)
+		_, err = s.Settle(ctx, first, says(1))
+		require.NoError(t, err)
+		later, err := metered.Open[usage](ctx, c, r)
+		require.NoError(t, err)
+		require.True(t, later.Finished())
+		for _, s := range []*metered.Session[usage]{s, later} {
+			out, err := s.Settle(ctx, first, says(2))
+			require.NoError(t, err)
+			require.True(t, out.Replayed)
+			require.EqualValues(t, 1, out.Result.Tokens)
+			_, err = s.Settle(ctx, tokensUsed(7), says(2))
+			require.ErrorIs(t, err, metered.ErrConflict)
+			require.ErrorContains(t, err, fmt.Sprintf("settled with %d units of scope \"tokens\", and now with 7", map[string]int{"1": 5, "2": 10, "3": 15}[id]))
+		}
+	}
+	require.Equal(t, [2]int64{30, 0}, stands(t, pool, c, "tokens"))
+
+	// 30 of the limit's 120 are used, so 90 of these 110 fit. The same 110 again are no other amount.
+	r := stream("4")
+	r.Lines[0].Amount = 10
+	s, err := metered.Open[usage](ctx, c, r)
+	require.NoError(t, err)
+	for _, replayed := range []bool{false, true} {
+		out, err := s.Settle(ctx, upTo(110), says(1))
+		require.NoError(t, err)
+		require.Equal(t, replayed, out.Replayed)
+		require.EqualValues(t, 90, out.Holds[0].Lines[0].Captured)
+	}
+	_, err = s.Settle(ctx, upTo(89), says(1))
+	require.ErrorIs(t, err, metered.ErrConflict)
+}
