@@ -19,10 +19,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/observed"
-	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/refusals"
 	"github.com/pgmetered/metered/internal/schema"
-	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/observe"
@@ -209,20 +207,11 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 	if c.engine.Inside(ctx) {
 		return ErrNested
 	}
-	for n := 1; ; n++ {
+	return c.engine.Again(ctx, func() error {
 		err := c.runTx(ctx, opts, fn)
 		c.observer.Never(ctx, err, ErrCommitUnknown)
-		switch {
-		case !sqlstate.Collided(err):
-			return err
-		case n == c.cfg.MaxAttempts:
-			return fmt.Errorf("%w: gave up after %d attempts: %w", ErrSerialization, n, err)
-		}
-		c.observer.Retried(ctx, err)
-		if stopped := pause.Before(ctx, n); stopped != nil {
-			return fmt.Errorf("metered: %w, while retrying: %w", stopped, err)
-		}
-	}
+		return err
+	})
 }
 
 func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) error {

@@ -81,8 +81,8 @@ type Command struct {
 	// record is written after the rollback, in a transaction of its own. If that fails, Do returns another error and
 	// nothing is decided. A mistyped token is a refusal, too: the right one needs a new ID. Not in DoTx. Defaults to false.
 	RecordRefusal bool
-	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx:
-	// call replica.CommitLSN after the commit. Defaults to false.
+	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). It is not on record: a
+	// replay answers a later one. Not in DoTx: call replica.CommitLSN after the commit. Defaults to false.
 	LSN bool
 
 	settling *settling // of a session

@@ -2,7 +2,9 @@ package metered_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -412,4 +414,54 @@ func TestRunTx_ALostAnswerToCommitIsUnknown(t *testing.T) {
 	require.False(t, metered.Retryable(err))
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Equal(t, 1, count(t, owner, "uploads where name = 'lost'"))
+}
+
+// Thirty callers take their snapshots before anybody commits, and there is room for fifteen. All but one lose, and run again one
+// after the other: with the default settings each of them gets its hold or its refusal.
+func TestCollisions_EachLoserGetsItsTurn(t *testing.T) {
+	t.Parallel()
+	const callers, room = 30, 15
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		pool, c := setUpWith(t, metered.Config{}, pgtest.Options{MaxConns: callers})
+		for how, place := range map[string]func(r holds.Request, began func()) error{
+			"Do": func(r holds.Request, began func()) error {
+				_, err := metered.Do(t.Context(), c, metered.Command{ID: r.ID, Isolation: level, Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+					began()
+					_, err := tx.Place(ctx, r, nil)
+					return nil, err
+				})
+				return err
+			},
+			"RunTx": func(r holds.Request, began func()) error {
+				return c.RunTx(t.Context(), pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, "select")
+					began()
+					if err == nil {
+						_, err = c.Holds.Place(ctx, tx, r)
+					}
+					return err
+				})
+			},
+		} {
+			var runs, placed, refused atomic.Int64
+			var all sync.WaitGroup
+			all.Add(callers)
+			inParallel(callers, func(i int) {
+				first := sync.OnceFunc(func() { all.Done(); all.Wait() })
+				r := holds.Request{ID: fmt.Sprint(how, i), TTL: time.Hour, Lines: []holds.Line{{Scope: how, Amount: 1, Limits: []budget.Limit{budget.Lifetime(room)}}}}
+				switch err := place(r, func() { runs.Add(1); first() }); {
+				case err == nil:
+					placed.Add(1)
+				case errors.Is(err, budget.ErrExceeded):
+					refused.Add(1)
+				default:
+					t.Errorf("%s, %s: %v", how, level, err)
+				}
+			})
+			require.EqualValues(t, room, placed.Load(), "%s, %s", how, level)
+			require.EqualValues(t, callers-room, refused.Load(), "%s, %s", how, level)
+			require.LessOrEqual(t, runs.Load(), int64(3*callers), "%s, %s: they run in turn", how, level)
+			require.Equal(t, room, count(t, pool, "metered.holds where id like '"+how+"%'"))
+		}
+	}
 }

@@ -86,8 +86,8 @@ const readSQL = `
 select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + commitSQL + `) end`
 
 // ReadLSN returns an LSN behind all that was read from db before, such as a recorded operation (metered.Client.Lookup)
-// or the history of a hold, for ReadAt on another server. A replica can be read, and a transaction, but for its own
-// writes.
+// or the history of a hold, for ReadAt on another server. It is where the log ends now, and not where the record was
+// committed: a later call answers a later LSN. A replica can be read, and a transaction, but for its own writes.
 func ReadLSN(ctx context.Context, db Querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err

@@ -34,6 +34,7 @@ type Engine struct {
 	cfg    Config
 	sql    statements
 	places chan struct{} // one for each attempt of an operation with a First
+	turns  *turns
 }
 
 type statements struct{ begin, complete, finish, lockAll string }
@@ -41,7 +42,7 @@ type statements struct{ begin, complete, finish, lockAll string }
 // New returns an Engine.
 func New(pool *pgxpool.Pool, cfg Config) *Engine {
 	n := cfg.Schema
-	return &Engine{pool: pool, cfg: cfg, places: places(pool), sql: statements{
+	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), sql: statements{
 		begin: n.SQL(beginSQL), complete: n.SQL(completeSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
@@ -175,6 +176,7 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 // deadline. If it stays open, it is *Indefinite, whatever the tries since then came to. lost says that one is open.
 func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context.Context, lost bool) attempt) (Record, error) {
 	var lost error // a COMMIT whose outcome is open
+	var turn func()
 	resolve, ended := ctx, int32(0)
 	for n := 1; ; n++ {
 		a := try(resolve, lost != nil)
@@ -205,9 +207,13 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 		case lost != nil: // not through to the answer yet: try on
 		case sqlstate.Collided(a.err) && n < e.cfg.MaxAttempts:
 			e.cfg.Observer.Retried(ctx, a.err)
+			if turn == nil {
+				turn = e.turns.take(ctx, a.key, e.cfg.LockTimeout)
+				defer turn()
+			}
 		case time.Now().Before(op.Until) && fault.Retryable(a.err):
 		case sqlstate.Collided(a.err):
-			return Record{}, fmt.Errorf("%w: gave up after %d attempts: %w", fault.ErrSerialization, n, a.err)
+			return Record{}, gaveUp(n, a.err)
 		default:
 			return Record{}, timedOut(resolve, a.err)
 		}
@@ -264,6 +270,28 @@ func (a *attempt) over(ctx context.Context, conn *pgxpool.Conn) {
 	closed := conn.Conn().IsClosed()
 	a.answered = a.unknown && !closed
 	a.ended = a.err != nil && !a.begun && closed && ctx.Err() == nil
+}
+
+// Again makes tries until one does not collide, up to MaxAttempts.
+func (e *Engine) Again(ctx context.Context, try func() error) error {
+	var turn func()
+	for n := 1; ; n++ {
+		err := try()
+		switch {
+		case !sqlstate.Collided(err):
+			return err
+		case n == e.cfg.MaxAttempts:
+			return gaveUp(n, err)
+		}
+		e.cfg.Observer.Retried(ctx, err)
+		if turn == nil {
+			turn = e.turns.take(ctx, 0, e.cfg.LockTimeout)
+			defer turn()
+		}
+		if stopped := pause.Before(ctx, n); stopped != nil {
+			return fmt.Errorf("metered: %w, while retrying: %w", stopped, err)
+		}
+	}
 }
 
 // Begin begins a transaction on a connection of the pool, on another one where that had ended before.

@@ -73,6 +73,12 @@ func ofCharges(c *ledger.Charging, err error) error {
 	return err
 }
 
+// gaveUp is the error of the last attempt that collided.
+func gaveUp(n int, err error) error {
+	return fmt.Errorf("%w: gave up after %d attempts (Config.MaxAttempts); at a hot scope use READ COMMITTED, which is as exact, or allow more: %w",
+		fault.ErrSerialization, n, err)
+}
+
 // timedOut gives ErrTimeout to an error that comes of ctx's deadline: ctx's own, or
 // that of the timeouts which were set to end a little before it. A function may have
 // deadlines of its own, which are its own errors.

@@ -1,12 +1,40 @@
 package command
 
 import (
+	"context"
 	"runtime"
 	"sync"
+	"time"
 	"weak"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
+
+// turns are those of calls that have collided, by the lock that they met at: within the process their next attempts run one
+// after the other. Above READ COMMITTED the lock cannot do that, since a writer that has waited for it has a snapshot from
+// before, and of those who wait all but one have to run again.
+type turns [64]chan struct{}
+
+func newTurns() *turns {
+	var t turns
+	for i := range t {
+		t[i] = make(chan struct{}, 1)
+	}
+	return &t
+}
+
+// take waits for the turn of a lock, no longer than a lock is waited for, and returns what ends it.
+func (t *turns) take(ctx context.Context, key int64, wait time.Duration) (over func()) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	turn := t[uint64(key)%uint64(len(t))]
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }
+	case <-ctx.Done():
+		return func() {}
+	}
+}
 
 // all has a channel for each pool, with one place less than the pool has connections:
 // so many attempts of operations with a First may run at once, and one connection is
