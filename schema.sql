@@ -905,6 +905,7 @@ begin
         end if;
     end if;
     if e.lots_end is null then
+        e := metered.after_minima(e, wait_ms);
         e.kind := 'd';
         e.amount := units;
         e.credited := e.credited + units;
@@ -966,6 +967,7 @@ begin
         end if;
         return;
     end if;
+    e := metered.after_minima(e, wait_ms);
     e.kind := 'r';
     e.amount := refund.amount;
     e.ref := charge_seq;
@@ -2029,6 +2031,7 @@ begin
         at := e.at;
         return;
     end if;
+    e := metered.after_minima(e, wait_ms);
     made := metered.credit_lot(e, lot, 'g');
     status := 'granted';
     no := made.no;
@@ -3315,18 +3318,21 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     tip  metered.ledger := metered.last_entry(of_scope);
+    clk  timestamptz := metered.clock();
     open bigint[];
+    due  bigint[];
     t    timestamptz;
 begin
     perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
     open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
+    due := case when tip.next_due <= clk then metered.due_minima(tip, times, clk) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- what happened at an edge is after it
         unsettled := coalesce(open[i], 0);
         if tip.at <= t then
             seq := tip.seq;
-            spent := tip.spent;
+            spent := tip.spent + coalesce(due[i], 0);
             refunded := tip.refunded;
             credited := tip.credited;
             refunded_after := 0;
@@ -3351,6 +3357,33 @@ begin
             else metered.refunds_after(of_scope, tip.seq, seq) end;
         return next;
     end loop;
+end
+$$;
+
+-- What lines that are due and not freed yet have captured of a scope before each of the times: as minima has it.
+create function metered.due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    total bigint := 0;
+    r     record;
+begin
+    for r in
+        select width_bucket(greatest(l.due, tip.at), times) as nth, sum(l.at_least - l.captured)::bigint as amount
+        from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
+        group by 1 order by 1
+    loop
+        if r.nth < cardinality(times) then
+            units[r.nth + 1] := r.amount;
+        end if;
+    end loop;
+    for i in 1..cardinality(times) loop
+        total := total + units[i];
+        units[i] := total;
+    end loop;
+    return units;
 end
 $$;
 
@@ -3730,6 +3763,7 @@ declare
     w      record;
 begin
     silent := false;
+    tip := metered.after_minima(tip, wait_ms);
     if limits is not null and units > 0 then
         amount := least(units, l.granted);
         w := metered.cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
@@ -3957,10 +3991,10 @@ begin
     if status is not null then
         return;
     end if;
-    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
     if metered.overdue(of_child, '-infinity', clk) > 0 then
         perform metered.expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
     end if;
+    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
     tip := metered.entry_for_write(of_child);
     held := tip.held;
     status := 'open';
@@ -4234,30 +4268,6 @@ begin
 end
 $$;
 
--- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
--- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
-create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
-language plpgsql stable
-as $$
-begin
-    return (
-        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
-        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
-          and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
-end
-$$;
-
--- The same of those lines that are not due: this will be spent whatever becomes of them.
-create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
-language plpgsql stable
-as $$
-begin
-    return (
-        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
-end
-$$;
-
 -- When the first line that is not due falls due.
 create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
@@ -4300,43 +4310,9 @@ as $$
     when next_due = '-infinity' then next_due end
 $$;
 
--- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
--- line, of the time at which it fell due, or of its scope's last entry if that is later.
-create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
-language plpgsql volatile
-as $$
-declare
-    l   record;
-    tip metered.ledger;
-begin
-    for l in
-        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
-        from metered.hold_lines y,
-             lateral (select x.id from metered.holds x where x.no = y.hold) h,
-             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
-        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
-        order by y.scope, y.due, y.hold
-    loop
-        tip := metered.entry_for_write(l.scope);
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
-            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
-            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
-        on conflict do nothing;
-        if not found then
-            perform metered.collided();
-        elsif tip.lots_end is not null then
-            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
-        end if;
-        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
-        where y.hold = l.hold and y.scope = l.scope;
-    end loop;
-end
-$$;
-
 -- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope. Of those that expire, what is not captured then.
+-- entry for each scope. Holds that expire free what they do not capture, at the time at which the last of them fell due. In a wallet
+-- that is now: its lots may have ended meanwhile.
 create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
@@ -4347,9 +4323,10 @@ declare
     made   int;
     wallets text[];
     minima boolean;
+    dues   timestamptz[];
 begin
-    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima) into scopes, sums, minima
-    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima from metered.hold_lines l
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due) into scopes, sums, minima, dues
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due from metered.hold_lines l
           where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
@@ -4364,10 +4341,10 @@ begin
     with made as (
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
+    select t.seq + 1, f.units, greatest(case when as_kind = 'x' and t.lots_end is null then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
-    from unnest(scopes, sums) f(scope, units),
+    from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing
     returning case when y.lots_end is not null then y.scope end as wallet)
@@ -4473,6 +4450,7 @@ begin
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
         perform metered.expire_rows(array[of_no], clk, origin.note);
+        perform metered.end_minima_of(array[of_no], clk, wait_ms);
         perform metered.release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
         if channel is not null then
@@ -4504,6 +4482,7 @@ as $$
 declare
     clk     timestamptz := metered.clock();
     due_nos bigint[];
+    blocked bigint[];
     locked  bigint[] := '{}';
     k       bigint;
 begin
@@ -4537,6 +4516,19 @@ begin
     where y.no = any (due_nos) and 0 = (
         select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
     if due_nos is null then
+        return;
+    end if;
+    -- Nor one that fell due after another that is left to others, and captures something.
+    loop
+        blocked := array(
+            select distinct x.hold from metered.hold_lines x
+            where x.hold = any (due_nos) and x.open <> 0 and 0 < (
+                select count(*) from metered.hold_lines l
+                where l.scope = x.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due < x.due and l.hold <> all (due_nos)));
+        exit when blocked = '{}';
+        due_nos := array(select n from unnest(due_nos) n where n <> all (blocked));
+    end loop;
+    if due_nos = '{}' then
         return;
     end if;
     perform metered.expire_rows(due_nos, clk, (metered.by_system()).note);
@@ -4641,6 +4633,122 @@ begin
     if latest is not null then
         update metered.holds_horizon z set at = latest where z.one and z.at < latest;
     end if;
+end
+$$;
+
+-- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, whoever ends it and
+-- when. So whoever writes an entry to a scope first ends the holds that are due there, where one has a minimum: up to 500 of them.
+
+-- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
+-- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
+create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
+          and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
+end
+$$;
+
+-- The same of those lines that are not due: this will be spent whatever becomes of them.
+create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
+end
+$$;
+
+-- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
+-- line, of the time at which it fell due, or of its scope's last entry if that is later.
+create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    l   record;
+    tip metered.ledger;
+begin
+    for l in
+        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
+        from metered.hold_lines y,
+             lateral (select x.id from metered.holds x where x.no = y.hold) h,
+             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
+        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
+        order by y.scope, y.due, y.hold
+    loop
+        tip := metered.entry_for_write(l.scope);
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
+            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
+            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+        on conflict do nothing;
+        if not found then
+            perform metered.collided();
+        elsif tip.lots_end is not null then
+            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
+        end if;
+        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
+        where y.hold = l.hold and y.scope = l.scope;
+    end loop;
+end
+$$;
+
+-- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum. It runs before an entry is written, behind
+-- which the minimum would count later. The scopes are locked. The hold of_others_than is no reason to end others.
+create function metered.end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+declare
+    since timestamptz[];
+begin
+    select array_agg(d.scope), array_agg(d.next_due) into scopes, since
+    from unnest(scopes) s(scope),
+         lateral (select y.scope, y.next_due from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
+    where d.next_due <= clk and 0 < (
+        select count(*) from (select from metered.hold_lines l
+            where l.scope = d.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= d.next_due and l.due <= clk
+              and l.hold is distinct from of_others_than limit 1) x);
+    if scopes is null then
+        return false;
+    end if;
+    perform metered.expire_due(scopes, since, clk, 500, wait_ms);
+    return true;
+end
+$$;
+
+-- The same for holds' scopes, whose rows are locked too.
+create function metered.end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return metered.end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
+end
+$$;
+
+-- The same for an entry that is to be written: e is as next_entry has it. Lots end holds that are due by themselves.
+create function metered.after_minima(e metered.ledger, wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    if e.next_due <= e.at and e.lots_end is null then
+        if metered.end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
+            tip := metered.entry_for_write(e.scope);
+            e.seq := tip.seq + 1;
+            e.at := greatest(e.at, tip.at);
+            e.spent := tip.spent;
+            e.held := tip.held;
+            e.next_due := tip.next_due;
+            e.crossed := tip.crossed;
+        end if;
+    end if;
+    return e;
 end
 $$;
 
@@ -5361,6 +5469,7 @@ begin
                 + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
         end loop;
     end if;
+    perform metered.end_minima_of(k.nos, k.clk, wait_ms);
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
@@ -5467,6 +5576,7 @@ begin
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
+    perform metered.end_minima_of(k.nos, k.clk, wait_ms);
     perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
@@ -7314,30 +7424,30 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,announce,announced,append,append_lot,as_far_as_admitted,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,after_minima,announce,announced,append,append_lot,as_far_as_admitted,
             balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,
             capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,
             check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
             consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,
-            crossed_at,draw,due_after,due_holds,due_parts,end_lots,entry_for_write,expire_and_check,expire_due,
-            expire_hold,expire_rows,extend_holds,find_job_key,find_lot,finish_command,first_due,first_for_write,
-            fits,fits_origin,free_lines,free_lots,fresh,give_back,goes_on,grant_lot,held_here,hold_as_json,
-            hold_json,inspect_token,judge,keep_memory,kept_told,key_fits,lapsing,last_entry,later_due,lease_key,
-            lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,
-            lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,memory_kept,minima,minima_to_come,
-            mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,
-            of_spent,old_lot,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,own_entry,
-            pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,purge_leases,
-            purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,
-            recorded_meanwhile,refund,refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,
-            refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,
-            repair_clock,replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,
-            revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,
-            spend,spend_range,spent_limits,spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,
-            tip,tip_for_write,told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,
-            unfinished,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,
-            use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,
-            written_here}')
+            crossed_at,draw,due_after,due_holds,due_minima,due_parts,end_lots,end_minima,end_minima_of,
+            entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
+            find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,free_lots,fresh,
+            give_back,goes_on,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
+            kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
+            line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,
+            lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_lot,
+            missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,one_snapshot,open_lease,
+            open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,
+            placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,
+            purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,
+            refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,refuse_closed,refuse_hold,
+            refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
+            require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,
+            rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,spent_limits,
+            spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,
+            told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,
+            untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,
+            with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -10,7 +10,7 @@ import (
 )
 
 // RangeUsage is what a scope used in a range of time, which begins at From and ends before To. An entry is in the range of
-// its Entry.At, by the database's clock. So what a hold keeps counts when it is captured; an event, when it was
+// its Entry.At, by the database's clock. So what a hold keeps counts when it is captured, and its minimum (holds.Line.AtLeast) when the hold falls due; an event, when it was
 // recorded and not when it occurred; and an entry that a wrong clock dated ahead, no later than at the clock repair.
 type RangeUsage struct {
 	From     time.Time `json:"from"`

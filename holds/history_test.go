@@ -245,6 +245,10 @@ func (h *history) compareUsage() {
 		got = append(got, budget.Usage{Query: u.Query, Used: u.Used, Held: u.Held, HoldDue: u.HoldDue})
 	}
 	require.Equal(h, want, got)
+	scope, from, edge := h.scope(), noon.Add(-time.Hour), h.now.Add(-h.duration("edge", 0, 1, 5, 10, 30))
+	u, err := h.f.ledger.UsageBetween(h.ctx(), h.tx, scope, from, edge)
+	require.NoError(h, err)
+	require.Equal(h, h.m.between(scope, h.now, from, edge), u.Charged, "%s until %v", scope, edge)
 }
 
 func (h *history) ctx() context.Context { return h.f.Context() }

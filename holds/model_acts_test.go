@@ -179,6 +179,7 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 		}
 		m.admit(now, scopesOf(excess), scopesOf(excess))
 	}
+	m.endMinima(now, nil, open(found...)...)
 	for _, h := range found {
 		for i := range h.lines {
 			l := &h.lines[i]
@@ -223,6 +224,7 @@ func (m *model) release(now time.Time, r holds.Release) ([]*mHold, error) {
 			m.giveBack(h, now, r.Note.Reason)
 			continue
 		}
+		m.endMinima(now, nil, open(h)...)
 		m.free(h, now, nil)
 		h.state, h.ended, h.pending, h.reason = holds.Released, now, false, r.Note.Reason
 		h.version++
@@ -262,6 +264,7 @@ func (m *model) refund(now time.Time, r holds.Refund) ([]*mHold, error) {
 
 func (m *model) giveBack(h *mHold, now time.Time, reason string) {
 	for _, ref := range h.spent {
+		m.endMinima(now, nil, ref.scope)
 		m.entry(ref.scope, now)
 		c := &m.scopes[ref.scope].charges[ref.charge]
 		c.refunded = c.amount
@@ -286,6 +289,11 @@ func (m *model) expireOne(now time.Time, e holds.Expire) (*mHold, holds.ExpireSt
 	case h.state == holds.Held && h.due.After(now):
 		return h, holds.NotDue, nil
 	}
+	if h.state == holds.Held {
+		h.state, h.ended = holds.Expired, h.due
+		h.version++
+	}
+	m.endMinima(now, h, open(h)...)
 	m.expire([]*mHold{h}, now, nil)
 	h.pending = false
 	return h, holds.ExpiredNow, nil

@@ -118,14 +118,34 @@ func (m *model) used(scope string, now time.Time, window time.Duration) (used in
 			used += c.amount - c.refunded
 		}
 	}
-	for _, h := range m.holds { // what expiry captures counts before it is written down
-		for _, l := range h.lines {
-			if l.scope == scope && l.open > 0 && !h.due.After(now) && (window == budget.Forever || later(h.due, s.last).After(since)) {
-				used += max(0, l.least-l.captured)
-			}
+	for _, c := range m.minima(scope, now) {
+		if window == budget.Forever || c.at.After(since) {
+			used += c.amount
 		}
 	}
 	return used
+}
+
+// minima are what expiry captures, and nobody has written down.
+func (m *model) minima(scope string, now time.Time) (charges []mCharge) {
+	for _, h := range m.holds {
+		for _, l := range h.lines {
+			if l.scope == scope && l.open > 0 && !h.due.After(now) {
+				charges = append(charges, mCharge{at: later(h.due, m.scopes[scope].last), amount: max(0, l.least-l.captured)})
+			}
+		}
+	}
+	return charges
+}
+
+// between is what a scope was charged from one time until another.
+func (m *model) between(scope string, now, from, to time.Time) (units int64) {
+	for _, c := range append(m.minima(scope, now), m.scopes[scope].charges...) {
+		if !c.at.Before(from) && c.at.Before(to) {
+			units += c.amount
+		}
+	}
+	return units
 }
 
 // minimal reports whether open lines of a scope capture something when they expire.
@@ -242,9 +262,45 @@ func (m *model) expire(all []*mHold, now time.Time, scopes []string) {
 			}
 		}
 	}
+	last := map[string]time.Time{}
 	for _, h := range all {
-		m.free(h, now, scopes)
+		for i := range h.lines {
+			l := &h.lines[i]
+			if l.open > 0 && (scopes == nil || slices.Contains(scopes, l.scope)) {
+				last[l.scope] = later(last[l.scope], h.due)
+				l.open = 0
+			}
+		}
 	}
+	for scope, due := range last {
+		if due.After(now) {
+			due = now
+		}
+		m.entry(scope, due)
+	}
+}
+
+// endMinima ends what is due on those of the scopes where it captures something, ahead of an entry: but for a hold of its own.
+func (m *model) endMinima(now time.Time, own *mHold, scopes ...string) {
+	scopes = slices.DeleteFunc(slices.Clone(scopes), func(scope string) bool {
+		return !slices.ContainsFunc(m.holds, func(h mHold) bool {
+			return (own == nil || h.id != own.id) && !h.due.After(now) &&
+				slices.ContainsFunc(h.lines, func(l mLine) bool { return l.scope == scope && l.open > 0 && l.least > l.captured })
+		})
+	})
+	m.admit(now, scopes, scopes)
+}
+
+// open are the scopes of which holds keep something.
+func open(all ...*mHold) (scopes []string) {
+	for _, h := range all {
+		for _, l := range h.lines {
+			if l.open > 0 {
+				scopes = append(scopes, l.scope)
+			}
+		}
+	}
+	return scopes
 }
 
 func (m *model) free(h *mHold, now time.Time, scopes []string) {

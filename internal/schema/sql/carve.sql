@@ -126,10 +126,10 @@ begin
     if status is not null then
         return;
     end if;
-    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
     if metered.overdue(of_child, '-infinity', clk) > 0 then
         perform metered.expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
     end if;
+    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
     tip := metered.entry_for_write(of_child);
     held := tip.held;
     status := 'open';

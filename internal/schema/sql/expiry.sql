@@ -11,30 +11,6 @@ begin
 end
 $$;
 
--- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
--- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
-create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
-language plpgsql stable
-as $$
-begin
-    return (
-        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
-        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
-          and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
-end
-$$;
-
--- The same of those lines that are not due: this will be spent whatever becomes of them.
-create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
-language plpgsql stable
-as $$
-begin
-    return (
-        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
-end
-$$;
-
 -- When the first line that is not due falls due.
 create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
@@ -77,43 +53,9 @@ as $$
     when next_due = '-infinity' then next_due end
 $$;
 
--- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
--- line, of the time at which it fell due, or of its scope's last entry if that is later.
-create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
-language plpgsql volatile
-as $$
-declare
-    l   record;
-    tip metered.ledger;
-begin
-    for l in
-        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
-        from metered.hold_lines y,
-             lateral (select x.id from metered.holds x where x.no = y.hold) h,
-             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
-        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
-        order by y.scope, y.due, y.hold
-    loop
-        tip := metered.entry_for_write(l.scope);
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
-            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
-            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
-        on conflict do nothing;
-        if not found then
-            perform metered.collided();
-        elsif tip.lots_end is not null then
-            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
-        end if;
-        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
-        where y.hold = l.hold and y.scope = l.scope;
-    end loop;
-end
-$$;
-
 -- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope. Of those that expire, what is not captured then.
+-- entry for each scope. Holds that expire free what they do not capture, at the time at which the last of them fell due. In a wallet
+-- that is now: its lots may have ended meanwhile.
 create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
@@ -124,9 +66,10 @@ declare
     made   int;
     wallets text[];
     minima boolean;
+    dues   timestamptz[];
 begin
-    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima) into scopes, sums, minima
-    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima from metered.hold_lines l
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due) into scopes, sums, minima, dues
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due from metered.hold_lines l
           where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
@@ -141,10 +84,10 @@ begin
     with made as (
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select t.seq + 1, f.units, greatest(clk, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
+    select t.seq + 1, f.units, greatest(case when as_kind = 'x' and t.lots_end is null then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
-    from unnest(scopes, sums) f(scope, units),
+    from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     on conflict do nothing
     returning case when y.lots_end is not null then y.scope end as wallet)
@@ -246,6 +189,7 @@ begin
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
         perform metered.expire_rows(array[of_no], clk, origin.note);
+        perform metered.end_minima_of(array[of_no], clk, wait_ms);
         perform metered.release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
         if channel is not null then
@@ -273,6 +217,7 @@ as $$
 declare
     clk     timestamptz := metered.clock();
     due_nos bigint[];
+    blocked bigint[];
     locked  bigint[] := '{}';
     k       bigint;
 begin
@@ -306,6 +251,19 @@ begin
     where y.no = any (due_nos) and 0 = (
         select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
     if due_nos is null then
+        return;
+    end if;
+    -- Nor one that fell due after another that is left to others, and captures something.
+    loop
+        blocked := array(
+            select distinct x.hold from metered.hold_lines x
+            where x.hold = any (due_nos) and x.open <> 0 and 0 < (
+                select count(*) from metered.hold_lines l
+                where l.scope = x.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due < x.due and l.hold <> all (due_nos)));
+        exit when blocked = '{}';
+        due_nos := array(select n from unnest(due_nos) n where n <> all (blocked));
+    end loop;
+    if due_nos = '{}' then
         return;
     end if;
     perform metered.expire_rows(due_nos, clk, (metered.by_system()).note);

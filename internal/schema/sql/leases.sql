@@ -270,6 +270,7 @@ declare
     w      record;
 begin
     silent := false;
+    tip := metered.after_minima(tip, wait_ms);
     if limits is not null and units > 0 then
         amount := least(units, l.granted);
         w := metered.cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,

@@ -226,6 +226,7 @@ begin
         end if;
     end if;
     if e.lots_end is null then
+        e := metered.after_minima(e, wait_ms);
         e.kind := 'd';
         e.amount := units;
         e.credited := e.credited + units;
@@ -283,6 +284,7 @@ begin
         end if;
         return;
     end if;
+    e := metered.after_minima(e, wait_ms);
     e.kind := 'r';
     e.amount := refund.amount;
     e.ref := charge_seq;

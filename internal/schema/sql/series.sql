@@ -12,18 +12,21 @@ language plpgsql stable
 as $$
 declare
     tip  metered.ledger := metered.last_entry(of_scope);
+    clk  timestamptz := metered.clock();
     open bigint[];
+    due  bigint[];
     t    timestamptz;
 begin
     perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
     open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
+    due := case when tip.next_due <= clk then metered.due_minima(tip, times, clk) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- what happened at an edge is after it
         unsettled := coalesce(open[i], 0);
         if tip.at <= t then
             seq := tip.seq;
-            spent := tip.spent;
+            spent := tip.spent + coalesce(due[i], 0);
             refunded := tip.refunded;
             credited := tip.credited;
             refunded_after := 0;
@@ -48,6 +51,33 @@ begin
             else metered.refunds_after(of_scope, tip.seq, seq) end;
         return next;
     end loop;
+end
+$$;
+
+-- What lines that are due and not freed yet have captured of a scope before each of the times: as minima has it.
+create function metered.due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    units bigint[] := array_fill(0::bigint, array[cardinality(times)]);
+    total bigint := 0;
+    r     record;
+begin
+    for r in
+        select width_bucket(greatest(l.due, tip.at), times) as nth, sum(l.at_least - l.captured)::bigint as amount
+        from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= tip.next_due and l.due <= clk
+        group by 1 order by 1
+    loop
+        if r.nth < cardinality(times) then
+            units[r.nth + 1] := r.amount;
+        end if;
+    end loop;
+    for i in 1..cardinality(times) loop
+        total := total + units[i];
+        units[i] := total;
+    end loop;
+    return units;
 end
 $$;
 

@@ -266,6 +266,7 @@ begin
                 + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
         end loop;
     end if;
+    perform metered.end_minima_of(k.nos, k.clk, wait_ms);
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
@@ -368,6 +369,7 @@ begin
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
+    perform metered.end_minima_of(k.nos, k.clk, wait_ms);
     perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false

@@ -46,6 +46,7 @@ begin
         at := e.at;
         return;
     end if;
+    e := metered.after_minima(e, wait_ms);
     made := metered.credit_lot(e, lot, 'g');
     status := 'granted';
     no := made.no;

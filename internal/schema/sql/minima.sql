@@ -1,0 +1,115 @@
+-- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, whoever ends it and
+-- when. So whoever writes an entry to a scope first ends the holds that are due there, where one has a minimum: up to 500 of them.
+
+-- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
+-- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
+create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
+          and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
+end
+$$;
+
+-- The same of those lines that are not due: this will be spent whatever becomes of them.
+create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (
+        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
+end
+$$;
+
+-- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
+-- line, of the time at which it fell due, or of its scope's last entry if that is later.
+create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    l   record;
+    tip metered.ledger;
+begin
+    for l in
+        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
+        from metered.hold_lines y,
+             lateral (select x.id from metered.holds x where x.no = y.hold) h,
+             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
+        where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
+        order by y.scope, y.due, y.hold
+    loop
+        tip := metered.entry_for_write(l.scope);
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
+            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
+            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
+            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+        on conflict do nothing;
+        if not found then
+            perform metered.collided();
+        elsif tip.lots_end is not null then
+            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
+        end if;
+        update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
+        where y.hold = l.hold and y.scope = l.scope;
+    end loop;
+end
+$$;
+
+-- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum. It runs before an entry is written, behind
+-- which the minimum would count later. The scopes are locked. The hold of_others_than is no reason to end others.
+create function metered.end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+declare
+    since timestamptz[];
+begin
+    select array_agg(d.scope), array_agg(d.next_due) into scopes, since
+    from unnest(scopes) s(scope),
+         lateral (select y.scope, y.next_due from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
+    where d.next_due <= clk and 0 < (
+        select count(*) from (select from metered.hold_lines l
+            where l.scope = d.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= d.next_due and l.due <= clk
+              and l.hold is distinct from of_others_than limit 1) x);
+    if scopes is null then
+        return false;
+    end if;
+    perform metered.expire_due(scopes, since, clk, 500, wait_ms);
+    return true;
+end
+$$;
+
+-- The same for holds' scopes, whose rows are locked too.
+create function metered.end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return metered.end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
+end
+$$;
+
+-- The same for an entry that is to be written: e is as next_entry has it. Lots end holds that are due by themselves.
+create function metered.after_minima(e metered.ledger, wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger;
+begin
+    if e.next_due <= e.at and e.lots_end is null then
+        if metered.end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
+            tip := metered.entry_for_write(e.scope);
+            e.seq := tip.seq + 1;
+            e.at := greatest(e.at, tip.at);
+            e.spent := tip.spent;
+            e.held := tip.held;
+            e.next_due := tip.next_due;
+            e.crossed := tip.crossed;
+        end if;
+    end if;
+    return e;
+end
+$$;
