@@ -2427,6 +2427,9 @@ declare
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
     still  bigint;
+    m         record;       -- minima, and when they leave
+    first     timestamptz;
+    spent     bigint;
     least_due bigint;       -- what lines that are due, and not freed, have spent
 begin
     foreach t in array tips loop
@@ -2488,23 +2491,36 @@ begin
                 end if;
             end if;
             retry := null;
-            room := l.max - held[i] - c.amount - least_due;
-            if l.win > interval '0' and room >= 0 then
-                retry := metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room);
+            room := l.max - held[i] - c.amount;
+            if l.win > interval '0' and room >= 0 and least_due = 0 then
+                retry := metered.leaves_at(t, base_seq, base_spent, u, l.win, room);
+            elsif l.win > interval '0' and room >= 0 then
+                m := metered.minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
+                retry := metered.fits_at(t, l, room, u - least_due, base_seq, base_spent, clk, m.units, m.leave);
             end if;
-            -- The end of holds can make room, sooner or at all.
-            room := l.max - own - c.amount - case when falls is not null then metered.minima_to_come(c.scope, clk) else 0 end;
-            if l.win is null and room >= 0 then
-                -- At the period's end only what is held by then is left.
+            -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
+            room := l.max - own - c.amount;
+            spent := u - least_due;
+            if l.win = interval '0' then    -- it may be less than 0
+                room := room - spent;
+                spent := 0;
+            end if;
+            if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
+                m := metered.minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
+                first := metered.fits_at(t, l, room, spent, base_seq, base_spent, falls, m.units, m.leave);
+                retry := least(retry, case when p is null or first < p[2] then first end);
+            end if;
+            if l.win is null and room >= 0 and retry is null then
+                -- At the period's end only what is held by then is left, and minima of that very moment.
+                m := metered.minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
                 still := t.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end;
-                retry := case when greatest(still, own) <= l.max - c.amount then p[2]
-                    else coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)) end;
-            end if;
-            if u <= room then
-                retry := least(retry, falls);
-            elsif l.win > interval '0' and room >= least_due and falls < coalesce(retry, 'infinity') then
-                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room - least_due)));
+                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
+                retry := p[2];
+                if greatest(still, own) > l.max - c.amount then
+                    m := metered.minima_leave(t, l, p[2], 'infinity', clk, of_nos);
+                    retry := metered.fits_at(t, l, room, 0, 0, 0,
+                        coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
+                end if;
             end if;
             denied := coalesce(denied, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
@@ -4652,14 +4668,67 @@ begin
 end
 $$;
 
--- The same of those lines that are not due: this will be spent whatever becomes of them.
-create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
+-- The minima of a scope's open lines that fall due from since on and before until, but for the holds of_nos: units, and when these leave the
+-- window or the period of a limit, in that order. They leave no lifetime. Null if there are none.
+create function metered.minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
+    out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
 begin
-    return (
-        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
+    select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
+    from (select sum(y.at_least - y.captured)::bigint as units, case
+              when l.win > interval '0' then greatest(y.due, tip.at) + l.win
+              when l.win is null then (metered.period_at(l.period, greatest(y.due, tip.at)))[2]
+              else 'infinity' end as leaves
+          from metered.hold_lines y
+          where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
+            and y.due >= greatest(tip.next_due, since) and y.due < until and (y.hold = any (of_nos)) is not true
+          group by 2) x
+    where x.leaves > greatest(clk, tip.at);
+end
+$$;
+
+-- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes; null for never. used is
+-- what was charged, counted from the base as spent_since has it, which leaves a window alone; minima leave as minima_leave has it.
+create function metered.fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
+    since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    gone   int := coalesce(cardinality(units), 0);  -- so many minima have left
+    few    int := -1;           -- not enough have, or charges are still in the way when they have
+    stay   bigint := 0;         -- minima that have not
+    stays  bigint[] := '{}';    -- by gone + 1
+    half   int;
+    first  timestamptz := 'infinity';
+    free   timestamptz;         -- when the charges have left that are in the way
+    best   timestamptz := 'infinity';
+begin
+    for n in reverse gone..0 loop
+        stays[n + 1] := stay;
+        exit when stay > room;
+        few := n - 1;
+        stay := stay + case when n > 0 then units[n] else 0 end;
+    end loop;
+    if room < 0 then
+        return null;
+    end if;
+    -- The more minima have left, the earlier the charges are few enough: the two times meet.
+    gone := gone + 1;
+    while gone - few > 1 loop
+        half := (gone + few) / 2;
+        free := case when used <= room - stays[half + 1] then '-infinity'
+            when l.win > interval '0' then metered.leaves_at(tip, base_seq, base_spent, used, l.win, room - stays[half + 1])
+            else 'infinity' end;
+        first := greatest(since, case when half > 0 then leave[half] end);
+        best := least(best, greatest(first, free));
+        if free <= first then
+            gone := half;
+        else
+            few := half;
+        end if;
+    end loop;
+    return nullif(best, 'infinity');
 end
 $$;
 
@@ -7431,23 +7500,23 @@ begin
             consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,
             crossed_at,draw,due_after,due_holds,due_minima,due_parts,end_lots,end_minima,end_minima_of,
             entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
-            find_lot,finish_command,first_due,first_for_write,fits,fits_origin,free_lines,free_lots,fresh,
-            give_back,goes_on,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
+            find_lot,finish_command,first_due,first_for_write,fits,fits_at,fits_origin,free_lines,free_lots,
+            fresh,give_back,goes_on,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
             kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
             line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,
-            lock_scopes,look_place,memory_kept,minima,minima_to_come,mint_tokens,missing_hold,missing_lot,
-            missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,one_snapshot,open_lease,
-            open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,place,
-            placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,
-            purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,
-            refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,refuse_closed,refuse_hold,
-            refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
-            require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,
-            rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,spent_limits,
-            spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,
-            told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,
-            untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,
-            with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
+            lock_scopes,look_place,memory_kept,minima,minima_leave,minima_to_come,mint_tokens,missing_hold,
+            missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,one_snapshot,
+            open_lease,open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,
+            place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,
+            purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,
+            refund,refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,refuse_closed,
+            refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,
+            replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,
+            roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,
+            spent_limits,spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,
+            told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,
+            untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,
+            with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

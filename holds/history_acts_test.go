@@ -293,8 +293,8 @@ func (h *history) compareError(want, err error) {
 				requested: r.Requested, available: r.Available, due: r.HoldDue, retry: r.RetryAfter}
 			for w := range want {
 				// The model does not know which holds are the transaction's own: TestRefusal_… looks at
-				// these. One of them may be what falls due first. Nor does it look for when what expiry captures makes room.
-				if (r.OwnHeld > 0 || h.name == "capture" || h.m.minimal(r.Scope)) && w.scope == refusal.scope && w.max == refusal.max && w.window == refusal.window {
+				// these. One of them may be what falls due first.
+				if (r.OwnHeld > 0 || h.name == "capture") && w.scope == refusal.scope && w.max == refusal.max && w.window == refusal.window {
 					refusal.due, refusal.retry = w.due, w.retry
 				}
 			}

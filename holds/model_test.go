@@ -26,6 +26,7 @@ type mScope struct {
 type mCharge struct {
 	at               time.Time
 	amount, refunded int64
+	due              time.Time // of a minimum that is not written down
 }
 
 type mLine struct {
@@ -131,7 +132,7 @@ func (m *model) minima(scope string, now time.Time) (charges []mCharge) {
 	for _, h := range m.holds {
 		for _, l := range h.lines {
 			if l.scope == scope && l.open > 0 && !h.due.After(now) {
-				charges = append(charges, mCharge{at: later(h.due, m.scopes[scope].last), amount: max(0, l.least-l.captured)})
+				charges = append(charges, mCharge{at: later(h.due, m.scopes[scope].last), amount: max(0, l.least-l.captured), due: h.due})
 			}
 		}
 	}
@@ -146,13 +147,6 @@ func (m *model) between(scope string, now, from, to time.Time) (units int64) {
 		}
 	}
 	return units
-}
-
-// minimal reports whether open lines of a scope capture something when they expire.
-func (m *model) minimal(scope string) bool {
-	return slices.ContainsFunc(m.holds, func(h mHold) bool {
-		return slices.ContainsFunc(h.lines, func(l mLine) bool { return l.scope == scope && l.open > 0 && l.least > 0 })
-	})
 }
 
 // held is what open holds keep of a scope, but for what is due, and when the next of
@@ -204,19 +198,29 @@ func (m *model) judge(now time.Time, charges []budget.Charge) (refusals map[mRef
 	return refusals, nil
 }
 
-// retry tries the times at which a charge leaves the window or the first hold falls due.
+// retry tries the times at which a charge or a minimum leaves the window, or the first hold falls due: from then on nothing counts as held, but
+// all that holds will capture counts as charged.
 func (m *model) retry(c budget.Charge, l budget.Limit, now time.Time, held int64, due time.Time) time.Duration {
 	best := budget.Never
 	times := []time.Time{due}
 	for _, spent := range m.scopes[c.Scope].charges {
 		times = append(times, spent.at.Add(l.Window))
 	}
+	minima := m.minima(c.Scope, now.Add(365*24*time.Hour))
+	for _, spent := range minima {
+		times = append(times, spent.at.Add(l.Window))
+	}
 	for _, t := range times {
-		kept := held
-		if !t.Before(due) {
-			kept = 0
+		units, fallen := held, held > 0 && !t.Before(due)
+		if fallen {
+			units = 0
 		}
-		if t.After(now) && m.used(c.Scope, t, l.Window)+kept+c.Amount <= l.Max {
+		for _, spent := range append(minima, m.scopes[c.Scope].charges...) {
+			if (fallen || !spent.due.After(now)) && (l.Window == budget.Forever || spent.at.After(later(t, m.scopes[c.Scope].last).Add(-l.Window))) {
+				units += spent.amount - spent.refunded
+			}
+		}
+		if t.After(now) && units+c.Amount <= l.Max {
 			best = min(best, t.Sub(now))
 		}
 	}

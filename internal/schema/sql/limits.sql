@@ -181,6 +181,9 @@ declare
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
     still  bigint;
+    m         record;       -- minima, and when they leave
+    first     timestamptz;
+    spent     bigint;
     least_due bigint;       -- what lines that are due, and not freed, have spent
 begin
     foreach t in array tips loop
@@ -242,23 +245,36 @@ begin
                 end if;
             end if;
             retry := null;
-            room := l.max - held[i] - c.amount - least_due;
-            if l.win > interval '0' and room >= 0 then
-                retry := metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room);
+            room := l.max - held[i] - c.amount;
+            if l.win > interval '0' and room >= 0 and least_due = 0 then
+                retry := metered.leaves_at(t, base_seq, base_spent, u, l.win, room);
+            elsif l.win > interval '0' and room >= 0 then
+                m := metered.minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
+                retry := metered.fits_at(t, l, room, u - least_due, base_seq, base_spent, clk, m.units, m.leave);
             end if;
-            -- The end of holds can make room, sooner or at all.
-            room := l.max - own - c.amount - case when falls is not null then metered.minima_to_come(c.scope, clk) else 0 end;
-            if l.win is null and room >= 0 then
-                -- At the period's end only what is held by then is left.
+            -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
+            room := l.max - own - c.amount;
+            spent := u - least_due;
+            if l.win = interval '0' then    -- it may be less than 0
+                room := room - spent;
+                spent := 0;
+            end if;
+            if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
+                m := metered.minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
+                first := metered.fits_at(t, l, room, spent, base_seq, base_spent, falls, m.units, m.leave);
+                retry := least(retry, case when p is null or first < p[2] then first end);
+            end if;
+            if l.win is null and room >= 0 and retry is null then
+                -- At the period's end only what is held by then is left, and minima of that very moment.
+                m := metered.minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
                 still := t.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end;
-                retry := case when greatest(still, own) <= l.max - c.amount then p[2]
-                    else coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)) end;
-            end if;
-            if u <= room then
-                retry := least(retry, falls);
-            elsif l.win > interval '0' and room >= least_due and falls < coalesce(retry, 'infinity') then
-                retry := least(retry, greatest(falls, metered.leaves_at(t, base_seq, base_spent, u - least_due, l.win, room - least_due)));
+                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
+                retry := p[2];
+                if greatest(still, own) > l.max - c.amount then
+                    m := metered.minima_leave(t, l, p[2], 'infinity', clk, of_nos);
+                    retry := metered.fits_at(t, l, room, 0, 0, 0,
+                        coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
+                end if;
             end if;
             denied := coalesce(denied, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,

@@ -14,14 +14,67 @@ begin
 end
 $$;
 
--- The same of those lines that are not due: this will be spent whatever becomes of them.
-create function metered.minima_to_come(of_scope text, clk timestamptz) returns bigint
+-- The minima of a scope's open lines that fall due from since on and before until, but for the holds of_nos: units, and when these leave the
+-- window or the period of a limit, in that order. They leave no lifetime. Null if there are none.
+create function metered.minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
+    out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
 begin
-    return (
-        select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.at_least > 0 and l.due > clk);
+    select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
+    from (select sum(y.at_least - y.captured)::bigint as units, case
+              when l.win > interval '0' then greatest(y.due, tip.at) + l.win
+              when l.win is null then (metered.period_at(l.period, greatest(y.due, tip.at)))[2]
+              else 'infinity' end as leaves
+          from metered.hold_lines y
+          where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
+            and y.due >= greatest(tip.next_due, since) and y.due < until and (y.hold = any (of_nos)) is not true
+          group by 2) x
+    where x.leaves > greatest(clk, tip.at);
+end
+$$;
+
+-- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes; null for never. used is
+-- what was charged, counted from the base as spent_since has it, which leaves a window alone; minima leave as minima_leave has it.
+create function metered.fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
+    since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
+language plpgsql stable
+as $$
+declare
+    gone   int := coalesce(cardinality(units), 0);  -- so many minima have left
+    few    int := -1;           -- not enough have, or charges are still in the way when they have
+    stay   bigint := 0;         -- minima that have not
+    stays  bigint[] := '{}';    -- by gone + 1
+    half   int;
+    first  timestamptz := 'infinity';
+    free   timestamptz;         -- when the charges have left that are in the way
+    best   timestamptz := 'infinity';
+begin
+    for n in reverse gone..0 loop
+        stays[n + 1] := stay;
+        exit when stay > room;
+        few := n - 1;
+        stay := stay + case when n > 0 then units[n] else 0 end;
+    end loop;
+    if room < 0 then
+        return null;
+    end if;
+    -- The more minima have left, the earlier the charges are few enough: the two times meet.
+    gone := gone + 1;
+    while gone - few > 1 loop
+        half := (gone + few) / 2;
+        free := case when used <= room - stays[half + 1] then '-infinity'
+            when l.win > interval '0' then metered.leaves_at(tip, base_seq, base_spent, used, l.win, room - stays[half + 1])
+            else 'infinity' end;
+        first := greatest(since, case when half > 0 then leave[half] end);
+        best := least(best, greatest(first, free));
+        if free <= first then
+            gone := half;
+        else
+            few := half;
+        end if;
+    end loop;
+    return nullif(best, 'infinity');
 end
 $$;
 
