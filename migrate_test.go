@@ -100,7 +100,7 @@ func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 			case "commit", "rollback":
 				open[f.Conn] = false
 			}
-			if strings.Contains(sql, "pg_advisory_") {
+			if strings.Contains(sql, "select pg_catalog.pg_advisory_") {
 				locks++
 				require.True(t, open[f.Conn], sql)
 				require.Contains(t, sql, "_xact_lock")
