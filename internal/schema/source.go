@@ -29,8 +29,11 @@ var definitions = sync.OnceValue(func() string {
 			b.WriteByte('\n')
 		}
 		b.WriteString(file("sql/" + name + ".sql"))
+		if name == "types" {
+			b.WriteString("\n" + fits(b.String()))
+		}
 	}
-	return withAttributes(b.String()) + "\n" + comments(b.String())
+	return withAttributes(withBounds(b.String())) + "\n" + comments(b.String())
 })
 
 func file(name string) string {

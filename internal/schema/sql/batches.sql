@@ -73,7 +73,8 @@ begin
         select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.namespace, c.id, c.fingerprint, c.issued_at,
             row_number() over w as place, (sum(c.amount) over w)::bigint - c.amount as before,
             (c.amount between 1 and 9007199254740992 and c.held = 0 and octet_length(c.scope) between 1 and 255
-                and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true and c.lease is null) is true as sound
+                and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
+                and c.must_exist is not true and c.lease is null) is true as sound
         from rows from (unnest(charges), unnest(events), unnest(statuses)) with ordinality c
         where c.unnest is null
         window w as (partition by c.scope order by c.ordinality)

@@ -52,7 +52,8 @@ begin
     foreach c in array charges loop
         i := coalesce(i, 0) + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-            and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true) is not true then
+            and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
+            and c.must_exist is not true) is not true then
             absent := metered.admit(c, absent, look, wait_ms);
             plain := plain and absent is null;
         end if;

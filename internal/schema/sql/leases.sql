@@ -153,7 +153,7 @@ begin
     foreach c in array charges loop
         if c.lease is null then
             chain := chain || c;
-        elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+        elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null) is not true then
             perform metered.no_amount();
         else
             answer.at := metered.spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));

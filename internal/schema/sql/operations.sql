@@ -142,7 +142,7 @@ begin
     if cardinality(charges) > 0 then
         if command.leased and cardinality(charges) = 1 then     -- charge_leased, without its arrays
             charge := charges[1];
-            if pg_column_size(charge.note) > 8192 then
+            if pg_column_size(charge.note) > 8192 or pg_column_compression(charge.note) is not null then
                 perform metered.no_amount();
             end if;
             at := metered.spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));

@@ -36,6 +36,9 @@ begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
+        if octet_length(l.thresholds) > 1536 then
+            perform metered.require(false, 'thresholds');
+        end if;
         l.tell_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
             key := metered.threshold_key(h);
@@ -88,7 +91,7 @@ begin
         foreach l in array c.limits loop
             n := n + 1;
             continue when l.thresholds is null or used[n] is null;
-            if octet_length(l.thresholds) > 8192 then
+            if octet_length(l.thresholds) > 1536 then
                 perform metered.require(false, 'thresholds');
             end if;
             p := null;

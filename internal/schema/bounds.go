@@ -1,0 +1,234 @@
+package schema
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Bound is the most that an argument of a function may be which roles may execute. It goes for a field of a composite type as
+// for an argument of the same name. Each text, JSON, bytea and array has one, and each number that says how long a call waits or how
+// much it does. All else is bounded by its type.
+type Bound struct {
+	Names string // of arguments and fields
+	Max   int
+	Unit  Unit
+	In    string // the functions that it is for; "" for all others
+}
+
+// Unit is what Bound.Max counts.
+type Unit string
+
+// The units. Each text of an array has as many bytes as one of its name.
+const (
+	Bytes Unit = "bytes"
+	Lines Unit = "lines"
+	Items Unit = "items"
+	Value Unit = "as a number"
+)
+
+// Bounds are all bounds. A function refuses what is beyond one before it does anything else, with SQLSTATE 22023.
+var Bounds = []Bound{
+	{"scope of_scope child of_child only_scope claim scopes", 255, Bytes, ""},
+	{"id of_id ids operation namespace tenant of_tenant holder entity", 255, Bytes, ""},
+	{"owner of_owner by_whom reference of_reference category name named", 255, Bytes, ""},
+	{"of_queue of_key of_kind prefix marker mode policy zone", 255, Bytes, ""},
+	{"channel", 64, Bytes, ""},
+	{"purpose for_purpose", 128, Bytes, ""},
+	{"subject for_subject", 512, Bytes, ""},
+	{"note payload", 8192, Bytes, ""},
+	{"metadata", 65536, Bytes, ""},
+	{"of_result of_refusal", 1 << 20, Bytes, ""},
+	{"fingerprint of_fingerprint digest token_digest of_digest", 33, Bytes, ""},
+	{"thresholds", 1536, Bytes, ""},
+	{"thresholds", 8, Lines, ""},
+
+	{"charges", 64, Items, ""},
+	{"charges events", 1000, Items, "charge_each"},
+	{"limits", 16, Items, ""},
+	{"used minimum", 64, Items, ""},
+	{"scopes", 64, Items, "lock_scopes retire_scopes"},
+	{"scopes", 1000, Items, "create_scopes"},
+	{"scopes windows periods", 1024, Items, "usage"},
+	{"scopes keys id_keys", 10_000, Items, "lock_all"},
+	{"times", 2001, Items, ""},
+	{"ids issued", 100, Items, ""},
+	{"named", 1000, Items, "lock_all"},
+	{"nos units", 10_000, Items, ""},
+	{"minted jobs", 1000, Items, ""},
+
+	{"wait_ms", 3_600_000, Value, ""},
+	{"max_rows max_holds max_lots", 10_000, Value, ""},
+	{"max_rows", 100_000, Value, "purge_scope"},
+	{"look", 100_000, Value, ""},
+	{"most", 1000, Value, ""},
+	{"uses share", 1_000_000, Value, ""},
+}
+
+// BoundOf is the bound of an argument, or of a field of one, 0 for none.
+func BoundOf(function, name string, unit Unit) (most int) {
+	for _, b := range Bounds {
+		if b.Unit != unit || !slices.Contains(strings.Fields(b.Names), name) {
+			continue
+		}
+		if slices.Contains(strings.Fields(b.In), function) {
+			return b.Max
+		}
+		if b.In == "" {
+			most = b.Max
+		}
+	}
+	return most
+}
+
+// field is an argument, or one of a composite type.
+type field struct{ name, typ string }
+
+var (
+	compositeType = regexp.MustCompile(`(?ms)^create type metered\.(\w+) as \((.*?)\);`)
+	functionHead  = regexp.MustCompile(`(?s)create function metered\.([a-z_]+)\((.*?)\)\s*\n?(?:returns|language)`)
+	outArgument   = regexp.MustCompile(`^out `)
+)
+
+// fieldsOf are the fields or arguments of a list, without those that are answers.
+func fieldsOf(list string) (all []field) {
+	for _, one := range strings.Split(list, ",") {
+		one = strings.Join(strings.Fields(one), " ")
+		if one == "" || outArgument.MatchString(one) {
+			continue
+		}
+		one, _, _ = strings.Cut(one, " default ")
+		name, typ, _ := strings.Cut(one, " ")
+		all = append(all, field{name, strings.TrimSuffix(typ, ` collate "C"`)})
+	}
+	return all
+}
+
+// bounded are the composite types, by name, in the order of their definitions.
+func bounded(sql string) (names []string, types map[string][]field) {
+	types = map[string][]field{}
+	for _, m := range compositeType.FindAllStringSubmatch(sql, -1) {
+		names = append(names, m[1])
+		types[m[1]] = fieldsOf(m[2])
+	}
+	return names, types
+}
+
+// The size of an array of composites in bytes up to which nobody looks into it here: a charge with ten limits is smaller. What could
+// be large in it all the same, since it is compressed, is looked at where it is used.
+const looked, lookedEach = 1000, 400
+
+// beyond are the conditions under which a value is beyond its bounds, not one of them if it is null.
+func beyond(function, at string, f field, types map[string][]field) (all []string) {
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	element, array := strings.CutSuffix(f.typ, "[]")
+	composite := types[strings.TrimPrefix(element, "metered.")]
+	octets := BoundOf(function, f.name, Bytes)
+	switch {
+	case array:
+		add("array_lower(%s, 1) <> 1", at)
+		add("array_ndims(%s) <> 1", at)
+		add("cardinality(%s) > %d", at, BoundOf(function, f.name, Items))
+		if composite != nil {
+			add("pg_column_size(%[1]s) > %[2]d + %[3]d * cardinality(%[1]s) and not metered._fits(%[1]s)", at, looked, lookedEach)
+		} else if octets > 0 {
+			add("pg_column_size(%s) > %d and not metered._fits(%s, %d)", at, octets, at, octets)
+		}
+	case composite != nil:
+		if strings.Contains(at, ".") {
+			at = "(" + at + ")"
+		}
+		for _, inner := range composite {
+			all = append(all, beyond(function, at+"."+inner.name, inner, types)...)
+		}
+	case octets > 0 && (f.typ == "text" || f.typ == "bytea"):
+		add("octet_length(%s) > %d", at, octets)
+	case octets > 0 && (f.typ == "json" || f.typ == "jsonb"):
+		add("pg_column_size(%s) > %d", at, octets+4)
+		add("pg_column_compression(%s) is not null and octet_length(%s::text) > %d", at, at, octets)
+	case BoundOf(function, f.name, Value) > 0 && f.typ == "int":
+		add("%s > %d", at, BoundOf(function, f.name, Value))
+	}
+	if lines := BoundOf(function, f.name, Lines); lines > 0 && f.typ == "text" {
+		add("octet_length(%[1]s) - octet_length(replace(%[1]s, chr(10), '')) >= %[2]d", at, lines)
+	}
+	return all
+}
+
+// fits are functions that look into composites: whether all of an array are within their bounds.
+func fits(sql string) string {
+	var b strings.Builder
+	names, types := bounded(sql)
+	b.WriteString(fitsTextsSQL)
+	for _, name := range names {
+		conditions := beyond("", "x", field{"x", "metered." + name}, types)
+		if len(conditions) > 0 && slices.Contains(inArrays, name) {
+			fmt.Fprintf(&b, fitsSQL, name, strings.Join(conditions, "\n            or "))
+		}
+	}
+	return b.String()
+}
+
+const fitsTextsSQL = `-- Whether no text is longer than so many bytes.
+create function metered._fits(texts text[], most int) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x text;
+begin
+    foreach x in array texts loop
+        if octet_length(x) > most then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+`
+
+const fitsSQL = `
+-- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.%[1]s[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.%[1]s;
+begin
+    foreach x in array all_of loop
+        if %[2]s then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+`
+
+// inArrays are the composites of which arrays are passed.
+var inArrays = strings.Fields("period charge_limit new_charge hold_ids used_units new_event new_token")
+
+// withBounds has each function that roles may execute refuse what is beyond its bounds first.
+func withBounds(sql string) string {
+	_, types := bounded(sql)
+	for _, f := range Functions {
+		start := strings.Index(sql, "create function metered."+f.Name+"(")
+		head := functionHead.FindStringSubmatch(sql[start:])
+		var conditions []string
+		for _, arg := range fieldsOf(head[2]) {
+			conditions = append(conditions, beyond(f.Name, arg.name, arg, types)...)
+		}
+		if len(conditions) == 0 {
+			continue
+		}
+		guard := fmt.Sprintf(guardBoundsSQL, strings.Join(conditions, "\n        or "), f.Name)
+		body := start + strings.Index(sql[start:], "\nbegin\n") + len("\nbegin\n")
+		sql = sql[:body] + guard + sql[body:]
+	}
+	return sql
+}
+
+const guardBoundsSQL = `    if %s then
+        raise exception 'out of bounds: an argument of %s' using errcode = '22023';
+    end if;
+`

@@ -1,0 +1,284 @@
+package schema_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// argumentType is a type of the catalog, as arguments have it.
+type argumentType struct {
+	name    string
+	base    uint32 // of a domain
+	element uint32 // of an array
+	names   []string
+	fields  []uint32
+}
+
+type boundsTest struct {
+	*testing.T
+	owner *pgxpool.Pool
+	types map[uint32]argumentType
+	tried map[string]int
+}
+
+// Each argument of each function that a role may execute, and each field of one, is refused one above its bound, before anything
+// else is looked at. What has no bound has a type that bounds it.
+func TestBounds_AreThereForEveryArgumentOfEveryGrantedFunction(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Open(t)
+	role := pgtest.AsRole(t, owner, func(name, role string) (string, error) {
+		application, err := metered.GrantSQL(name, role)
+		maintenance, again := metered.GrantMaintenanceSQL(name, role)
+		reporting, last := metered.GrantReportingSQL(name, role)
+		return application + maintenance + reporting, errors.Join(err, again, last)
+	}, "")
+	b := &boundsTest{t, owner, map[uint32]argumentType{}, map[string]int{}}
+	rows, err := role.Query(t.Context(), `select p.proname::text, p.proargtypes::oid[], coalesce(p.proargnames, '{}') from pg_proc p
+		where p.pronamespace = 'metered'::regnamespace and has_function_privilege(p.oid, 'execute') order by p.oid`)
+	require.NoError(t, err)
+	type function struct {
+		Name  string
+		Types []uint32
+		Names []string
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[function])
+	require.NoError(t, err)
+	require.Len(t, all, len(schema.Functions))
+	for _, f := range all {
+		for i, typ := range f.Types {
+			for _, v := range b.beyond(f.Name, f.Names[i], typ, false) {
+				args := make([]string, len(f.Types))
+				for k, other := range f.Types {
+					args[k] = b.nothing(other)
+				}
+				args[i] = v.sql
+				sql := "select metered." + f.Name + "(" + strings.Join(args, ", ") + ")"
+				_, err := role.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+				var refused *pgconn.PgError
+				what := fmt.Sprintf("%s: %s is %s", f.Name, v.path, v.what)
+				if !errors.As(err, &refused) {
+					t.Errorf("%s: %v", what, err)
+				} else if !(refused.Code == "22023" && slices.Contains([]string{"an argument of " + f.Name, f.Names[i]}, strings.TrimPrefix(refused.Message, "out of bounds: ")) || refused.Code == "23514" && refused.DataTypeName != "") {
+					t.Errorf("%s: %v", what, err)
+				}
+				b.tried[v.what]++
+			}
+		}
+	}
+	t.Log(b.tried)
+	require.Greater(t, b.tried["too long"], 150)
+	require.Greater(t, b.tried["of too many"], 50)
+}
+
+// tooMuch is an expression that is beyond a bound.
+type tooMuch struct{ path, what, sql string }
+
+// beyond are expressions of a type, each beyond one bound. inArray: it is within an array, where only large values are looked at.
+func (b *boundsTest) beyond(function, name string, oid uint32, inArray bool) (all []tooMuch) {
+	typ := b.typeOf(oid)
+	add := func(what, sql string) { all = append(all, tooMuch{name, what, sql + "::" + typ.name}) }
+	of := func(unit schema.Unit) int { return schema.BoundOf(function, name, unit) }
+	more := 1
+	if inArray {
+		more = 3000
+	}
+	base := typ
+	if typ.base != 0 {
+		base = b.typeOf(typ.base)
+	}
+	switch {
+	case typ.element != 0:
+		element := b.typeOf(typ.element)
+		if of(schema.Items) == 0 {
+			b.Errorf("%s: %s has no bound of its items", function, name)
+			return nil
+		}
+		add("of too many", fmt.Sprintf("array_fill(%s, array[%d])", b.filled(typ.element), of(schema.Items)+(more+9)/10))
+		if !inArray {
+			add("without the first", fmt.Sprintf("array_fill(%s, array[2], array[0])", b.filled(typ.element)))
+			add("of two dimensions", fmt.Sprintf("array_fill(%s, array[1, 1])", b.filled(typ.element)))
+		}
+		if len(element.fields) > 0 {
+			for _, v := range b.beyond(function, "", typ.element, true) {
+				all = append(all, tooMuch{name + "[]" + v.path, v.what, "array[" + v.sql + "]::" + typ.name})
+			}
+		} else if element.name == "text" {
+			add("too long", fmt.Sprintf("array[repeat('x', %d)]", of(schema.Bytes)+more))
+		}
+	case len(typ.fields) > 0:
+		for i, field := range typ.fields {
+			for _, v := range b.beyond(function, typ.names[i], field, inArray) {
+				values := make([]string, len(typ.fields))
+				for k, other := range typ.fields {
+					values[k] = "null::" + b.typeOf(other).name
+				}
+				values[i] = v.sql
+				all = append(all, tooMuch{name + "." + v.path, v.what, "row(" + strings.Join(values, ", ") + ")::" + typ.name})
+			}
+		}
+	case slices.Contains([]string{"text", "bytea", "json", "jsonb"}, base.name):
+		most := of(schema.Bytes)
+		if typ.name == "metered.scope_name" || typ.name == "metered.fingerprint" {
+			require.Contains(b, []int{255, 33}, most)
+		}
+		if most == 0 {
+			b.Errorf("%s: %s has no bound of its bytes", function, name)
+		}
+		switch base.name {
+		case "text":
+			add("too long", fmt.Sprintf("('\"' || repeat('x', %d) || '\"')", most-2+more))
+		case "bytea":
+			add("too long", fmt.Sprintf("convert_to(repeat('x', %d), 'UTF8')", most+more))
+		default:
+			add("too long", fmt.Sprintf("to_json(repeat('x', %d))", most+more))
+		}
+		if lines := of(schema.Lines); lines > 0 {
+			add("of too many lines", fmt.Sprintf("(repeat(rpad('1 1 x', 182, 'x') || chr(10), %d) || '1 1 x')", lines))
+		}
+	case base.name == "integer":
+		if most := of(schema.Value); most > 0 && !inArray {
+			add("too much", fmt.Sprintf("(%d)", most+1))
+		} else if most == 0 && name != "priority" && name != "timeout_ms" {
+			b.Errorf("%s: %s has no bound", function, name)
+		}
+	}
+	return all
+}
+
+// nothing is an expression of a type that is within all bounds.
+func (b *boundsTest) nothing(oid uint32) string {
+	name := b.typeOf(oid).name
+	switch name {
+	case "metered.scope_name":
+		return "'s'"
+	case "metered.amount", "metered.units":
+		return "1"
+	case "metered.fingerprint":
+		return "decode(repeat('01', 33), 'hex')"
+	}
+	return "null::" + name
+}
+
+// filled is an expression of a type that is large enough for arrays of it to be looked into.
+func (b *boundsTest) filled(oid uint32) string {
+	switch typ := b.typeOf(oid); {
+	case len(typ.fields) > 0:
+		values := make([]string, len(typ.fields))
+		for i, field := range typ.fields {
+			values[i] = b.filled(field)
+		}
+		return "row(" + strings.Join(values, ", ") + ")::" + typ.name
+	case typ.name == "text":
+		return "repeat('x', 100)"
+	case typ.name == "timestamp with time zone":
+		return "now()"
+	default:
+		return "null::" + typ.name
+	}
+}
+
+func (b *boundsTest) typeOf(oid uint32) argumentType {
+	if typ, ok := b.types[oid]; ok {
+		return typ
+	}
+	var typ argumentType
+	require.NoError(b, b.owner.QueryRow(b.Context(), `
+		select format_type(t.oid, null), t.typbasetype, case when t.typcategory = 'A' then t.typelem else 0 end,
+			array(select a.attname::text from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0 order by a.attnum),
+			array(select a.atttypid from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0 order by a.attnum)
+		from pg_type t where t.oid = $1`, oid).Scan(&typ.name, &typ.base, &typ.element, &typ.names, &typ.fields))
+	b.types[oid] = typ
+	return typ
+}
+
+// A small call is not looked into as a whole: what it has too much of is found where it is used. A value that comes from a table is compressed.
+func TestBounds_HoldForSmallCallsAndCompressedValues(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Open(t)
+	role := pgtest.AsRole(t, owner, metered.GrantSQL, "")
+	conn, err := role.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(t.Context(), `create temp table large as select to_jsonb(repeat('x', 60000)) as note, repeat('1 1 w/x/x' || chr(10), 5000) || '1 1 x' as thresholds, repeat('x', 30000000) as text`)
+	require.NoError(t, err)
+	for what, sql := range map[string]string{
+		"limits":              `metered.charge(array[row('s', null, 1, 0, array(select row(9, '1 h', null, null, null, false)::metered.charge_limit from generate_series(1, 17)), null, null, null, null)]::metered.new_charge[], '1 min', 1000, false)`,
+		"a note":              `metered.charge(array[row('s', null, 1, 0, '{}', note, null, null, null)]::metered.new_charge[], '1 min', 1000, false) from large`,
+		"a note of a batch":   `metered.charge_each(array[row('s', null, 1, 0, '{}', note, null, null, null)]::metered.new_charge[], null, '1 min', '1 d', '1 d', 1000, false) from large`,
+		"thresholds":          `metered.charge(array[row('s', null, 1, 0, array[row(9, '1 h', null, 1, thresholds, true)::metered.charge_limit], null, null, null, null)]::metered.new_charge[], '1 min', 1000, false) from large`,
+		"a note of an origin": `metered.credit('s', null, 1, false, 1000, row(null, null, note)::metered.origin, false) from large`,
+		"a note of a spend":   `metered.spend(1, 1, 0, 1, 's', note) from large`,
+		"the note of an end":  `metered.expire_hold('', 'h', null, now(), 1000, text, null) from large`,
+	} {
+		_, err := conn.Exec(t.Context(), "select "+sql, pgx.QueryExecModeSimpleProtocol)
+		var refused *pgconn.PgError
+		require.ErrorAs(t, err, &refused, what)
+		require.Contains(t, []string{"22023", "23514"}, refused.Code, "%s: %v", what, err)
+	}
+	var entries int
+	require.NoError(t, owner.QueryRow(t.Context(), "select count(*) from metered.ledger").Scan(&entries))
+	require.Zero(t, entries)
+}
+
+// A program meets the bounds of Go first, which say more.
+func TestBounds_AreThoseOfGo(t *testing.T) {
+	t.Parallel()
+	for _, same := range []struct {
+		function, name string
+		unit           schema.Unit
+		want           int
+	}{
+		{"charge", "charges", schema.Items, budget.MaxScopes}, {"charge", "limits", schema.Items, budget.MaxLimits}, {"charge", "scope", schema.Bytes, budget.MaxScopeBytes},
+		{"charge_each", "charges", schema.Items, budget.MaxBatch}, {"charge_each", "events", schema.Items, budget.MaxBatch}, {"charge", "thresholds", schema.Lines, budget.MaxThresholds},
+		{"usage", "scopes", schema.Items, budget.MaxQueries}, {"usage_at", "times", schema.Items, budget.MaxBuckets + 1}, {"create_scopes", "scopes", schema.Items, budget.MaxResources},
+		{"search_entries", "look", schema.Value, budget.MaxSearch}, {"search_entries", "most", schema.Value, budget.MaxFound},
+		{"capture_holds", "ids", schema.Items, holds.MaxHolds}, {"place", "id", schema.Bytes, holds.MaxIDBytes}, {"place", "metadata", schema.Bytes, holds.MaxMetadataBytes},
+		{"sweep_holds", "max_holds", schema.Value, holds.MaxSweepBatch}, {"mint_tokens", "minted", schema.Items, tokens.MaxMints}, {"mint_tokens", "payload", schema.Bytes, tokens.MaxPayloadLen},
+		{"mint_tokens", "purpose", schema.Bytes, tokens.MaxPurposeLen}, {"mint_tokens", "subject", schema.Bytes, tokens.MaxSubjectLen}, {"mint_tokens", "uses", schema.Value, tokens.MaxUses},
+	} {
+		require.Equal(t, same.want, schema.BoundOf(same.function, same.name, same.unit), "%s: %s", same.function, same.name)
+	}
+	line := len(fmt.Sprintf("%d %d %s/%s/%s\n", int64(budget.MaxLimit), -int64(budget.MaxLimit), "W", strings.Repeat("x", budget.MaxThresholdNameBytes), strings.Repeat("x", budget.MaxThresholdNameBytes)))
+	require.LessOrEqual(t, line*budget.MaxThresholds-1, schema.BoundOf("charge", "thresholds", schema.Bytes))
+}
+
+func TestBounds_AreThoseOfSecurityMD(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../SECURITY.md")
+	require.NoError(t, err)
+	require.Contains(t, string(page), boundsTable())
+}
+
+// boundsTable are the bounds as a table of a page.
+func boundsTable() string {
+	var b strings.Builder
+	b.WriteString("| arguments and fields | at most | of |\n|---|---|---|\n")
+	for _, bound := range schema.Bounds {
+		in := "all functions"
+		if bound.In != "" {
+			in = "`" + strings.ReplaceAll(bound.In, " ", "`, `") + "`"
+		}
+		unit := " " + string(bound.Unit)
+		if bound.Unit == schema.Value {
+			unit = ""
+		}
+		fmt.Fprintf(&b, "| `%s` | %d%s | %s |\n", strings.ReplaceAll(bound.Names, " ", "`, `"), bound.Max, unit, in)
+	}
+	return b.String()
+}
