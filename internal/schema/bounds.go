@@ -117,7 +117,7 @@ func bounded(sql string) (names []string, types map[string][]field) {
 
 // The size of an array of composites in bytes up to which nobody looks into it here: a charge with ten limits is smaller. What could
 // be large in it all the same, since it is compressed, is looked at where it is used.
-const looked, lookedEach = 1000, 400
+const looked = 1400
 
 // beyond are the conditions under which a value is beyond its bounds, not one of them if it is null.
 func beyond(function, at string, f field, types map[string][]field) (all []string) {
@@ -131,7 +131,11 @@ func beyond(function, at string, f field, types map[string][]field) (all []strin
 		add("array_ndims(%s) <> 1", at)
 		add("cardinality(%s) > %d", at, BoundOf(function, f.name, Items))
 		if composite != nil {
-			add("pg_column_size(%[1]s) > %[2]d + %[3]d * cardinality(%[1]s) and not metered._fits(%[1]s)", at, looked, lookedEach)
+			most := fmt.Sprint(looked)
+			if function == "charge_each" && at == f.name { // of many
+				most = fmt.Sprintf("%d * cardinality(%s)", looked, at)
+			}
+			add("pg_column_size(%[1]s) > %[2]s and not metered._fits(%[1]s)", at, most)
 		} else if octets > 0 {
 			add("pg_column_size(%s) > %d and not metered._fits(%s, %d)", at, octets, at, octets)
 		}
@@ -164,7 +168,7 @@ func fits(sql string) string {
 	for _, name := range names {
 		conditions := beyond("", "x", field{"x", "metered." + name}, types)
 		if len(conditions) > 0 && slices.Contains(inArrays, name) {
-			fmt.Fprintf(&b, fitsSQL, name, strings.Join(conditions, "\n            or "))
+			fmt.Fprintf(&b, fitsSQL, name, strings.Join(together(conditions), "\n            or "))
 		}
 	}
 	return b.String()
@@ -221,11 +225,34 @@ func withBounds(sql string) string {
 		if len(conditions) == 0 {
 			continue
 		}
-		guard := fmt.Sprintf(guardBoundsSQL, strings.Join(conditions, "\n        or "), f.Name)
+		guard := fmt.Sprintf(guardBoundsSQL, strings.Join(together(conditions), "\n        or "), f.Name)
 		body := start + strings.Index(sql[start:], "\nbegin\n") + len("\nbegin\n")
 		sql = sql[:body] + guard + sql[body:]
 	}
 	return sql
+}
+
+var lengthBound = regexp.MustCompile(`^(octet_length\([\w.()]+\)) > (\d+)$`)
+
+// together compares lengths that have one bound at once, which is cheaper.
+func together(conditions []string) (all []string) {
+	lengths := map[string][]string{}
+	at := map[string]int{}
+	for _, c := range conditions {
+		m := lengthBound.FindStringSubmatch(c)
+		if m == nil {
+			all = append(all, c)
+			continue
+		}
+		most := m[2]
+		if lengths[most] = append(lengths[most], m[1]); len(lengths[most]) == 1 {
+			at[most] = len(all)
+			all = append(all, c)
+		} else {
+			all[at[most]] = fmt.Sprintf("greatest(%s) > %s", strings.Join(lengths[most], ", "), most)
+		}
+	}
+	return all
 }
 
 const guardBoundsSQL = `    if %s then

@@ -128,9 +128,6 @@ returns timestamptz
 language plpgsql volatile
 as $$
 begin
-    if pg_column_size(note) > 8192 then
-        perform metered.no_amount();
-    end if;
     return metered.spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
 end
 $$;
@@ -147,7 +144,7 @@ declare
     answer metered.charged;
     n      int := 0;
 begin
-    if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise') and metered.fits_origin(origin)) is not true then
+    if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise')) is not true then
         perform metered.require(false, 'charges');
     end if;
     foreach c in array charges loop

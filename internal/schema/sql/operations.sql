@@ -134,9 +134,8 @@ declare
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
     unused  text;
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576
-        or octet_length(command.name) > 255 or cardinality(command.jobs) > 1000
-        or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0 or octet_length(of_refusal::text) > 1048576) then
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker
+        or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0) then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then

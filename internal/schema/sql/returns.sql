@@ -14,7 +14,7 @@ declare
     k      record;
     unused text;
 begin
-    perform metered.require(metered.fits_origin(origin) and skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    perform metered.require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
     k := metered.lock_holds(named, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
         select 'returned', h.id, h.no into k.status, k.failed, k.failed_no

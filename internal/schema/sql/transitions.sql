@@ -180,7 +180,7 @@ declare
     unused  text;
 begin
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
-        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 or not metered.fits_origin(origin) then
+        or not terms.closing and used is not null) is not true then
         perform metered.require(false, 'terms');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -360,9 +360,6 @@ declare
     hold   json;
     unused text;
 begin
-    if not metered.fits_origin(origin) then
-        perform metered.require(false, 'origin');
-    end if;
     k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
@@ -400,7 +397,7 @@ declare
     h      record;
     unused text;
 begin
-    if (by > interval '0' and by <= interval '3660 days') is not true or not metered.fits_origin(origin) then
+    if (by > interval '0' and by <= interval '3660 days') is not true then
         perform metered.require(false, 'by');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
