@@ -59,7 +59,7 @@ declare
 begin
     if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
         and coalesce(pg_column_size(c.note), 0) <= 8192
-        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and cardinality(c.limits) <= 16) is not true then
+        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered.no_amount();
     end if;
     -- Under another lock than its scope's a charge could not rely on what it has read.
