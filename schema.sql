@@ -165,6 +165,159 @@ create type metered.counted as (nth int, base_seq bigint, base_spent bigint);
 -- what counts as now, if the caller has read the clock under the locks.
 create type metered.hold_terms as (id text, due_in interval, nos bigint[], at timestamptz);
 
+-- Whether no text is longer than so many bytes.
+create function metered._fits(texts text[], most int) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x text;
+begin
+    foreach x in array texts loop
+        if octet_length(x) > most then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+-- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.period[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.period;
+begin
+    foreach x in array all_of loop
+        if octet_length(x.zone) > 255 then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+-- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.charge_limit[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.charge_limit;
+begin
+    foreach x in array all_of loop
+        if octet_length((x.period).zone) > 255
+            or octet_length(x.thresholds) > 1536
+            or octet_length(x.thresholds) - octet_length(replace(x.thresholds, chr(10), '')) >= 8 then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+-- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.new_charge[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.new_charge;
+begin
+    foreach x in array all_of loop
+        if octet_length(x.scope) > 255
+            or array_lower(x.limits, 1) <> 1
+            or array_ndims(x.limits) <> 1
+            or cardinality(x.limits) > 16
+            or pg_column_size(x.limits) > 1400 and not metered._fits(x.limits)
+            or pg_column_size(x.note) > 8196
+            or pg_column_compression(x.note) is not null and octet_length(x.note::text) > 8192 then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+-- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.hold_ids[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.hold_ids;
+begin
+    foreach x in array all_of loop
+        if greatest(octet_length(x.tenant), octet_length(x.holder)) > 255
+            or array_lower(x.ids, 1) <> 1
+            or array_ndims(x.ids) <> 1
+            or cardinality(x.ids) > 100
+            or pg_column_size(x.ids) > 255 and not metered._fits(x.ids, 255)
+            or array_lower(x.issued, 1) <> 1
+            or array_ndims(x.issued) <> 1
+            or cardinality(x.issued) > 100 then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+-- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.used_units[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.used_units;
+begin
+    foreach x in array all_of loop
+        if octet_length(x.scope) > 255
+            or array_lower(x.limits, 1) <> 1
+            or array_ndims(x.limits) <> 1
+            or cardinality(x.limits) > 16
+            or pg_column_size(x.limits) > 1400 and not metered._fits(x.limits) then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+-- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.new_token[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.new_token;
+begin
+    foreach x in array all_of loop
+        if octet_length(x.digest) > 33
+            or octet_length(x.purpose) > 128
+            or octet_length(x.subject) > 512
+            or pg_column_size(x.payload) > 8196
+            or pg_column_compression(x.payload) is not null and octet_length(x.payload::text) > 8192
+            or x.uses > 1000000 then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+-- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.new_event[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.new_event;
+begin
+    foreach x in array all_of loop
+        if greatest(octet_length(x.namespace), octet_length(x.id)) > 255
+            or octet_length(x.fingerprint) > 33 then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
 -- The versions of this schema that were installed; the last one is the greatest.
 create table metered.schema_version (
     version    int primary key,         -- a version that was installed
@@ -661,6 +814,13 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+    if array_lower(scopes, 1) <> 1
+        or array_ndims(scopes) <> 1
+        or cardinality(scopes) > 64
+        or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of lock_scopes' using errcode = '22023';
+    end if;
     perform metered.require(cardinality(scopes) <= 64, 'scopes');
     perform metered.lock_all_scopes(scopes, null, wait_ms);
 end
@@ -894,6 +1054,12 @@ as $$
 declare
     e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
 begin
+    if wait_ms > 3600000
+        or greatest(octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of credit' using errcode = '22023';
+    end if;
     perform metered.refuse_closed(e);
     if must_exist then
         denied := metered.admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
@@ -937,6 +1103,12 @@ declare
     charge metered.ledger;
     stays  metered.ledger;  -- e, less what of it lapses at once
 begin
+    if wait_ms > 3600000
+        or greatest(octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of refund' using errcode = '22023';
+    end if;
     if not metered.key_fits(key, of_scope) or units = 0 then
         perform metered.require(false, 'refund');
     end if;
@@ -1024,6 +1196,11 @@ declare
     keep  bigint;   -- the first entry to stay
     rest  bigint;
 begin
+    if octet_length(of_scope) > 255
+        or max_rows > 100000
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of purge_scope' using errcode = '22023';
+    end if;
     perform metered.require(metered.key_fits(key, of_scope), 'key');
     perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
     -- A purge takes a prefix of the chain: what is before after_seq is gone, or the scope was
@@ -1093,6 +1270,11 @@ declare
     e   metered.ledger;
     clk timestamptz;
 begin
+    if octet_length(of_scope) > 255
+        or wait_ms > 3600000
+        or octet_length(note) > 8192 then
+        raise exception 'out of bounds: an argument of repair_clock' using errcode = '22023';
+    end if;
     perform metered.require(metered.key_fits(key, of_scope), 'key');
     e := metered.next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
     clk := metered.clock();
@@ -1753,6 +1935,16 @@ declare
     w record;
     was bigint;
 begin
+    if greatest(octet_length(of_reference), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of revoke_lot' using errcode = '22023';
+    end if;
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
     e := metered.next_entry(of_scope, key, wait_ms, origin);
@@ -1820,6 +2012,16 @@ declare
     w    record;
     was  bigint;
 begin
+    if greatest(octet_length(of_reference), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of roll_over' using errcode = '22023';
+    end if;
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and metered.goes_on(lasts), 'roll_over');
     e := metered.next_entry(of_scope, key, wait_ms, origin);
@@ -1894,6 +2096,15 @@ declare
     e      metered.ledger;
     w      record;
 begin
+    if max_lots > 10000
+        or octet_length(only_scope) > 255
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of sweep_lots' using errcode = '22023';
+    end if;
     perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
     max_lots := least(max_lots, 2000);
     ended := 0;
@@ -1962,6 +2173,14 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+    if array_lower(nos, 1) <> 1
+        or array_ndims(nos) <> 1
+        or cardinality(nos) > 10000
+        or array_lower(units, 1) <> 1
+        or array_ndims(units) <> 1
+        or cardinality(units) > 10000 then
+        raise exception 'out of bounds: an argument of told_lots' using errcode = '22023';
+    end if;
     perform metered.require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
     update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
 end
@@ -1997,6 +2216,13 @@ declare
     was  metered.lots;
     made record;
 begin
+    if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or octet_length(lot.fingerprint) > 33
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of grant_lot' using errcode = '22023';
+    end if;
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true), 'key');
     perform metered.require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
         and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
@@ -2060,6 +2286,18 @@ declare
     l      metered.charge_limit;
     i      int := 0;
 begin
+    if greatest(octet_length(charge.scope), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(charge.limits, 1) <> 1
+        or array_ndims(charge.limits) <> 1
+        or cardinality(charge.limits) > 16
+        or pg_column_size(charge.limits) > 1400 and not metered._fits(charge.limits)
+        or pg_column_size(charge.note) > 8196
+        or pg_column_compression(charge.note) is not null and octet_length(charge.note::text) > 8192
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of draw' using errcode = '22023';
+    end if;
     if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
         perform metered.require(false, 'draw');
     end if;
@@ -2123,6 +2361,9 @@ declare
     clk timestamptz := metered.clock();
     due bigint;     -- held, and due
 begin
+    if octet_length(of_scope) > 255 then
+        raise exception 'out of bounds: an argument of wallet_balance' using errcode = '22023';
+    end if;
     now := greatest(clk, tip.at);
     seq := tip.seq;
     due := case when tip.next_due <= clk then metered.overdue(of_scope, tip.next_due, clk) else 0 end;
@@ -2653,6 +2894,9 @@ begin
     foreach l in array limits loop
         n := n + 1;
         continue when l.thresholds is null;
+        if octet_length(l.thresholds) > 1536 then
+            perform metered.require(false, 'thresholds');
+        end if;
         l.tell_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
             key := metered.threshold_key(h);
@@ -2705,7 +2949,7 @@ begin
         foreach l in array c.limits loop
             n := n + 1;
             continue when l.thresholds is null or used[n] is null;
-            if octet_length(l.thresholds) > 8192 then
+            if octet_length(l.thresholds) > 1536 then
                 perform metered.require(false, 'thresholds');
             end if;
             p := null;
@@ -2958,7 +3202,8 @@ begin
     foreach c in array charges loop
         i := coalesce(i, 0) + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-            and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true) is not true then
+            and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
+            and c.must_exist is not true) is not true then
             absent := metered.admit(c, absent, look, wait_ms);
             plain := plain and absent is null;
         end if;
@@ -3176,6 +3421,13 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+    if array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of charge' using errcode = '22023';
+    end if;
     return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
 end
 $$;
@@ -3242,6 +3494,12 @@ declare
     clk  timestamptz := metered.clock();
     a    record;
 begin
+    if array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges) then
+        raise exception 'out of bounds: an argument of check_charge' using errcode = '22023';
+    end if;
     foreach c in array charges loop
         tips := tips || metered.last_entry(c.scope);
         if c.must_exist then
@@ -3277,6 +3535,19 @@ declare
     l     record;
     p     timestamptz[];
 begin
+    if array_lower(scopes, 1) <> 1
+        or array_ndims(scopes) <> 1
+        or cardinality(scopes) > 1024
+        or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
+        or array_lower(windows, 1) <> 1
+        or array_ndims(windows) <> 1
+        or cardinality(windows) > 1024
+        or array_lower(periods, 1) <> 1
+        or array_ndims(periods) <> 1
+        or cardinality(periods) > 1024
+        or pg_column_size(periods) > 1400 and not metered._fits(periods) then
+        raise exception 'out of bounds: an argument of usage' using errcode = '22023';
+    end if;
     for i in 1..cardinality(scopes) loop
         tip := metered.last_entry(scopes[i]);
         tip.credited := tip.credited - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
@@ -3339,6 +3610,12 @@ declare
     due  bigint[];
     t    timestamptz;
 begin
+    if octet_length(of_scope) > 255
+        or array_lower(times, 1) <> 1
+        or array_ndims(times) <> 1
+        or cardinality(times) > 2001 then
+        raise exception 'out of bounds: an argument of usage_at' using errcode = '22023';
+    end if;
     perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
     open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
@@ -3458,6 +3735,13 @@ as $$
 declare
     stop bigint;    -- the last entry to be read
 begin
+    if greatest(octet_length(of_scope), octet_length(made_by.namespace), octet_length(made_by.operation), octet_length(named)) > 255
+        or look > 100000
+        or most > 1000
+        or pg_column_size(made_by.note) > 8196
+        or pg_column_compression(made_by.note) is not null and octet_length(made_by.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of search_entries' using errcode = '22023';
+    end if;
     perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
     if backwards then
         select min(x.seq), count(*) >= look into stop, more
@@ -3531,6 +3815,17 @@ declare
     ends   timestamptz;
     i      int := 0;
 begin
+    if greatest(octet_length(charge.scope), octet_length(terms.mode), octet_length(terms.owner), octet_length(terms.child)) > 255
+        or array_lower(charge.limits, 1) <> 1
+        or array_ndims(charge.limits) <> 1
+        or cardinality(charge.limits) > 16
+        or pg_column_size(charge.limits) > 1400 and not metered._fits(charge.limits)
+        or pg_column_size(charge.note) > 8196
+        or pg_column_compression(charge.note) is not null and octet_length(charge.note::text) > 8192
+        or terms.share > 1000000
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of open_lease' using errcode = '22023';
+    end if;
     perform metered.require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
         and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255, 'lease');
     if charge.key is null then
@@ -3629,8 +3924,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    if pg_column_size(note) > 8192 then
-        perform metered.no_amount();
+    if octet_length(of_scope) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
+        raise exception 'out of bounds: an argument of spend' using errcode = '22023';
     end if;
     return metered.spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
 end
@@ -3652,13 +3949,23 @@ declare
     answer metered.charged;
     n      int := 0;
 begin
-    if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise') and metered.fits_origin(origin)) is not true then
+    if array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges)
+        or wait_ms > 3600000
+        or greatest(octet_length(origin.namespace), octet_length(origin.operation), octet_length(mode)) > 255
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of charge_leased' using errcode = '22023';
+    end if;
+    if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise')) is not true then
         perform metered.require(false, 'charges');
     end if;
     foreach c in array charges loop
         if c.lease is null then
             chain := chain || c;
-        elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+        elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null) is not true then
             perform metered.no_amount();
         else
             answer.at := metered.spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
@@ -3721,6 +4028,14 @@ declare
     last timestamptz;
     c    record;
 begin
+    if octet_length(of_owner) > 255
+        or wait_ms > 3600000
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits) then
+        raise exception 'out of bounds: an argument of settle_lease' using errcode = '22023';
+    end if;
     perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
     l := metered.lease_to_settle(of_no, wait_ms);
     granted := l.granted;
@@ -3848,6 +4163,9 @@ declare
     left_over bigint := max_rows;
     n    bigint;
 begin
+    if max_rows > 10000 then
+        raise exception 'out of bounds: an argument of purge_leases' using errcode = '22023';
+    end if;
     perform metered.require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     deleted := 0;
@@ -3938,6 +4256,17 @@ declare
     posted metered.charged;
     own    bigint;
 begin
+    if greatest(octet_length(charge.scope), octet_length(terms.mode), octet_length(terms.owner), octet_length(terms.child)) > 255
+        or array_lower(charge.limits, 1) <> 1
+        or array_ndims(charge.limits) <> 1
+        or cardinality(charge.limits) > 16
+        or pg_column_size(charge.limits) > 1400 and not metered._fits(charge.limits)
+        or pg_column_size(charge.note) > 8196
+        or pg_column_compression(charge.note) is not null and octet_length(charge.note::text) > 8192
+        or terms.share > 1000000
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of carve' using errcode = '22023';
+    end if;
     perform metered.require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
         and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
         and metered.key_fits(charge.key, charge.scope), 'carve');
@@ -3994,6 +4323,10 @@ declare
     tip  metered.ledger;
     clk  timestamptz;
 begin
+    if greatest(octet_length(of_child), octet_length(by_whom)) > 255
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of close_child' using errcode = '22023';
+    end if;
     perform metered.require(octet_length(by_whom) between 1 and 255, 'close_child');
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if not found then
@@ -4043,6 +4376,11 @@ declare
     own  bigint;
     json jsonb := nullif(note, '')::jsonb;
 begin
+    if greatest(octet_length(of_child), octet_length(by_whom)) > 255
+        or octet_length(note) > 8192
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of receive_child' using errcode = '22023';
+    end if;
     perform metered.require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
         and units between 0 and 9007199254740992 and ends is not null, 'receive_child');
     perform metered.lock_all_scopes(array[of_child], null, wait_ms);
@@ -4088,6 +4426,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+    if greatest(octet_length(of_child), octet_length(by_whom)) > 255
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of settle_away' using errcode = '22023';
+    end if;
     perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
     select * into lease from metered.leases y where y.child = of_child and y.mode = 'r';
     if not found then
@@ -4164,7 +4506,8 @@ declare
     absence text;
 begin
     if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
-        and coalesce(pg_column_size(c.note), 0) <= 8192) is not true then
+        and coalesce(pg_column_size(c.note), 0) <= 8192
+        and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered.no_amount();
     end if;
     -- Under another lock than its scope's a charge could not rely on what it has read.
@@ -4198,6 +4541,13 @@ declare
     found_rows metered.resources[];
     refused boolean := false;
 begin
+    if array_lower(scopes, 1) <> 1
+        or array_ndims(scopes) <> 1
+        or cardinality(scopes) > 1000
+        or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of create_scopes' using errcode = '22023';
+    end if;
     perform metered.require(cardinality(scopes) between 1 and 1000
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     begin
@@ -4239,6 +4589,13 @@ declare
     tip     metered.ledger;
     missing boolean := false;
 begin
+    if array_lower(scopes, 1) <> 1
+        or array_ndims(scopes) <> 1
+        or cardinality(scopes) > 64
+        or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of retire_scopes' using errcode = '22023';
+    end if;
     perform metered.require(retiring is not null and cardinality(scopes) between 1 and 64
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     perform metered.lock_all_scopes(scopes, null, wait_ms);
@@ -4443,6 +4800,12 @@ declare
     origin metered.origin;
     before text;
 begin
+    if greatest(octet_length(of_tenant), octet_length(of_id)) > 255
+        or wait_ms > 3600000
+        or octet_length(note) > 8192
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of expire_hold' using errcode = '22023';
+    end if;
     select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
         status := metered.missing_hold(of_tenant, of_id, issued, wait_ms);
@@ -4502,6 +4865,10 @@ declare
     locked  bigint[] := '{}';
     k       bigint;
 begin
+    if max_holds > 10000
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of sweep_holds' using errcode = '22023';
+    end if;
     perform metered.require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
     select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
         count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
@@ -4573,6 +4940,10 @@ declare
     h    record;
     seen int := 0;
 begin
+    if greatest(octet_length(of_tenant), octet_length(prefix)) > 255
+        or max_rows > 10000 then
+        raise exception 'out of bounds: an argument of due_holds' using errcode = '22023';
+    end if;
     holds := '{}';
     for h in
         select y.no, y.due, y.tenant from metered.holds y
@@ -4602,6 +4973,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+    if array_lower(nos, 1) <> 1
+        or array_ndims(nos) <> 1
+        or cardinality(nos) > 10000
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of announced' using errcode = '22023';
+    end if;
     perform metered.require(cardinality(nos) <= 10000, 'nos');
     -- Not one that still keeps units, which a purge would lose.
     update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x'
@@ -4633,6 +5010,10 @@ declare
     latest timestamptz;
     before text := metered.bound_lock_wait(wait_ms);
 begin
+    if max_rows > 10000
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of purge_holds' using errcode = '22023';
+    end if;
     perform metered.require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
@@ -4897,6 +5278,23 @@ declare
     clk    timestamptz;
     before text;
 begin
+    if array_lower(keys, 1) <> 1
+        or array_ndims(keys) <> 1
+        or cardinality(keys) > 10000
+        or array_lower(id_keys, 1) <> 1
+        or array_ndims(id_keys) <> 1
+        or cardinality(id_keys) > 10000
+        or array_lower(scopes, 1) <> 1
+        or array_ndims(scopes) <> 1
+        or cardinality(scopes) > 10000
+        or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
+        or array_lower(named, 1) <> 1
+        or array_ndims(named) <> 1
+        or cardinality(named) > 1000
+        or pg_column_size(named) > 1400 and not metered._fits(named)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of lock_all' using errcode = '22023';
+    end if;
     if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
         perform metered.require(false, 'locks');
     end if;
@@ -5007,6 +5405,16 @@ as $$
 declare
     was record;
 begin
+    if greatest(octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim)) > 255
+        or octet_length(hold.fingerprint) > 33
+        or pg_column_size(hold.metadata) > 65540
+        or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
+        or array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges) then
+        raise exception 'out of bounds: an argument of look_place' using errcode = '22023';
+    end if;
     if coalesce(current_setting('metered_tx.command', true), '') = '' or metered.one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
         return;
     end if;
@@ -5059,6 +5467,24 @@ declare
     charge metered.new_charge;
     changed int;
 begin
+    if greatest(octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or octet_length(hold.fingerprint) > 33
+        or pg_column_size(hold.metadata) > 65540
+        or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
+        or array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
+        or octet_length(channel) > 64
+        or array_lower(minimum, 1) <> 1
+        or array_ndims(minimum) <> 1
+        or cardinality(minimum) > 64
+        or pg_column_size(minimum) > 1400 and not metered._fits(minimum) then
+        raise exception 'out of bounds: an argument of place' using errcode = '22023';
+    end if;
     foreach charge in array charges loop
         if charge.held > 0 then
             if charge.key is null then
@@ -5074,9 +5500,7 @@ begin
     end loop;
     if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= coalesce(hold.lifetime, interval '3660 days')
         and hold.grace <= interval '3660 days' and coalesce(hold.lifetime <= interval '3660 days', true)
-        and octet_length(hold.tenant) <= 255 and octet_length(hold.id) between 1 and 255 and octet_length(hold.holder) <= 255
-        and octet_length(hold.fingerprint) = 33 and coalesce(octet_length(hold.metadata::text) <= 65536, true)
-        and metered.fits_origin(origin)) is not true then
+        and hold.tenant is not null and hold.id <> '' and hold.holder is not null and octet_length(hold.fingerprint) = 33) is not true then
         perform metered.require(false, 'hold');
     end if;
     if cardinality(line_keys) > 1 then
@@ -5451,8 +5875,26 @@ declare
     hold    json;
     unused  text;
 begin
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(terms.policy), octet_length(terms.entity), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(named.ids, 1) <> 1
+        or array_ndims(named.ids) <> 1
+        or cardinality(named.ids) > 100
+        or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
+        or array_lower(named.issued, 1) <> 1
+        or array_ndims(named.issued) <> 1
+        or cardinality(named.issued) > 100
+        or array_lower(used, 1) <> 1
+        or array_ndims(used) <> 1
+        or cardinality(used) > 64
+        or pg_column_size(used) > 1400 and not metered._fits(used)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of capture_holds' using errcode = '22023';
+    end if;
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
-        or not terms.closing and used is not null) is not true or octet_length(terms.entity) > 255 or not metered.fits_origin(origin) then
+        or not terms.closing and used is not null) is not true then
         perform metered.require(false, 'terms');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -5636,8 +6078,19 @@ declare
     hold   json;
     unused text;
 begin
-    if not metered.fits_origin(origin) then
-        perform metered.require(false, 'origin');
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(named.ids, 1) <> 1
+        or array_ndims(named.ids) <> 1
+        or cardinality(named.ids) > 100
+        or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
+        or array_lower(named.issued, 1) <> 1
+        or array_ndims(named.issued) <> 1
+        or cardinality(named.issued) > 100
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of release_holds' using errcode = '22023';
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
     if k.status is not null then
@@ -5680,7 +6133,21 @@ declare
     h      record;
     unused text;
 begin
-    if (by > interval '0' and by <= interval '3660 days') is not true or not metered.fits_origin(origin) then
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(named.ids, 1) <> 1
+        or array_ndims(named.ids) <> 1
+        or cardinality(named.ids) > 100
+        or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
+        or array_lower(named.issued, 1) <> 1
+        or array_ndims(named.issued) <> 1
+        or cardinality(named.issued) > 100
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of extend_holds' using errcode = '22023';
+    end if;
+    if (by > interval '0' and by <= interval '3660 days') is not true then
         perform metered.require(false, 'by');
     end if;
     k := metered.lock_holds(named, 'h', wait_ms);
@@ -5739,7 +6206,25 @@ declare
     k      record;
     unused text;
 begin
-    perform metered.require(metered.fits_origin(origin) and skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(named.ids, 1) <> 1
+        or array_ndims(named.ids) <> 1
+        or cardinality(named.ids) > 100
+        or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
+        or array_lower(named.issued, 1) <> 1
+        or array_ndims(named.issued) <> 1
+        or cardinality(named.issued) > 100
+        or array_lower(used, 1) <> 1
+        or array_ndims(used) <> 1
+        or cardinality(used) > 64
+        or pg_column_size(used) > 1400 and not metered._fits(used)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of refund_holds' using errcode = '22023';
+    end if;
+    perform metered.require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
     k := metered.lock_holds(named, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
         select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
@@ -5865,6 +6350,20 @@ declare
     one metered.hold_ids;
     r   record;
 begin
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(named.ids, 1) <> 1
+        or array_ndims(named.ids) <> 1
+        or cardinality(named.ids) > 100
+        or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
+        or array_lower(named.issued, 1) <> 1
+        or array_ndims(named.issued) <> 1
+        or cardinality(named.issued) > 100
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of release_captured' using errcode = '22023';
+    end if;
     k := metered.lock_holds(named, '*', wait_ms);
     if k.status is not null then
         refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
@@ -5909,6 +6408,13 @@ declare
     fresh   bytea[];
     one     metered.new_token;
 begin
+    if array_lower(minted, 1) <> 1
+        or array_ndims(minted) <> 1
+        or cardinality(minted) > 1000
+        or pg_column_size(minted) > 1400 and not metered._fits(minted)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of mint_tokens' using errcode = '22023';
+    end if;
     foreach one in array minted loop
         if metered.fits(one) is not true or cardinality(minted) > 1000 then
             perform metered.require(false, 'tokens');
@@ -5958,6 +6464,11 @@ declare
     now_at timestamptz := metered.clock();
     tok    metered.tokens;
 begin
+    if octet_length(token_digest) > 33
+        or octet_length(for_purpose) > 128
+        or octet_length(for_subject) > 512 then
+        raise exception 'out of bounds: an argument of inspect_token' using errcode = '22023';
+    end if;
     select * into tok from metered.tokens t where t.digest = token_digest;
     status := case
         when tok.digest is null then 'unknown'
@@ -5998,6 +6509,12 @@ declare
     bounds  boolean := wait_ms is not null and (before = '0' or before::interval > wait_ms * interval '1 ms');
     unused  text;
 begin
+    if octet_length(token_digest) > 33
+        or octet_length(for_purpose) > 128
+        or octet_length(for_subject) > 512
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of consume_token' using errcode = '22023';
+    end if;
     if bounds then  -- bound_lock_wait, without the call
         unused := set_config('lock_timeout', wait_ms::text, true);
     end if;
@@ -6053,6 +6570,10 @@ declare
     before  text := metered.bound_lock_wait(wait_ms);
     was     boolean;
 begin
+    if octet_length(token_digest) > 33
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of revoke_token' using errcode = '22023';
+    end if;
     update metered.tokens t
     set revoked = true, ended_at = now_at
     where t.digest = token_digest and (t.ended_at is null and t.expires_at > now_at) is true;     -- as in consume_token
@@ -6077,6 +6598,11 @@ declare
     digests bytea[];
     total   bigint;
 begin
+    if octet_length(for_purpose) > 128
+        or octet_length(for_subject) > 512
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of revoke_tokens' using errcode = '22023';
+    end if;
     -- Two statements, so that there is no join to plan; and an order that the key's index
     -- does not have, or all tokens would be read in it, if they were few when this was planned.
     select array_agg(o.digest) into digests from (
@@ -6107,6 +6633,15 @@ as $$
 declare
     before  text;
 begin
+    if octet_length(token.digest) > 33
+        or octet_length(token.purpose) > 128
+        or octet_length(token.subject) > 512
+        or pg_column_size(token.payload) > 8196
+        or pg_column_compression(token.payload) is not null and octet_length(token.payload::text) > 8192
+        or token.uses > 1000000
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of replace_token' using errcode = '22023';
+    end if;
     perform metered.require(metered.fits(token), 'token');
     perform metered.lock_keys(array[key], wait_ms);
     before := metered.bound_lock_wait(wait_ms);
@@ -6146,6 +6681,9 @@ as $$
 declare
     ended timestamptz := least(coalesce(cutoff, '-infinity'), metered.clock());
 begin
+    if max_rows > 10000 then
+        raise exception 'out of bounds: an argument of purge_tokens' using errcode = '22023';
+    end if;
     perform metered.require(max_rows between 1 and 10000, 'max_rows');
     with gone as (
         delete from metered.tokens t
@@ -6184,6 +6722,11 @@ declare
     left_ms int := wait_ms - (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000)::int;
     unused  text;   -- set_config in an assignment is cheaper than in perform
 begin
+    if greatest(octet_length(of_queue), octet_length(of_key), octet_length(of_kind), octet_length(of_tenant)) > 255
+        or octet_length(of_digest) > 33
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of claim_job_key' using errcode = '22023';
+    end if;
     if before <> '0' then   -- the caller's own bound, where that is shorter
         left_ms := least(left_ms, extract(epoch from before::interval) * 1000);
     end if;
@@ -6214,6 +6757,9 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+    if greatest(octet_length(of_queue), octet_length(of_key)) > 255 then
+        raise exception 'out of bounds: an argument of find_job_key' using errcode = '22023';
+    end if;
     return query select * from metered.job_keys k where k.queue = of_queue and k.key = of_key;
 end
 $$;
@@ -6232,6 +6778,9 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 begin
+    if max_rows > 10000 then
+        raise exception 'out of bounds: an argument of purge_job_keys' using errcode = '22023';
+    end if;
     perform metered.require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     with gone as (
@@ -6290,6 +6839,20 @@ declare
     unused  text;   -- set_config in an assignment is cheaper than in perform, by far
     t       record; -- and so is a function than as a table
 begin
+    if greatest(octet_length(command.namespace), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
+        or array_lower(command.jobs, 1) <> 1
+        or array_ndims(command.jobs) <> 1
+        or cardinality(command.jobs) > 1000
+        or octet_length(token.digest) > 33
+        or octet_length(token.purpose) > 128
+        or octet_length(token.subject) > 512
+        or array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of begin_command' using errcode = '22023';
+    end if;
     if claiming then
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
             raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
@@ -6393,15 +6956,28 @@ declare
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
     unused  text;
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker or octet_length(of_result) > 1048576
-        or octet_length(command.name) > 255 or cardinality(command.jobs) > 1000
-        or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0 or octet_length(of_refusal::text) > 1048576) then
+    if greatest(octet_length(command.namespace), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
+        or array_lower(command.jobs, 1) <> 1
+        or array_ndims(command.jobs) <> 1
+        or cardinality(command.jobs) > 1000
+        or octet_length(of_result) > 1048576
+        or pg_column_size(of_refusal) > 1048580
+        or pg_column_compression(of_refusal) is not null and octet_length(of_refusal::text) > 1048576
+        or array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of complete_command' using errcode = '22023';
+    end if;
+    if coalesce(current_setting('metered_tx.command', true), '') is distinct from command.marker
+        or of_refusal is not null and (cardinality(charges) > 0 or octet_length(of_result) > 0) then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
     if cardinality(charges) > 0 then
         if command.leased and cardinality(charges) = 1 then     -- charge_leased, without its arrays
             charge := charges[1];
-            if pg_column_size(charge.note) > 8192 then
+            if pg_column_size(charge.note) > 8192 or pg_column_compression(charge.note) is not null then
                 perform metered.no_amount();
             end if;
             at := metered.spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
@@ -6451,6 +7027,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+    if octet_length(marker) > 255 then
+        raise exception 'out of bounds: an argument of finish_command' using errcode = '22023';
+    end if;
     if coalesce(current_setting('metered_tx.command', true), '') is distinct from coalesce(marker, '') then
         raise exception 'the command was not begun in this transaction' using errcode = 'MT005';
     end if;
@@ -6479,6 +7058,10 @@ declare
     latest timestamptz;
     before text := metered.bound_lock_wait(wait_ms);
 begin
+    if max_rows > 10000
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of purge_operations' using errcode = '22023';
+    end if;
     perform metered.require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     with gone as (
@@ -6522,6 +7105,27 @@ declare
     was     record;
     p       record;
 begin
+    if greatest(octet_length(command.namespace), octet_length(command.id), octet_length(command.marker), octet_length(command.name), octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or array_lower(command.jobs, 1) <> 1
+        or array_ndims(command.jobs) <> 1
+        or cardinality(command.jobs) > 1000
+        or octet_length(hold.fingerprint) > 33
+        or pg_column_size(hold.metadata) > 65540
+        or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
+        or array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
+        or octet_length(channel) > 64
+        or array_lower(minimum, 1) <> 1
+        or array_ndims(minimum) <> 1
+        or cardinality(minimum) > 64
+        or pg_column_size(minimum) > 1400 and not metered._fits(minimum) then
+        raise exception 'out of bounds: an argument of open_session' using errcode = '22023';
+    end if;
     if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered.one_snapshot()) is not true then
         perform metered.require(false, 'session');
     end if;
@@ -6639,7 +7243,8 @@ begin
         select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.namespace, c.id, c.fingerprint, c.issued_at,
             row_number() over w as place, (sum(c.amount) over w)::bigint - c.amount as before,
             (c.amount between 1 and 9007199254740992 and c.held = 0 and octet_length(c.scope) between 1 and 255
-                and coalesce(pg_column_size(c.note), 0) <= 8192 and c.must_exist is not true and c.lease is null) is true as sound
+                and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
+                and c.must_exist is not true and c.lease is null) is true as sound
         from rows from (unnest(charges), unnest(events), unnest(statuses)) with ordinality c
         where c.unnest is null
         window w as (partition by c.scope order by c.ordinality)
@@ -6782,6 +7387,17 @@ declare
     state    text;
     detail   text;
 begin
+    if array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 1000
+        or pg_column_size(charges) > 1400 * cardinality(charges) and not metered._fits(charges)
+        or array_lower(events, 1) <> 1
+        or array_ndims(events) <> 1
+        or cardinality(events) > 1000
+        or pg_column_size(events) > 1400 * cardinality(events) and not metered._fits(events)
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of charge_each' using errcode = '22023';
+    end if;
     if (n between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
         and (events is null or cardinality(events) = n and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
         perform metered.require(false, 'charges');
@@ -7493,10 +8109,10 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{absence,add_lot,admit,after_due_lots,after_minima,announce,announced,append,append_lot,as_far_as_admitted,
-            balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,
-            capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,
-            check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_fits,absence,add_lot,admit,after_due_lots,after_minima,announce,announced,append,append_lot,
+            as_far_as_admitted,balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,
+            capture_lots,capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,
+            check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
             consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,
             crossed_at,draw,due_after,due_holds,due_minima,due_parts,end_lots,end_minima,end_minima_of,
             entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,

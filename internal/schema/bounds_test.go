@@ -220,7 +220,7 @@ func TestBounds_HoldForSmallCallsAndCompressedValues(t *testing.T) {
 	for what, sql := range map[string]string{
 		"limits":              `metered.charge(array[row('s', null, 1, 0, array(select row(9, '1 h', null, null, null, false)::metered.charge_limit from generate_series(1, 17)), null, null, null, null)]::metered.new_charge[], '1 min', 1000, false)`,
 		"a note":              `metered.charge(array[row('s', null, 1, 0, '{}', note, null, null, null)]::metered.new_charge[], '1 min', 1000, false) from large`,
-		"a note of a batch":   `metered.charge_each(array[row('s', null, 1, 0, '{}', note, null, null, null)]::metered.new_charge[], null, '1 min', '1 d', '1 d', 1000, false) from large`,
+		"a note of a batch":   `metered.charge_each(array(select row('s' || g, null, 1, 0, '{}', note, null, null, null)::metered.new_charge from generate_series(1, 3) g)::metered.new_charge[], null, '1 min', '1 d', '1 d', 1000, false) from large`,
 		"thresholds":          `metered.charge(array[row('s', null, 1, 0, array[row(9, '1 h', null, 1, thresholds, true)::metered.charge_limit], null, null, null, null)]::metered.new_charge[], '1 min', 1000, false) from large`,
 		"a note of an origin": `metered.credit('s', null, 1, false, 1000, row(null, null, note)::metered.origin, false) from large`,
 		"a note of a spend":   `metered.spend(1, 1, 0, 1, 's', note) from large`,
