@@ -514,7 +514,8 @@ create table metered.lots (
     rolled      bigint      not null default 0, -- of amount, what went on in another lot
     untold      bigint      not null default 0, -- of lapsed, what subscribers were not told of yet
     roll_cap    bigint,                 -- at its end, so much goes on in another lot; null: nothing
-    roll_for    interval,               -- how much longer that one lasts; 0: for ever
+    roll_no     bigint,                 -- the number that one will have
+    roll_end    timestamptz,            -- when that one ends; infinity: never
     late        interval,               -- how long it lasts what is given back after its end; 0: for ever; null: it lapses
     from_lot    bigint,                 -- the lot that its units were in before
     priority    int         not null,   -- what is drawn first: the lower one
@@ -530,6 +531,10 @@ create table metered.lots (
 -- an indexed column.
 create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
 
+-- Which lot of a wallet ends first, and which of them goes on then.
+create index lots_ends on metered.lots (scope, expires_at, no) where open;
+create index lots_rolling on metered.lots (scope, expires_at) where open and roll_cap is not null;
+
 -- What ends first, of all wallets, and what is to be told.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
 
@@ -542,6 +547,9 @@ create unique index lots_reference on metered.lots (scope, reference) where refe
 create unique index lots_rolled on metered.lots (from_lot) where origin = 'r';
 
 create index lots_scope on metered.lots (scope, no);
+
+-- The lots that a lot went on in.
+create index lots_from on metered.lots (from_lot) where from_lot is not null;
 
 -- What each entry of a wallet did to its lots.
 create table metered.lot_moves (
@@ -556,17 +564,20 @@ create table metered.lot_moves (
     primary key (scope, seq, nth)
 );
 
--- What was overdrawn, and paid back: a refund of that gives it back.
-create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p';
+-- What was overdrawn, and paid back, and has not been given back: a refund of what was overdrawn does that.
+create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;
 
 -- What open holds and leases keep of lots.
 create table metered.lot_holds (
-    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq, leases.opened_seq
+    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq, leases.opened_seq; 0: what was spent and is overdrawn, while lots that have ended are not written
     lot    bigint not null,             -- lots.no; 0: overdraft
     amount bigint not null,             -- units
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, lot)
 );
+
+-- What is overdrawn.
+create index lot_holds_overdrawn on metered.lot_holds (scope, seq) where lot = 0;
 
 -- Every transition, written with it.
 create table metered.hold_events (
@@ -1078,7 +1089,7 @@ begin
         e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
         perform metered.append(e);
     else
-        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
+        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c', wait_ms)).entry;
     end if;
     seq := e.seq;
     at := e.at;
@@ -1102,6 +1113,8 @@ declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
     stays  metered.ledger;  -- e, less what of it lapses at once
+    fate   record;
+    lapses bigint := 0;
 begin
     if wait_ms > 3600000
         or greatest(octet_length(origin.namespace), octet_length(origin.operation)) > 255
@@ -1140,17 +1153,20 @@ begin
         return;
     end if;
     e := metered.after_minima(e, wait_ms);
+    e := metered.after_due(e, wait_ms);
     e.kind := 'r';
     e.amount := refund.amount;
     e.ref := charge_seq;
     e.refunded := e.refunded + refund.amount;
+    if e.lots_end is not null then
+        fate := metered.refund_fate(e);
+        lapses := fate.lapses;
+        e.lots_end := least(e.lots_end, fate.ends);
+    end if;
     if e.crossed is not null then
         stays := e;
-        stays.refunded := e.refunded - case when e.lots_end is not null then metered.refund_lapses(e) else 0 end;
+        stays.refunded := e.refunded - lapses;
         e.crossed := metered.rearmed(stays);
-    end if;
-    if e.lots_end is not null then
-        e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
     end if;
     perform metered.append(e);
     if e.lots_end is not null then
@@ -1281,6 +1297,11 @@ begin
     ahead := greatest(e.at - clk, interval '0');
     if e.at <= clk then
         return;
+    elsif metered.lags(e) then  -- by the clock that was wrong, all of them have ended
+        e.seq := e.seq - 1;
+        e := metered.settle(e, clk, null, wait_ms);
+        e.seq := e.seq + 1;
+        e.note := nullif(note, '')::jsonb;
     end if;
     e.kind := 'k';
     e.amount := 0;
@@ -1289,7 +1310,7 @@ begin
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
     e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
-    e.lots_end := case when e.lots_end is not null then clk end;    -- lots that are held may end again: found anew
+    e.lots_end := case when e.lots_end is not null then metered.next_end(of_scope, clk) end;    -- lots that are held may end again
     perform metered.append(e);
     seq := e.seq;
     at := e.at;
@@ -1301,7 +1322,7 @@ $$;
 -- what is missing is overdraft, which the next credit pays back.
 --
 -- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. Whoever spends, holds or
--- credits ends the lots that are due (end_lots), judges, writes the entry, and then says which lots it is of. The
+-- credits judges, writes what is due (duelots.sql), writes the entry, and then says which lots it is of. The
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
 
 -- What a wallet has, by its last entry. Inlined wherever it stands.
@@ -1320,16 +1341,17 @@ as $$
         extract(day from for_so_long), extract(hour from for_so_long), extract(minute from for_so_long), extract(second from for_so_long)) >= 0
 $$;
 
--- What goes on of a lot in another one, if it is ended now. Inlined wherever it stands.
-create function metered.rolls(l metered.lots, clk timestamptz) returns bigint
+-- What goes on of a lot in another one at its end. Inlined wherever it stands.
+create function metered.rolls(l metered.lots) returns bigint
 language sql stable
 as $$
-    select case when l.roll_cap is not null and (l.roll_for = interval '0' or l.expires_at + l.roll_for > clk) then least(l.rest, l.roll_cap) else 0 end
+    select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
 $$;
 
 -- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for what was
--- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move.
-create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, inout nth int, out taken bigint)
+-- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
+-- that lags: lots that ended by then are passed over.
+create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
 language plpgsql volatile
 as $$
 declare
@@ -1340,6 +1362,13 @@ declare
 begin
     taken := 0;
     while taken < units loop
+        if ended is not null then
+            m := metered.pass_ended(of_scope, first, ends, after, ended);
+            first := m.priority;
+            ends := m.ends;
+            after := m.after;
+            exit when first is null;
+        end if;
         with f as (
             select y.no, y.priority, y.expires_at, least(y.rest, units - taken) as part from metered.lots y
             where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
@@ -1369,17 +1398,49 @@ begin
 end
 $$;
 
+-- Behind which place in the order of lots the next one is that has not ended: null, if none has not. It reads two of each priority.
+create function metered.pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
+    out priority int, out ends timestamptz, out after bigint)
+language plpgsql stable
+as $$
+begin
+    priority := from_priority;
+    ends := greatest(from_end, ended);
+    after := case when from_end > ended then from_no else 9223372036854775807 end;
+    loop
+        perform from metered.lots y where y.scope = of_scope and y.open and y.priority = pass_ended.priority and (y.expires_at, y.no) > (ends, after)
+        order by y.priority, y.expires_at, y.no limit 1;
+        exit when found;
+        priority := (select y.priority from metered.lots y where y.scope = of_scope and y.open and y.priority > pass_ended.priority
+            order by y.priority, y.expires_at, y.no limit 1);
+        exit when priority is null;
+        ends := ended;
+        after := 9223372036854775807;
+    end loop;
+end
+$$;
+
 -- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is what
--- the wallet had before it; what that does not cover is overdraft.
+-- the wallet had before it; what that does not cover is overdraft. It is null if the wallet lags: then what its lots have says so.
 create function metered.use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
 language plpgsql volatile
 as $$
 declare
     covered bigint := greatest(0, least(units, before));
     held_by bigint := case when as_kind = 'h' then at_seq end;
+    ended   timestamptz;
     got     record;
 begin
-    got := metered.take_lots(of_scope, at_seq, covered, as_kind, held_by, 1);
+    if before is null then
+        ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
+    end if;
+    got := metered.take_lots(of_scope, at_seq, covered, as_kind, held_by, ended, 1);
+    if before is null then
+        covered := got.taken;
+        if covered < units and held_by is null then
+            perform metered.owe(of_scope, units - covered);
+        end if;
+    end if;
     if got.taken < covered then
         raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
     end if;
@@ -1392,10 +1453,14 @@ begin
 end
 $$;
 
--- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it.
-create function metered.append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+-- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. as_no is the number of the
+-- lot, if one was set aside for it.
+create function metered.append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+    out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
+declare
+    numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
 begin
     entry := tip;
     entry.seq := tip.seq + 1;
@@ -1407,9 +1472,12 @@ begin
         entry.crossed := metered.rearmed(entry);
     end if;
     perform metered.append(entry);
-    insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_for, late, from_lot,
+    insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint)
-    values (entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap, lot.roll_for, lot.late, of_lot,
+    overriding system value
+    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap,
+        case when lot.roll_cap is not null then nextval(numbers) end,
+        case when lot.roll_for = interval '0' then 'infinity' else lot.expires_at + lot.roll_for end, lot.late, of_lot,
         lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
     on conflict do nothing
     returning lots.no into append_lot.no;
@@ -1421,42 +1489,48 @@ end
 $$;
 
 -- The same, and pays back at once what was overdrawn.
-create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, out entry metered.ledger, out no bigint)
+create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+    out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
-    before bigint := metered.balance(tip);
-    made   record;
+    debt bigint := metered.debt(tip);
+    made record;
 begin
-    made := metered.append_lot(tip, lot, as_origin, of_lot);
+    made := metered.append_lot(tip, lot, as_origin, of_lot, as_no);
     entry := made.entry;
     no := made.no;
-    if before < 0 then
-        perform metered.pay_back(tip.scope, entry.seq, -before, 2);
+    if debt > 0 then
+        perform metered.pay_back(entry, debt, 2);
     end if;
 end
 $$;
 
--- Pays back what a wallet has overdrawn, as far as its lots have a rest: first what was spent, then what is held, the oldest first.
-create function metered.pay_back(of_scope text, at_seq bigint, overdrawn bigint, inout nth int)
+-- Pays back what a wallet has overdrawn, as far as its lots have a rest, in the entry that was just written: first what was spent, then what is held, the
+-- oldest first.
+create function metered.pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
 language plpgsql volatile
 as $$
 declare
-    spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = of_scope and k.lot = 0);
+    spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = entry.scope and k.lot = 0 and k.seq > 0);
+    ended timestamptz := case when metered.lags(entry) then entry.at end;
     got   record;
     k     record;
 begin
-    got := metered.take_lots(of_scope, at_seq, spent, 'p', null, nth);
+    got := metered.take_lots(entry.scope, entry.seq, spent, 'p', null, ended, nth);
     nth := got.nth;
+    if ended is not null and got.taken > 0 then
+        perform metered.owe(entry.scope, -got.taken);
+    end if;
     if got.taken < spent or spent = overdrawn then
         return;
     end if;
-    for k in select y.seq, y.amount from metered.lot_holds y where y.scope = of_scope and y.lot = 0 order by y.seq loop
-        got := metered.take_lots(of_scope, at_seq, k.amount, 'q', k.seq, nth);
+    for k in select y.seq, y.amount from metered.lot_holds y where y.scope = entry.scope and y.lot = 0 and y.seq > 0 order by y.seq loop
+        got := metered.take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, nth);
         nth := got.nth;
-        update metered.lot_holds y set amount = y.amount - got.taken where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
+        update metered.lot_holds y set amount = y.amount - got.taken where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
         exit when got.taken < k.amount;
-        delete from metered.lot_holds y where y.scope = of_scope and y.seq = k.seq and y.lot = 0;
+        delete from metered.lot_holds y where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
     end loop;
 end
 $$;
@@ -1483,20 +1557,21 @@ begin
 end
 $$;
 
--- Lets units of a lot go on in another one: because it ends, or is asked to (r), or, in version 2, since they were given back after its end (l).
-create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_origin "char", out entry metered.ledger, out no bigint)
+-- Lets units of a lot go on in another one until ends: because the first one ends, or is asked to.
+create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
     made record;
 begin
     entry := metered.take_back(tip, l.no, units, 'o');
-    if as_origin = 'r' then
-        update metered.lots y set roll_cap = null where y.no = l.no;
-    end if;
-    made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, as_origin, l.no);
+    update metered.lots y set roll_cap = null where y.no = l.no;
+    made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'r', l.no, as_no);
     entry := made.entry;
     no := made.no;
+    if as_no is not null and entry.at > l.expires_at then
+        update metered.lots y set granted_at = l.expires_at where y.no = as_no;     -- by its time, and not by when it is written
+    end if;
 end
 $$;
 
@@ -1515,27 +1590,48 @@ begin
 end
 $$;
 
--- Ends the lots of a wallet that are due, and returns its last entry after that, with its new lots_end. tip is its last entry,
--- whose lock is held.
-create function metered.end_lots(tip metered.ledger, clk timestamptz) returns metered.ledger
+-- What falls due in a wallet, by time alone: lots that end, and holds. What falls due first happens first, by its time and not by when it is
+-- written; at the same instant lots end before holds, lots by number, and holds by number. Whoever writes an entry of a wallet first writes what is due (settle), under
+-- the wallet's lock; whoever looks counts the same (due_lots, lapsing). So no answer depends on who wrote it before.
+--
+-- A lot that has ended is drawn by nobody, and what lapses of it changes no other lot. So a call writes the end of few such lots, the first ones, and leaves the
+-- rest to the calls behind it: then lots_end of its entry is not later than the entry, and the wallet lags. The balance of an entry that lags has units of lots
+-- that have ended. What is overdrawn is then in lot_holds: of holds as ever, and what was spent by seq 0.
+
+-- How many ends of lots one call writes at most that it could leave to others. Inlined wherever it stands.
+create function metered.ends_per_call() returns int
+language sql immutable
+as $$
+    select 32
+$$;
+
+-- Whether lots have ended before an entry that are not written. Inlined wherever it stands.
+create function metered.lags(e metered.ledger) returns boolean
+language sql immutable
+as $$
+    select coalesce(e.lots_end <= e.at, false)
+$$;
+
+-- What a wallet has overdrawn, by its last entry.
+create function metered.debt(tip metered.ledger) returns bigint
+language plpgsql stable
+as $$
+begin
+    if metered.lags(tip) then
+        return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
+    end if;
+    return greatest(0, -metered.balance(tip));
+end
+$$;
+
+-- Notes that a wallet which lags has spent more units than its lots had, or (less than 0) that these were paid back.
+create function metered.owe(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
-declare
-    e metered.ledger := metered.own_entry(tip, clk);
-    l metered.lots;
-    n bigint;
 begin
-    e.lots_end := metered.next_end(tip.scope, e.at);
-    for l in select * from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= e.at order by y.expires_at, y.no loop
-        n := metered.rolls(l, e.at);
-        if n > 0 then
-            e := (metered.roll_lot(e, l, n, case when l.roll_for = interval '0' then 'infinity' else l.expires_at + l.roll_for end, 'r')).entry;
-        end if;
-        if l.rest > n then
-            e := metered.take_back(e, l.no, l.rest - n, 'e');
-        end if;
-    end loop;
-    return e;
+    insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, 0, 0, units)
+    on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
+    delete from metered.lot_holds k where k.scope = of_scope and k.seq = 0 and k.lot = 0 and k.amount = 0;
 end
 $$;
 
@@ -1545,66 +1641,367 @@ language plpgsql stable
 as $$
 begin
     return least(
-        coalesce((select min(y.expires_at) from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk), 'infinity'),
+        coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
             where k.scope = of_scope and y.expires_at > clk), 'infinity'));
 end
 $$;
 
--- The same for an entry that is to be written: e is as next_entry has it.
-create function metered.after_due_lots(e metered.ledger) returns metered.ledger
+-- Ends a lot, at its time: what goes on of it, and what lapses. Appends the entries behind tip, and returns the last one.
+create function metered.end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    tip metered.ledger := e;
+    e metered.ledger := metered.own_entry(tip, l.expires_at);
+    n bigint := metered.rolls(l);
 begin
-    if e.lots_end <= e.at then
-        tip.seq := e.seq - 1;
-        tip := metered.end_lots(tip, e.at);
-        e.seq := tip.seq + 1;
-        e.credited := tip.credited;
-        e.lots_end := tip.lots_end;
+    if n > 0 then
+        e := (metered.roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
+    end if;
+    if l.rest > n then
+        e := metered.take_back(e, l.no, l.rest - n, 'e');
     end if;
     return e;
 end
 $$;
 
--- What the lines of a wallet that are due keep of its lots: freed is what they give back when they expire. What they capture
--- then is of the lots that are drawn first.
-create function metered.due_parts(tip metered.ledger, clk timestamptz) returns table (lot bigint, ends timestamptz, kept bigint, freed bigint)
-language plpgsql stable
+-- Ends a line of a hold that is due, at its time: what it captures at least, and what it gives back. Appends the entries behind tip, and
+-- returns the last one.
+create function metered.end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
+language plpgsql volatile
 as $$
+declare
+    e       metered.ledger := metered.own_entry(tip, l.due);
+    minimum bigint := least(l.open, greatest(0, l.at_least - l.captured));
 begin
-    return query
-    select k.lot, k.expires_at, k.amount, least(k.amount, greatest(0, k.upto - greatest(l.at_least - l.captured, 0)))::bigint
-    from metered.hold_lines l,
-         lateral (select o.lot, o.amount, z.expires_at, sum(o.amount) over (order by z.priority, z.expires_at, z.no) as upto
-                  from metered.lot_holds o left join lateral (select x.no, x.priority, x.expires_at from metered.lots x where x.no = o.lot) z on true
-                  where o.scope = l.scope and o.seq = l.opened_seq) k
-    where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk;
+    update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
+    e.hold := of_id;
+    if minimum > 0 then
+        select v.namespace, v.operation into e.namespace, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
+        e.kind := 'u';
+        e.amount := minimum;
+        e.spent := e.spent + minimum;
+        e.held := e.held - minimum;
+        e.next_due := metered.due_after(e.scope, e.seq, e.held, e.next_due, clk);
+        e.seq := e.seq + 1;
+        perform metered.append(e);
+        perform metered.capture_lots(e, l.opened_seq, minimum);
+        e.namespace := null;
+        e.operation := null;
+    end if;
+    if l.open > minimum then
+        e.kind := 'x';
+        e.amount := l.open - minimum;
+        e.held := e.held - e.amount;
+        e.next_due := metered.due_after(e.scope, e.seq, e.held, e.next_due, clk);
+        e.seq := e.seq + 1;
+        perform metered.append(e);
+        e := metered.free_lots(e, array[l.opened_seq]);
+    end if;
+    return e;
 end
 $$;
 
--- Of a wallet's credit, what lapses if the lots that are due are ended now, and the holds that are: what these keep of lots that have
--- ended is nobody's.
+-- Writes what fell due in a wallet, by clk, in the order in which it did: holds, whose rows it locks, and lots. Of lots that lapse, and are in no hold that
+-- is due, it ends the first max_lots. tip is the last entry, whose lock is held. It returns the last entry after that, with its new lots_end, of which nothing else says whose it
+-- was.
+create function metered.settle(tip metered.ledger, clk timestamptz, max_lots int, wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e       metered.ledger := metered.own_entry(tip, tip.at);
+    until   timestamptz := greatest(clk, tip.at);
+    nos     bigint[];           -- holds that are due
+    named   bigint[] := '{}';   -- lots that must be ended, and of no hold that is due
+    l       metered.lots;
+    due     record;
+    line    metered.hold_lines;
+    pos_end timestamptz := '-infinity';     -- the lot that was ended last, behind which the next is
+    pos_no  bigint := 0;
+    stop_end timestamptz;       -- the first lot that is left to others; null for none
+    stop_no bigint;
+    ends    timestamptz;        -- when the next lot ends behind all this
+    before  text;
+begin
+    if tip.next_due <= clk then
+        before := metered.bound_lock_wait(wait_ms);
+        select array_agg(y.no) into nos from (
+            select h.no from metered.holds h
+            where h.no = any (array(select x.hold from metered.hold_lines x where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk))
+              and (h.due <= clk) is true order by h.no for no key update) y;
+        before := metered.unbound_lock_wait(before);
+        if nos is not null then
+            perform metered.expire_rows(nos, clk, (metered.by_system()).note);
+        end if;
+    end if;
+    select y.expires_at, y.no into stop_end, stop_no from metered.lots y
+    where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647);
+    if stop_end is not null then
+        named := array(
+            select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
+            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
+            union
+            select y.no from metered.lots y where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until);
+    end if;
+    ends := coalesce(stop_end, metered.next_end(tip.scope, until));
+    e.lots_end := ends;
+    for due in
+        select x.hold, x.due, h.id, x.line from (
+            select y.hold, y.due, y as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
+            union all select null, until, null) x
+            left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
+        order by x.due, x.hold
+    loop
+        loop
+            select y.* into l from (
+                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.no) > (pos_end, pos_no) and z.expires_at <= due.due
+                 order by z.expires_at, z.no limit 1)
+                union all
+                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)) y
+            where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named)
+            order by y.expires_at, y.no limit 1;
+            exit when l.no is null;
+            e := metered.end_lot(e, l);
+            if metered.rolls(l) > 0 and l.roll_end > until then
+                ends := least(ends, l.roll_end);
+            end if;
+            e.lots_end := ends;
+            if stop_end is not null then
+                named := named || l.roll_no;
+            end if;
+            pos_end := greatest(pos_end, l.expires_at);
+            pos_no := case when pos_end = l.expires_at then l.no else pos_no end;
+        end loop;
+        if due.hold is not null then
+            line := due.line;
+            e := metered.end_line(e, line, due.id, clk);
+        end if;
+    end loop;
+    if metered.lags(tip) and e.lots_end > until then
+        delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+    end if;
+    return e;
+end
+$$;
+
+-- The same for an entry that is to be written: e is as next_entry has it.
+create function metered.after_due(e metered.ledger, wait_ms int) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger := e;
+begin
+    if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
+        tip.seq := e.seq - 1;
+        tip.at := (select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq);
+        tip := metered.settle(tip, least(e.at, metered.clock()), metered.ends_per_call(), wait_ms);
+        e.seq := tip.seq + 1;
+        e.at := greatest(e.at, tip.at);
+        e.spent := tip.spent;
+        e.credited := tip.credited;
+        e.held := tip.held;
+        e.next_due := tip.next_due;
+        e.lots_end := tip.lots_end;
+        e.crossed := tip.crossed;
+    end if;
+    return e;
+end
+$$;
+
+-- The lot into which one goes on that has ended; null for none.
+create function metered.gone_on(l metered.lots) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    child metered.lots;
+begin
+    if metered.rolls(l) > 0 then
+        child.no := l.roll_no;
+        child.granted_at := l.expires_at;
+        child.expires_at := l.roll_end;
+        child.amount := metered.rolls(l);
+        child.rest := child.amount;
+        child.held := 0;
+        child.from_lot := l.no;
+        child.priority := l.priority;
+        child.scope := l.scope;
+        child.category := l.category;
+    end if;
+    return child;
+end
+$$;
+
+-- What is due of the holds of a wallet, as settle would write it: lots are those that these holds keep something of, and those into which one of them goes on, as they are then; lapsed is
+-- what lapsed of them, and debt what is still overdrawn.
+create function metered.due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
+language plpgsql stable
+as $$
+declare
+    kept   metered.lot_holds[]; -- of these holds, and what is overdrawn of others
+    spent  bigint;              -- of what is overdrawn
+    at     timestamptz := tip.at;
+    child  metered.lots;
+    due    record;
+    k      record;
+    own    record;
+    j      int;
+    part   bigint;
+    units  bigint;
+begin
+    debt := metered.debt(tip);
+    lapsed := 0;
+    lots := '{}';
+    if not coalesce(tip.next_due <= clk, false) then
+        return;
+    end if;
+    kept := array(
+        select o from metered.lot_holds o
+        where o.scope = tip.scope and o.seq = any (array(select y.opened_seq from metered.hold_lines y
+            where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk))
+        order by o.seq, o.lot);
+    lots := array(select y from metered.lots y where y.no in (select o.lot from unnest(kept) o) order by y.no);
+    spent := debt;
+    if debt > 0 then
+        kept := kept || array(select o from metered.lot_holds o
+            where o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
+        spent := debt - (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+    end if;
+    for due in
+        select y.hold, y.due, y.opened_seq, least(y.open, greatest(0, y.at_least - y.captured)) as minimum from metered.hold_lines y
+        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
+        union all select null, greatest(clk, tip.at), null, null
+        order by due, hold
+    loop
+        at := greatest(at, due.due);
+        j := 1;
+        while j <= cardinality(lots) loop
+            if lots[j].rest > 0 and lots[j].expires_at <= due.due then
+                child := metered.gone_on(lots[j]);
+                lapsed := lapsed + lots[j].rest - coalesce(child.rest, 0);
+                lots[j].rest := 0;
+                lots[j].roll_cap := null;
+                if child.no is not null then
+                    lots := lots || child;
+                end if;
+            end if;
+            j := j + 1;
+        end loop;
+        exit when due.hold is null;
+        units := due.minimum;
+        for k in
+            select o.n, o.lot, o.amount, y.n as j from unnest(kept) with ordinality o(seq, lot, amount, scope, n)
+                left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
+            where o.seq = due.opened_seq and o.amount > 0 order by y.priority, y.expires_at, y.no
+        loop
+            part := least(units, k.amount);
+            units := units - part;
+            kept[k.n].amount := 0;
+            if k.lot = 0 then
+                spent := spent + part;
+                continue;
+            end if;
+            j := k.j;
+            lots[j].held := lots[j].held - k.amount;
+            if lots[j].expires_at <= at then
+                lapsed := lapsed + k.amount - part;
+            else
+                lots[j].rest := lots[j].rest + k.amount - part;
+            end if;
+        end loop;
+        continue when spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) = 0;
+        -- As pay_back does it.
+        for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0
+            order by lots[x.j].priority, lots[x.j].expires_at, lots[x.j].no
+        loop
+            j := k.j;
+            part := least(spent, lots[j].rest);
+            spent := spent - part;
+            lots[j].rest := lots[j].rest - part;
+            for own in select o.n, o.amount from unnest(kept) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
+                part := least(own.amount, lots[j].rest);
+                exit when part = 0;
+                kept[own.n].amount := own.amount - part;
+                kept := kept || row(kept[own.n].seq, lots[j].no, part, tip.scope)::metered.lot_holds;
+                lots[j].rest := lots[j].rest - part;
+                lots[j].held := lots[j].held + part;
+            end loop;
+        end loop;
+    end loop;
+    debt := spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+end
+$$;
+
+-- Of a wallet's credit, what lapses until now and is not written yet: units by which its entry says too much, once what is due of holds is free. It reads no more lots that
+-- have ended than a call writes: if there are more, it adds up the lots that have not.
 create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 declare
-    units bigint := 0;
+    until timestamptz := greatest(clk, tip.at);
+    d     record;
+    nos   bigint[];
+    few   record;
 begin
-    if tip.lots_end <= greatest(clk, tip.at) then
-        units := (select coalesce(sum(y.rest - metered.rolls(y, greatest(clk, tip.at))), 0) from metered.lots y
-            where y.scope = tip.scope and y.open and y.expires_at <= greatest(clk, tip.at));
+    d := metered.due_lots(tip, clk);
+    if (tip.lots_end <= until) is not true then
+        return d.lapsed;
     end if;
-    if tip.lots_end is not null and tip.next_due <= clk then
-        units := units + (select coalesce(sum(d.freed), 0) from metered.due_parts(tip, clk) d where d.ends <= greatest(clk, tip.at));
+    nos := array(select x.no from unnest(d.lots) x);
+    select count(*) as n, sum(x.rest - case when x.roll_end > until then metered.rolls(x) else 0 end) as units into few
+    from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
+          order by y.expires_at, y.no limit metered.ends_per_call() + 1) x;
+    if few.n <= metered.ends_per_call() then
+        return d.lapsed + coalesce(few.units, 0);
     end if;
-    return units;
+    return metered.balance(tip) + case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) - metered.minima(tip, null, clk) else 0 end
+        + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x)
+        - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+            where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
+        - (select coalesce(sum(x.units), 0) from (select metered.rolls(y) as units from metered.lots y
+            where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos) order by y.expires_at) x);
 end
 $$;
 
--- The last entries of scopes as if the lots that are due, and the holds, had been ended.
+-- The lots of a wallet that have something now, as they are when all that is due is written: all, or some (of_nos) and those that they go on in.
+create function metered.lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
+language plpgsql stable
+as $$
+declare
+    until timestamptz := greatest(clk, tip.at);
+    due   metered.lots[] := (metered.due_lots(tip, clk)).lots;
+    l     metered.lots;
+begin
+    foreach l in array due loop
+        if (l.rest > 0 or l.held > 0) and (l.no = any (of_nos) or l.from_lot = any (of_nos) or of_nos is null) then
+            return next l;
+        end if;
+    end loop;
+    for l in
+        -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
+        select y.* from ((select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
+                         union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
+                         union select unnest(of_nos)) n,
+            -- A join without the limit can be one that reads all lots.
+            lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
+        where y.no <> all (array(select x.no from unnest(due) x))
+    loop
+        while l.rest > 0 and l.expires_at <= until loop
+            if l.held > 0 then
+                l.rest := 0;
+                return next l;
+                select y.* into l from metered.lots y where y.no = l.no;
+                l.held := 0;
+            end if;
+            l := metered.gone_on(l);
+        end loop;
+        if l.rest > 0 or l.held > 0 then
+            return next l;
+        end if;
+    end loop;
+end
+$$;
+
+-- The last entries of scopes as if what is due of wallets had lapsed.
 create function metered.without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
 language plpgsql stable
 as $$
@@ -1625,9 +2022,9 @@ $$;
 
 -- What ends of holds, leases and charges does to the lots of a wallet, and how credit becomes a lot.
 
--- Says of which lots the captured units of a hold or a lease are, which the entry opened_seq held: of those that are drawn first.
+-- Says of which lots the units are that an entry has just captured of a hold or a lease, which the entry opened_seq held: of those that are drawn first.
 -- What it keeps of a lot that has ended is still its own.
-create function metered.capture_lots(of_scope text, opened_seq bigint, at_seq bigint, units bigint) returns void
+create function metered.capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -1638,30 +2035,42 @@ begin
     for k in
         select y.lot, y.amount from metered.lot_holds y left join lateral (
             select x.priority, x.expires_at from metered.lots x where x.no = y.lot) l on true
-        where y.scope = of_scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
+        where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
     loop
         part := least(units, k.amount);
         exit when part = 0;
         if part = k.amount then
-            delete from metered.lot_holds y where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+            delete from metered.lot_holds y where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         else
-            update metered.lot_holds y set amount = y.amount - part where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+            update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         end if;
-        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = at_seq where y.no = k.lot;
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, nth, k.lot, 'u', part);
+        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = entry.seq where y.no = k.lot;
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (entry.scope, entry.seq, nth, k.lot, 'u', part);
+        if k.lot = 0 and metered.lags(entry) then
+            perform metered.owe(entry.scope, part);
+        end if;
         units := units - part;
         nth := nth + 1;
     end loop;
 end
 $$;
 
+-- What a wallet had overdrawn before an entry that freed or gave back units, and has moved no lots yet.
+create function metered.owed_before(entry metered.ledger) returns bigint
+language plpgsql stable
+as $$
+begin
+    return case when metered.lags(entry) then metered.debt(entry) else greatest(0, entry.amount - metered.balance(entry)) end;
+end
+$$;
+
 -- Gives to the lots of a wallet what holds and leases kept of them, which the entries opened_seqs held and the entry freed has
--- just freed. What is of a lot that has ended lapses, in entries behind that one. What is overdrawn is paid back of the rest.
-create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns void
+-- just freed. What is of a lot that has ended lapses, in entries behind that one, the last of which it returns. What is overdrawn is paid back of the rest.
+create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    over bigint := greatest(0, freed.amount - metered.balance(freed));  -- before the entry
+    over bigint := metered.owed_before(freed);
     k    record;
     l    metered.lots;
     tip  metered.ledger := freed;
@@ -1685,8 +2094,9 @@ begin
         end if;
     end loop;
     if over > 0 then
-        perform metered.pay_back(freed.scope, freed.seq, over, nth);
+        perform metered.pay_back(freed, over, nth);
     end if;
+    return tip;
 end
 $$;
 
@@ -1724,109 +2134,111 @@ begin
     else
         tip := metered.take_back(tip, of_lot, units, 'o');
         tip := (metered.append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
-            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot)).entry;
+            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot, null)).entry;
     end if;
 end
 $$;
 
--- Gives to the lots of a wallet what the entry refund has just given back of a charge: to those that it was taken of, the last
--- one first. What was overdrawn is so no more; if it was paid back since, that lot gets it. What was charged before the scope had
--- lots is treated the same, and else becomes a lot.
-create function metered.refund_lots(refund metered.ledger) returns void
-language plpgsql volatile
+-- Of which moves the units of a refund are, which may be written or not: of those of its charge, the last one first. Of what no lot covered it lowers what is
+-- overdrawn (from_seq null, lot 0); then it is of what lots have paid back, the last one first; the rest is of no lot (null): it was charged before the
+-- scope had lots.
+create function metered.refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
+language plpgsql stable
 as $$
 declare
-    units bigint := refund.amount;
-    over  bigint := greatest(0, refund.amount - metered.balance(refund));   -- before the entry
-    bare  bigint := 0;      -- of units, what no lot covered
-    part  bigint;
-    last  bigint;
-    m     record;
-    g     record;
+    left_over bigint := refund.amount;
+    bare      bigint := 0;      -- what no lot covered
+    m         record;
 begin
-    select refund as tip, 1 as nth into g;
     for m in
         select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
         where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
     loop
-        part := least(units, m.units);
-        exit when part = 0;
-        units := units - part;
-        update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = refund.ref and y.nth = m.nth;
-        if m.lot = 0 then
-            bare := bare + part;
-        else
-            g := metered.give_back(refund, m.lot, part, g.tip, g.nth);
-        end if;
+        from_seq := refund.ref;
+        from_nth := m.nth;
+        lot := m.lot;
+        units := least(left_over, m.units);
+        exit when units = 0;
+        left_over := left_over - units;
+        bare := bare + case when lot = 0 then units else 0 end;
+        return next;
     end loop;
-    bare := bare + units;
-    if bare > 0 then
-        part := greatest(0, least(bare, over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0)));
-        bare := bare - part;
-        if part > 0 then
-            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', part);
-            g.nth := g.nth + 1;
-            over := over - part;
-        end if;
-        for m in
-            select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
-            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
-        loop
-            part := least(bare, m.units);
-            exit when part = 0;
-            bare := bare - part;
-            update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = m.seq and y.nth = m.nth;
-            g := metered.give_back(refund, m.lot, part, g.tip, g.nth);
-        end loop;
-        perform metered.old_lot(refund, bare, 0);
+    bare := bare + left_over;
+    if bare = 0 then
+        return;
     end if;
-    if over > 0 then    -- in the entry of the last lot that was made
-        last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        perform metered.pay_back(refund.scope, coalesce(last, refund.seq), over, case when last is null then g.nth else 2 end);
+    from_seq := null;
+    lot := 0;
+    units := least(bare, metered.owed_before(refund)
+        - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0));
+    if units > 0 then
+        bare := bare - units;
+        return next;
+    end if;
+    for m in
+        select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
+        where y.scope = refund.scope and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
+    loop
+        from_seq := m.seq;
+        from_nth := m.nth;
+        lot := m.lot;
+        units := least(bare, m.units);
+        exit when units = 0;
+        bare := bare - units;
+        return next;
+    end loop;
+    if bare > 0 then
+        from_seq := null;
+        lot := null;
+        units := bare;
+        return next;
     end if;
 end
 $$;
 
--- Of a refund that is to be written, what refund_lots will give to lots that have ended, and that let it lapse: it is there for nobody.
-create function metered.refund_lapses(refund metered.ledger) returns bigint
-language plpgsql stable
+-- Gives to the lots of a wallet what the entry refund has just given back of a charge.
+create function metered.refund_lots(refund metered.ledger) returns void
+language plpgsql volatile
 as $$
 declare
-    over bigint := greatest(0, refund.amount - metered.balance(refund))
-        - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0);
+    over bigint := metered.owed_before(refund);
+    last bigint;
+    m    record;
+    g    record;
 begin
-    return (
-        with charged as (
-            select y.lot, y.amount - y.back as units, sum(y.amount - y.back) over (order by y.nth desc) as upto
-            from metered.lot_moves y
-            where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back
-        ), direct as (
-            select c.lot, least(c.units, greatest(0, refund.amount - c.upto + c.units)) as part from charged c
-        ), bare as (
-            select b.units - greatest(0, least(b.units, over)) as units
-            from (select refund.amount - coalesce(sum(d.part) filter (where d.lot > 0), 0) as units from direct d) b
-        ), paid as (
-            select y.lot, y.amount - y.back as units, sum(y.amount - y.back) over (order by y.seq desc, y.nth desc) as upto
-            from metered.lot_moves y
-            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back and (select b.units from bare b) > 0
-        )
-        select coalesce(sum(g.part), 0)
-        from (select d.lot, d.part from direct d
-              union all select p.lot, least(p.units, greatest(0, b.units - p.upto + p.units)) from paid p, bare b) g,
-             lateral (select x.expires_at, x.late from metered.lots x where x.no = g.lot) l
-        where l.expires_at <= refund.at and l.late is null);
+    select refund as tip, 1 as nth into g;
+    for m in select * from metered.refund_parts(refund) loop
+        update metered.lot_moves y set back = y.back + m.units where y.scope = refund.scope and y.seq = m.from_seq and y.nth = m.from_nth;
+        if m.lot is null then
+            perform metered.old_lot(refund, m.units, 0);
+        elsif m.lot > 0 then
+            g := metered.give_back(refund, m.lot, m.units, g.tip, g.nth);
+        elsif m.from_seq is null then
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
+            g.nth := g.nth + 1;
+            over := over - m.units;
+            if metered.lags(refund) then
+                perform metered.owe(refund.scope, -m.units);
+            end if;
+        end if;
+    end loop;
+    if over > 0 then    -- in the entry of the last lot that was made
+        last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
+        perform metered.pay_back(e, over, case when last is null then g.nth else 2 end) from metered.ledger e where e.scope = refund.scope and e.seq = coalesce(last, refund.seq);
+    end if;
 end
 $$;
 
--- Before which none of the lots ends that a refund of a charge gives back to, of those that have not ended by now.
-create function metered.refund_end(of_scope text, charge_seq bigint, clk timestamptz) returns timestamptz
+-- Of a refund that is to be written, what refund_lots will give to lots that have ended, and that let it lapse: it is there for nobody. ends is
+-- before which none of the other lots ends that it gives to.
+create function metered.refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
 begin
-    return (select min(l.expires_at)
-        from metered.lot_moves m, lateral (select x.expires_at from metered.lots x where x.no = m.lot) l
-        where m.scope = of_scope and l.expires_at > clk
-          and (m.seq = charge_seq and m.kind in ('t', 'u') or m.seq > charge_seq and m.kind = 'p'));
+    select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
+    into lapses, ends
+    -- A join without the limit can be one that reads all lots.
+    from metered.refund_parts(refund) p, lateral (select x.expires_at, x.late from metered.lots x where x.no = p.lot limit 1) l;
 end
 $$;
 
@@ -1879,7 +2291,7 @@ end
 $$;
 
 -- Credits a wallet by a lot. e is as next_entry has it; the scope is a wallet from here on.
-create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", out entry metered.ledger, out no bigint)
+create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -1891,9 +2303,9 @@ begin
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
     end if;
-    e := metered.after_due_lots(e);
+    e := metered.after_due(e, wait_ms);
     e.seq := e.seq - 1;
-    made := metered.add_lot(e, lot, as_origin, null);
+    made := metered.add_lot(e, lot, as_origin, null, null);
     entry := made.entry;
     no := made.no;
 end
@@ -1917,8 +2329,24 @@ begin
 end
 $$;
 
--- Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
--- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
+-- A lot, and all lots that its units went on in, by number.
+create function metered.family(of_no bigint) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    nos  bigint[] := array[of_no];
+    more bigint[] := nos;
+begin
+    while more <> '{}' loop
+        more := array(select y.no from metered.lots y where y.from_lot = any (more) order by y.no);
+        nos := nos || more;
+    end loop;
+    return nos;
+end
+$$;
+
+-- Takes back units of a lot and of those that it went on in, or all of them (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
+-- of a lot that is asked for whole, what lapsed is not. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
 -- of limits, which are not told of (cross_lowered).
 create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
@@ -1930,10 +2358,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e metered.ledger;
-    l metered.lots;
-    w record;
-    was bigint;
+    e    metered.ledger;
+    l    metered.lots;
+    nos  bigint[];
+    w    record;
+    was  bigint;
+    part bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.namespace), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -1953,29 +2383,60 @@ begin
         status := metered.missing_lot(e);
         return;
     end if;
+    no := l.no;
     was := e.seq;
-    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, least(e.at, metered.clock()));
+    part := (select coalesce(sum(y.rest), 0) from metered.lots_now(metered.last_entry(of_scope), least(e.at, metered.clock()), metered.family(no)) y);
+    w := metered.cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.after_due_lots(e);
-    l := metered.find_lot(of_scope, l.no, null);
-    revoked := least(coalesce(units, l.rest), l.rest);
-    missing := coalesce(units - revoked, l.drawn + l.held);
-    if revoked > 0 then
+    e := metered.after_due(e, wait_ms);
+    e := metered.end_named(e, metered.family(no));
+    nos := metered.family(no);
+    revoked := 0;
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.open and y.rest > 0 order by y.no loop
+        part := least(units - revoked, l.rest);
+        exit when part = 0;
         e.seq := e.seq - 1;
-        e := metered.take_back(e, l.no, revoked, 'v');
+        e := metered.take_back(e, l.no, coalesce(part, l.rest), 'v');
+        revoked := revoked + e.amount;
         seq := e.seq;
         at := e.at;
         e.seq := e.seq + 1;
-    elsif metered.one_snapshot() then
+    end loop;
+    missing := coalesce(units - revoked, (select sum(y.drawn + y.held) from metered.lots y where y.no = any (nos)));
+    if seq is null and metered.one_snapshot() then
         status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
-    no := l.no;
     status := 'revoked';
     crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
+end
+$$;
+
+-- Ends those of some lots that are due, which a wallet that lags has left. e is as next_entry has it.
+create function metered.end_named(e metered.ledger, nos bigint[]) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger := e;
+    l   metered.lots;
+begin
+    if not metered.lags(e) then
+        return e;
+    end if;
+    tip.seq := e.seq - 1;
+    loop
+        select y.* into l from metered.lots y where y.no = any (nos) and y.open and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
+        exit when l.no is null;
+        tip := metered.end_lot(tip, l);
+        nos := nos || l.roll_no;
+    end loop;
+    e.seq := tip.seq + 1;
+    e.credited := tip.credited;
+    e.lots_end := tip.lots_end;
+    return e;
 end
 $$;
 
@@ -2037,7 +2498,7 @@ begin
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.after_due_lots(e);
+    e := metered.end_named(metered.after_due(e, wait_ms), array[l.no]);
     crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
     l := metered.find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
@@ -2055,7 +2516,7 @@ begin
     perform metered.refuse_closed(e);
     e.seq := e.seq - 1;
     expires_at := case when lasts > interval '0' then e.at + lasts end;
-    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), 'r');
+    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
@@ -2139,7 +2600,10 @@ begin
     end if;
     last_no := due[seen];
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
-    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) order by 1 loop
+    for s in
+        select y.scope, max(y.expires_at) as last_end, count(*)::int as lots, array_agg(y.no) as nos from metered.lots y
+        where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) group by y.scope order by y.scope
+    loop
         tip := metered.entry_for_write(s.scope);
         w := metered.cross_lowered(tip, 0, limits, clk);
         if w.silent then
@@ -2147,10 +2611,11 @@ begin
             locked := array_remove(locked, s.scope);
             continue;
         end if;
-        ended := ended + (select count(*) from metered.lots y where y.scope = s.scope and y.open and y.expires_at <= greatest(clk, tip.at));
         e := tip;
         e.crossed := w.crossed;
-        e := metered.end_lots(e, clk);
+        e := metered.settle(e, case when more then s.last_end else clk end, s.lots, wait_ms);
+        ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
+        due := due || array(select y.no from metered.lots y where y.from_lot = any (s.nos) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[e.seq]);
         end if;
@@ -2193,8 +2658,14 @@ language plpgsql volatile
 as $$
 begin
     delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
-    delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
-        and (l.origin <> 'r' or 0 = (select count(*) from metered.lots y where y.no = l.from_lot));
+    -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
+    loop
+        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
+            and 0 = (select count(*) from metered.lots y where y.from_lot = l.no)
+            and (l.from_lot is null or 1 > (select count(*) from metered.lots y
+                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0)));
+        exit when not found;
+    end loop;
 end
 $$;
 
@@ -2258,7 +2729,7 @@ begin
         return;
     end if;
     e := metered.after_minima(e, wait_ms);
-    made := metered.credit_lot(e, lot, 'g');
+    made := metered.credit_lot(e, lot, 'g', wait_ms);
     status := 'granted';
     no := made.no;
     seq := (made.entry).seq;
@@ -2329,7 +2800,7 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held, m.lots into left_over, lots
+    select e.credited - e.spent + e.refunded - e.held - case when metered.lags(e) then metered.lapsing(e, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
         select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
         from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
@@ -2374,25 +2845,10 @@ begin
         return;
     end if;
     lots := (
-        with due_parts as (
-            select d.lot, sum(d.kept) as kept, sum(d.freed) as freed from metered.due_parts(tip, clk) d where due > 0 group by d.lot
-        ), kept as (    -- what holds keep, by lot, without what is due, and what that gives back
-            select k.lot, sum(k.amount) - coalesce(max(d.kept), 0) as amount, coalesce(max(d.freed), 0) as freed
-            from metered.lot_holds k left join due_parts d on d.lot = k.lot where k.scope = of_scope and k.lot > 0 group by k.lot
-        ), named as (
-            -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
-            (select y.no from metered.lots y where y.scope = of_scope and y.open order by y.priority, y.expires_at, y.no) union select k.lot from kept k
-        )
         select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
-            'granted_at', x.granted_at, 'expires_at', nullif(x.ends, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
-            order by x.priority, x.ends, x.no) filter (where x.rest > 0 or x.held > 0)
-        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) as held,
-                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.freed, 0) else metered.rolls(y, wallet_balance.now) end as rest,
-                case when y.expires_at > wallet_balance.now or metered.rolls(y, wallet_balance.now) = 0 then y.expires_at
-                    when y.roll_for = interval '0' then 'infinity' else y.expires_at + y.roll_for end as ends
-              -- A join without the limit can be one that reads all lots.
-              from named n, lateral (select z.* from metered.lots z where z.no = n.no limit 1) y left join kept k on k.lot = y.no) x
-    );
+            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
+            order by x.priority, x.expires_at, x.no)
+        from metered.lots_now(tip, clk, null) x);
 end
 $$;
 
@@ -3354,7 +3810,7 @@ begin
         i := i + 1;
         tip := tips[i];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered.end_lots(tip, at);
+            tip := metered.settle(tip, at, metered.ends_per_call(), wait_ms);
         end if;
         if tip.held > 0 then
             tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
@@ -3374,7 +3830,7 @@ begin
             if not found then
                 perform metered.collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq, c.held, metered.balance(tip) + c.held, 'h');
+                perform metered.use_lots(c.scope, tip.seq, c.held, case when not metered.lags(tip) then metered.balance(tip) + c.held end, 'h');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -3390,7 +3846,7 @@ begin
             if not found then
                 perform metered.collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq, units, metered.balance(tip), 't');
+                perform metered.use_lots(c.scope, tip.seq, units, case when not metered.lags(tip) then metered.balance(tip) end, 't');
             end if;
         end if;
         seqs[i] := tip.seq;
@@ -4107,9 +4563,7 @@ begin
         crossed := metered.crossed_at(w.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    if units > l.granted then
-        tip := metered.after_due_lots(tip);
-    end if;
+    tip := metered.after_due(tip, wait_ms);
     before := tip.seq - 1;
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
@@ -4124,8 +4578,8 @@ begin
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind
-            when 'u' then perform metered.capture_lots(l.scope, l.opened_seq, tip.seq, amount);
-            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, metered.balance(tip) + amount, 't');
+            when 'u' then perform metered.capture_lots(tip, l.opened_seq, amount);
+            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, case when not metered.lags(tip) then metered.balance(tip) + amount end, 't');
             else perform metered.free_lots(tip, array[l.opened_seq]);
         end case;
     end loop;
@@ -4223,6 +4677,9 @@ declare
 begin
     if e.next_due = '-infinity' then
         return;
+    end if;
+    if e.lots_end is not null then
+        e := metered.settle(e, metered.clock(), metered.ends_per_call(), null);
     end if;
     e.seq := e.seq + 1;
     e.amount := 0;
@@ -4684,8 +5141,8 @@ as $$
 $$;
 
 -- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope. Holds that expire free what they do not capture, at the time at which the last of them fell due. In a wallet
--- that is now: its lots may have ended meanwhile.
+-- entry for each scope. Holds that expire free what they do not capture, at the time at which the last of them fell due. In a
+-- wallet each is ended by an entry of its own (settle).
 create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
@@ -4693,11 +5150,24 @@ as $$
 declare
     scopes text[];
     sums   bigint[];
-    made   int;
+    written text[];
     wallets text[];
     minima boolean;
     dues   timestamptz[];
+    tip    metered.ledger;
+    w      record;
 begin
+    if as_kind = 'x' then   -- of wallets what is due is ended in its order
+        for w in
+            select l.scope, max(l.due) as due from metered.hold_lines l
+            where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
+        loop
+            tip := metered.entry_for_write(w.scope);
+            if tip.lots_end is not null then
+                tip := metered.settle(tip, least(w.due, clk), metered.ends_per_call(), null);
+            end if;
+        end loop;
+    end if;
     select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due) into scopes, sums, minima, dues
     from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due from metered.hold_lines l
           where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
@@ -4714,18 +5184,38 @@ begin
     with made as (
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select t.seq + 1, f.units, greatest(case when as_kind = 'x' and t.lots_end is null then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
+    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
+    where (t.lots_end <= greatest(clk, t.at) or t.lots_end is not null and t.next_due <= clk) is not true
     on conflict do nothing
-    returning case when y.lots_end is not null then y.scope end as wallet)
-    select count(*), array_agg(m.wallet) filter (where m.wallet is not null) into made, wallets from made m;
-    if made < cardinality(scopes) then
-        perform metered.collided();
-    elsif wallets is not null then
+    returning y.scope, y.lots_end is not null as wallet)
+    select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
+    if wallets is not null then
         perform metered.free_lines(nos, wallets);
+    end if;
+    if coalesce(cardinality(written), 0) < cardinality(scopes) then
+        for i in 1..cardinality(scopes) loop    -- wallets in which something is due before
+            continue when scopes[i] = any (written);
+            tip := metered.entry_for_write(scopes[i]);
+            if tip.lots_end is null or (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) is not true then
+                perform metered.collided();
+            end if;
+            tip := metered.own_entry(metered.settle(tip, clk, metered.ends_per_call(), null), clk);
+            tip.kind := as_kind;
+            tip.amount := sums[i];
+            tip.held := tip.held - sums[i];
+            tip.next_due := metered.due_after(tip.scope, tip.seq, tip.held, tip.next_due, clk);
+            tip.seq := tip.seq + 1;
+            tip.hold := of_hold;
+            tip.namespace := origin.namespace;
+            tip.operation := origin.operation;
+            tip.note := origin.note;
+            perform metered.append(tip);
+            perform metered.free_lines(nos, array[scopes[i]]);
+        end loop;
     end if;
 end
 $$;
@@ -4753,7 +5243,7 @@ begin
 end
 $$;
 
--- Frees up to max_lines lines that are due of each of the scopes, which are locked
+-- Frees up to max_lines lines that are due of each of the scopes, and all of a wallet's, which are locked
 -- and none of whose lines is due before "since".
 create function metered.expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
@@ -4766,7 +5256,7 @@ begin
     from unnest(scopes, since) s(scope, since),
          lateral (select l.hold from metered.hold_lines l
           where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
-          order by l.due limit max_lines) d;
+          order by l.due limit case when (metered.last_entry(s.scope)).lots_end is null then max_lines end) d;
     if nos is null then
         perform metered.collided(); -- the caller saw some: not with this snapshot
     end if;
@@ -5113,7 +5603,7 @@ begin
 end
 $$;
 
--- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
+-- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked and no wallets: an entry for each
 -- line, of the time at which it fell due, or of its scope's last entry if that is later.
 create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
 language plpgsql volatile
@@ -5139,8 +5629,6 @@ begin
         on conflict do nothing;
         if not found then
             perform metered.collided();
-        elsif tip.lots_end is not null then
-            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
         end if;
         update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
         where y.hold = l.hold and y.scope = l.scope;
@@ -5997,6 +6485,16 @@ begin
                 if l.seq is null then
                     perform metered.collided();
                 end if;
+                if l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
+                    tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), wait_ms);
+                    l.seq := tip.seq;
+                    l.at := tip.at;
+                    l.spent := tip.spent;
+                    l.credited := tip.credited;
+                    l.held := tip.held;
+                    l.next_due := tip.next_due;
+                    l.lots_end := tip.lots_end;
+                end if;
                 if covered > 0 then
                     n := array_position(watched, l.scope);
                     if n is not null then
@@ -6017,7 +6515,7 @@ begin
                     if not found then
                         perform metered.collided();
                     elsif l.lots_end is not null then
-                        perform metered.capture_lots(l.scope, l.opened_seq, l.seq + 1, covered);
+                        perform metered.capture_lots(metered.last_entry(l.scope), l.opened_seq, covered);
                     end if;
                     detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
@@ -7811,7 +8309,8 @@ comment on column metered.lots.revoked is 'of amount, what was taken back';
 comment on column metered.lots.rolled is 'of amount, what went on in another lot';
 comment on column metered.lots.untold is 'of lapsed, what subscribers were not told of yet';
 comment on column metered.lots.roll_cap is 'at its end, so much goes on in another lot; null: nothing';
-comment on column metered.lots.roll_for is 'how much longer that one lasts; 0: for ever';
+comment on column metered.lots.roll_no is 'the number that one will have';
+comment on column metered.lots.roll_end is 'when that one ends; infinity: never';
 comment on column metered.lots.late is 'how long it lasts what is given back after its end; 0: for ever; null: it lapses';
 comment on column metered.lots.from_lot is 'the lot that its units were in before';
 comment on column metered.lots.priority is 'what is drawn first: the lower one';
@@ -7830,7 +8329,7 @@ comment on column metered.lot_moves.back is 'of what was taken, what refunds gav
 comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay back what was overdrawn, g given back by a refund; h held, q held in place of what was overdrawn, u captured, f freed; e lapsed, v revoked, o rolled over';
 comment on column metered.lot_moves.scope is 'the wallet';
 comment on table metered.lot_holds is 'What open holds and leases keep of lots.';
-comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq, leases.opened_seq';
+comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq, leases.opened_seq; 0: what was spent and is overdrawn, while lots that have ended are not written';
 comment on column metered.lot_holds.lot is 'lots.no; 0: overdraft';
 comment on column metered.lot_holds.amount is 'units';
 comment on column metered.lot_holds.scope is 'the wallet';
@@ -7891,7 +8390,7 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
-comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
+comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all of them (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed is not. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends other lots, and would cross thresholds of limits, which are not told of (cross_lowered).';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks what lapsed of lots as told: so many units of each.';
@@ -8109,30 +8608,32 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_fits,absence,add_lot,admit,after_due_lots,after_minima,announce,announced,append,append_lot,
-            as_far_as_admitted,balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,
-            capture_lots,capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,
-            check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
-            consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,
-            crossed_at,draw,due_after,due_holds,due_minima,due_parts,end_lots,end_minima,end_minima_of,
-            entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,find_job_key,
-            find_lot,finish_command,first_due,first_for_write,fits,fits_at,fits_origin,free_lines,free_lots,
-            fresh,give_back,goes_on,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
-            kept_told,key_fits,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_fits,absence,add_lot,admit,after_due,after_due_lots,after_minima,announce,announced,append,
+            append_lot,as_far_as_admitted,balance,base,begin_command,block_commit,bound_lock_wait,by_system,
+            capture_holds,capture_lots,capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,
+            check_charge,check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,
+            collided,complete_command,consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,
+            cross_lowered,cross_thresholds,crossed_at,debt,draw,due_after,due_holds,due_lots,due_minima,
+            due_parts,end_line,end_lot,end_lots,end_minima,end_minima_of,end_named,ends_per_call,entry_for_write,
+            expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,family,find_job_key,find_lot,
+            finish_command,first_due,first_for_write,fits,fits_at,fits_origin,free_lines,free_lots,fresh,
+            give_back,goes_on,gone_on,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
+            kept_told,key_fits,lags,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
             line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,
-            lock_scopes,look_place,memory_kept,minima,minima_leave,minima_to_come,mint_tokens,missing_hold,
-            missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,one_snapshot,
-            open_lease,open_session,open_wallet,others_fall_due,overdue,own_entry,pay_back,period_at,periods_of,
-            place,placed_before,post,purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,
-            purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,
-            refund,refund_end,refund_hold,refund_holds,refund_lapses,refund_lots,refunds_after,refuse_closed,
-            refuse_hold,refuse_stale,release_captured,release_holds,release_lines,remember_hold,repair_clock,
-            replace_token,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,revoke_tokens,
-            roll_lot,roll_over,rolls,scope_key,search_entries,settle_away,settle_lease,shorter,spend,spend_range,
-            spent_limits,spent_since,sweep_holds,sweep_lots,take_back,take_lots,threshold_key,tip,tip_for_write,
-            told_by_another_clock,told_lots,told_until,try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,
-            untold,untold_crossing,untold_json,usage,usage_at,usage_known_from,use_lots,wallet_balance,
-            with_absent,with_keys,without_lapsing,write_charges,write_exact,write_plain,written_here}')
+            lock_scopes,look_place,lots_now,memory_kept,minima,minima_leave,minima_to_come,mint_tokens,
+            missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,
+            one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,owe,owed_before,own_entry,
+            pass_ended,pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,
+            purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,
+            recorded_events,recorded_meanwhile,refund,refund_end,refund_fate,refund_hold,refund_holds,refund_lots,
+            refund_parts,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,
+            release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
+            revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle,
+            settle_away,settle_lease,shorter,spend,spend_range,spent_limits,spent_since,sweep_holds,sweep_lots,
+            take_back,take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,told_lots,told_until,
+            try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,untold_crossing,untold_json,
+            usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,
+            write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -201,8 +201,9 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 			} else {
 				v.entry(prev, e)
 			}
-			// Of a closed scope only what was held before ends, and is captured.
-			if closed && (e.Kind == KindHold || e.Kind == KindCredit || e.Kind == KindRefund || e.Kind == KindClose || e.Kind == KindCharge && e.Hold == "") {
+			// Of a closed scope only what was held before ends, and is captured. Its lots end, and one may go on in another: a credit behind its rollover.
+			goesOn := e.Kind == KindCredit && prev.Kind == KindRollOver && prev.Amount == e.Amount
+			if closed && (e.Kind == KindHold || e.Kind == KindCredit && !goesOn || e.Kind == KindRefund || e.Kind == KindClose || e.Kind == KindCharge && e.Hold == "") {
 				v.differs(e, "kind", e.Kind, "one that ends what was held: the scope is closed")
 			}
 			closed = closed || e.Kind == KindClose

@@ -39,8 +39,16 @@ where l.rest + l.drawn + l.held + l.lapsed + l.revoked + l.rolled <> l.amount
 union all
 select t.seq, 'rests of lots', coalesce(s.rest, 0)::text, greatest(0, t.credited - t.spent + t.refunded - t.held)::text
 from tip t, (select sum(l.rest) as rest from lots l) s
-where t.lots_end is not null and coalesce(s.rest, 0) <> greatest(0, t.credited - t.spent + t.refunded - t.held)
+where t.lots_end is not null and coalesce(s.rest, 0) <> t.credited - t.spent + t.refunded - t.held + case when t.lots_end <= t.at
+        then (select coalesce(sum(k.amount), 0) from kept k where k.lot = 0) else greatest(0, t.spent + t.held - t.credited - t.refunded) end
    or t.lots_end is null and s.rest is not null
+union all
+select t.seq, 'overdrawn', k.amount::text, case when k.seq = 0 then 'none, where all lots are written that have ended' else 'more than 0' end
+from tip t, kept k where k.seq = 0 and (t.lots_end > t.at) or k.amount < 1
+union all
+select t.seq, 'overdrawn', k.units::text, '0, where lots have a rest that have not ended'
+from tip t, (select sum(k.amount) as units from kept k where k.lot = 0) k
+where t.lots_end <= t.at and k.units > 0 and exists (select from lots l where l.open and l.expires_at > t.at)
 union all
 select t.seq, 'lots_end', t.lots_end::text, 'at most ' || l.expires_at
 from tip t, lots l where (l.open or l.held > 0 and l.expires_at > t.at) and t.lots_end > l.expires_at
@@ -50,12 +58,12 @@ from lots l left join (select k.lot, sum(k.amount) as units from kept k group by
 where l.held <> coalesce(k.units, 0)
 union all
 select coalesce(o.seq, k.seq), 'held of lots', coalesce(k.units, 0)::text, coalesce(o.units, 0)::text
-from tip t, opened o full join (select k.seq, sum(k.amount) as units from kept k group by k.seq) k on k.seq = o.seq
+from tip t, opened o full join (select k.seq, sum(k.amount) as units from kept k where k.seq > 0 group by k.seq) k on k.seq = o.seq
 where t.lots_end is not null and o.units is distinct from k.units
 union all
 select t.seq, 'held of no lot', k.units::text, 'at most ' || greatest(0, t.spent + t.held - t.credited - t.refunded)
 from tip t, (select sum(k.amount) as units from kept k where k.lot = 0) k
-where k.units > greatest(0, t.spent + t.held - t.credited - t.refunded)
+where k.units > greatest(0, t.spent + t.held - t.credited - t.refunded) and t.lots_end > t.at
 union all
 select e.seq, 'moves of lots', coalesce(m.units, 0)::text, e.amount::text
 from metered.ledger e

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"slices"
 	"time"
 )
 
@@ -59,24 +58,13 @@ func (b *Book) Balance(ctx context.Context, db Querier, wallet string) (Balance,
 			r.Lots = append(r.Lots, row.Lot)
 		}
 	}
-	// What holds that are due give back pays back what is overdrawn, lot by lot: first what was spent, then what is held.
-	rest, kept := int64(0), int64(0)
-	for _, l := range r.Lots {
-		rest, kept = rest+l.Units, kept+l.Held
-	}
-	paid := rest - max(0, r.Units)
-	spent := rest - r.Units - (r.Held - kept)
 	for i := range r.Lots {
 		l := &r.Lots[i]
-		part := min(paid, l.Units)
-		l.Units, l.Held = l.Units-part, l.Held+part-min(spent, part)
-		paid, spent = paid-part, spent-min(spent, part)
 		l.GrantedAt = l.GrantedAt.UTC()
 		if !l.Expires.IsZero() {
 			l.Expires = l.Expires.UTC()
 		}
 	}
-	r.Lots = slices.DeleteFunc(r.Lots, func(l Lot) bool { return l.Units == 0 && l.Held == 0 })
 	return r, nil
 }
 

@@ -68,9 +68,9 @@ func ExampleBook_Statement_month() {
 	fmt.Println(b.Of("included"), "included units;", b.Expiring(february), "end before February")
 	// Output:
 	// opening balance 180
-	// 1 Dec 00:01 roll over 100 balance 80 rolled over 100
-	// 1 Dec 00:01 credit 100 balance 180 credited 100
-	// 1 Dec 00:01 lapse 80 balance 100 lapsed 80
+	// 1 Dec 00:00 roll over 100 balance 80 rolled over 100
+	// 1 Dec 00:00 credit 100 balance 180 credited 100
+	// 1 Dec 00:00 lapse 80 balance 100 lapsed 80
 	// 1 Dec 00:01 credit 300 balance 400 credited 300
 	// 1 Dec 00:01 charge 350 balance 50 taken 100, taken 250
 	// closing balance 50

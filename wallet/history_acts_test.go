@@ -244,14 +244,22 @@ func (h *history) revoke() {
 		if i < 0 {
 			return wallet.ErrUnknownLot
 		}
-		m.lapse(h.now)
-		l := &m.lots[i]
-		want = wallet.Revoked{Lot: h.nos[i], Amount: l.rest(), Missing: l.drawn + l.kept}
+		m.due(h.now)
+		want = wallet.Revoked{Lot: h.nos[i]}
+		for _, j := range m.family(i) {
+			l := &m.lots[j]
+			n := l.rest()
+			if r.Amount > 0 {
+				n = min(n, r.Amount-want.Amount)
+			}
+			l.revoked += n
+			want.Amount += n
+			want.Missing += l.drawn + l.kept
+		}
 		if r.Amount > 0 {
-			want.Amount = min(r.Amount, l.rest())
 			want.Missing = r.Amount - want.Amount
 		}
-		if l.revoked += want.Amount; want.Amount > 0 {
+		if want.Amount > 0 {
 			m.at(h.now)
 		}
 		return nil
@@ -274,13 +282,13 @@ func (h *history) rollOver() {
 		if i < 0 {
 			return wallet.ErrUnknownLot
 		}
-		m.lapse(h.now)
+		m.due(h.now)
 		if before = m.lots[i].child > 0; before {
 			want, units = m.lots[i].child, m.lots[m.lots[i].child-1].amount
 			return nil
 		}
 		if units = min(r.Cap, m.lots[i].rest()); units > 0 {
-			m.roll(i, units, m.at(h.now), r.For)
+			m.roll(i, units, m.at(h.now), r.For, 0)
 			want = len(m.lots)
 		}
 		return nil
@@ -307,7 +315,7 @@ func (h *history) expire() {
 func (m *model) expire(now time.Time) {
 	for i := range m.lots {
 		if m.lots[i].due(now) && m.lots[i].rest() > 0 {
-			m.lapse(now)
+			m.due(now)
 			break
 		}
 	}

@@ -72,8 +72,8 @@ func (m *model) end(i int, captured int64, now time.Time) error {
 	if err := m.ready(i, now); err != nil {
 		return err
 	}
+	m.settle(now)
 	hold := &m.holds[i]
-	m.at(now)
 	m.capture(hold, captured)
 	m.letGo(hold, hold.amount)
 	hold.ended = true
@@ -149,7 +149,7 @@ func (h *history) capture() {
 			m.draw(excess)
 		}
 		if c.Keep {
-			m.at(h.now)
+			m.settle(h.now)
 			m.capture(&m.holds[i], min(used, hold.amount))
 			return nil
 		}
@@ -177,15 +177,17 @@ func (h *history) sweep() {
 }
 
 func (m *model) sweepHolds(now time.Time) {
-	due := false
+	var last time.Time
 	for i := range m.holds {
 		if hold := &m.holds[i]; !hold.ended && !hold.due.After(now) {
-			m.at(now)
-			m.letGo(hold, hold.amount)
-			hold.ended, due = true, true
+			if hold.amount > 0 {
+				last = mLater(last, hold.due)
+			} else {
+				hold.ended = true
+			}
 		}
 	}
-	if due {
-		m.pay()
+	if !last.IsZero() {
+		m.due(last)
 	}
 }

@@ -97,10 +97,16 @@ func (h *history) run() {
 		"step back": func() { h.set(h.now.Add(-h.seconds("back", 1, 5, 20))) }}
 	names := []string{"grant", "grant", "grant", "draw", "draw", "draw", "draw", "reserve", "reserve", "reserve", "capture", "capture", "release", "extend",
 		"refund", "refund", "refund", "refund", "refund", "refund", "credit", "sweep", "revoke", "revoke", "roll over", "expire", "advance", "advance", "advance", "advance", "step back"}
+	swept := rapid.Bool().Draw(h.T, "swept")
 	for range rapid.IntRange(4, 40).Draw(h.T, "length") {
 		h.name = rapid.SampledFrom(names).Draw(h.T, "act")
 		acts[h.name]()
 		h.check()
+		if swept {
+			h.sweep()
+			h.expire()
+			h.check()
+		}
 	}
 	h.checkRead()
 	h.set(mLater(h.now, h.m.last).Add(time.Hour))
@@ -160,7 +166,7 @@ func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error)
 
 // number finds the numbers of the lots: they are numbered in the order in which they came to be.
 func (h *history) number() {
-	rows, err := h.f.pool.Query(h.Context(), `select no from metered.lots where scope = $1 order by no`, h.scope)
+	rows, err := h.f.pool.Query(h.Context(), `select no from metered.lots where scope = $1 order by granted_seq, no`, h.scope)
 	require.NoError(h.T, err)
 	h.nos, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 	require.NoError(h.T, err)
@@ -172,7 +178,7 @@ type kept struct{ Amount, Rest, Drawn, Held, Lapsed, Revoked, Rolled int64 }
 // check compares each lot, and the balance.
 func (h *history) check() {
 	rows, err := h.f.pool.Query(h.Context(),
-		`select amount, rest, drawn, held, lapsed, revoked, rolled from metered.lots where scope = $1 order by no`, h.scope)
+		`select amount, rest, drawn, held, lapsed, revoked, rolled from metered.lots where scope = $1 order by granted_seq, no`, h.scope)
 	require.NoError(h.T, err)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[kept])
 	require.NoError(h.T, err)

@@ -21,6 +21,7 @@ type model struct {
 	paid      []mPaid // what was overdrawn, and paid by a lot later
 	debt      int64   // spent, and paid by no lot
 	serial    int     // of draws and payments
+	numbers   int     // of lots
 }
 
 type mLot struct {
@@ -35,6 +36,8 @@ type mLot struct {
 	rollFor, late       time.Duration
 	grant               wallet.Grant
 	child               int // the number of the lot that it rolled over into, and one; 0 for none
+	from                int // the number of the lot that its units were in before, and one; 0 for none
+	no, rollNo          int // among lots that end at the same time; the one set aside for what goes on
 }
 
 // mPart is what was taken of a lot; lot -1 is the overdraft.
@@ -89,7 +92,7 @@ func (m *model) before(a, b int) int {
 		}
 		return 0
 	}
-	return cmp.Or(cmp.Compare(x.priority, y.priority), cmp.Compare(never(x), never(y)), x.ends.Compare(y.ends), cmp.Compare(a, b))
+	return cmp.Or(cmp.Compare(x.priority, y.priority), cmp.Compare(never(x), never(y)), x.ends.Compare(y.ends), cmp.Compare(x.no, y.no))
 }
 
 func (m *model) order() []int {
@@ -146,75 +149,85 @@ func (m *model) at(now time.Time) time.Time {
 	return m.last
 }
 
-// settle is what a write that is let in does first: it ends what is due, holds and then lots.
+// settle is what a write that is let in does first: what is due by then happens.
 func (m *model) settle(now time.Time) time.Time {
-	var due []*mHold
-	for i := range m.holds {
-		if h := &m.holds[i]; !h.ended && h.amount > 0 && !h.due.After(now) { // with nothing held it is due by the clock alone, which may go back
-			due = append(due, h)
-		}
-	}
-	if len(due) > 0 {
-		m.at(now)
-		for _, h := range due {
-			m.letGo(h, h.amount)
-			h.ended = true
-		}
-		m.pay()
-	}
-	at := m.at(now)
-	m.endLots(at)
-	return at
+	m.due(now)
+	return m.at(now)
 }
 
-// endLots ends the lots that are due, the earliest first.
-func (m *model) endLots(at time.Time) {
-	var due []int
-	for i := range m.lots {
-		if l := &m.lots[i]; l.due(at) && l.rest() > 0 {
-			due = append(due, i)
+// due lets what is due happen, in the order of time: lots that end, and then holds.
+func (m *model) due(now time.Time) {
+	until := mLater(now, m.last)
+	for {
+		lot, hold := -1, -1
+		for i := range m.lots {
+			l := &m.lots[i]
+			if l.due(until) && l.rest() > 0 && (lot < 0 || cmp.Or(l.ends.Compare(m.lots[lot].ends), cmp.Compare(l.no, m.lots[lot].no)) < 0) {
+				lot = i
+			}
+		}
+		for i := range m.holds { // with nothing held one is due by the clock alone, which may go back
+			if h := &m.holds[i]; !h.ended && h.amount > 0 && !h.due.After(now) && (hold < 0 || h.due.Before(m.holds[hold].due)) {
+				hold = i
+			}
+		}
+		switch {
+		case lot >= 0 && (hold < 0 || !m.lots[lot].ends.After(m.holds[hold].due)):
+			m.at(m.lots[lot].ends)
+			m.endLot(lot)
+		case hold >= 0:
+			h := &m.holds[hold]
+			m.at(h.due)
+			m.letGo(h, h.amount)
+			h.ended = true
+			m.pay()
+		default:
+			return
 		}
 	}
-	slices.SortStableFunc(due, func(a, b int) int { return m.lots[a].ends.Compare(m.lots[b].ends) })
-	for _, i := range due {
-		l := &m.lots[i]
-		if n := min(l.rest(), l.rollCap); n > 0 && (l.rollFor == wallet.Forever || l.ends.Add(l.rollFor).After(at)) {
-			m.roll(i, n, l.ends, l.rollFor)
-			l = &m.lots[i]
-		}
-		l.lapsed += l.rest()
+}
+
+// endLot ends a lot: what goes on of it, and what lapses.
+func (m *model) endLot(i int) {
+	l := &m.lots[i]
+	if n := min(l.rest(), l.rollCap); n > 0 {
+		m.roll(i, n, l.ends, l.rollFor, l.rollNo)
+		l = &m.lots[i]
 	}
+	l.lapsed += l.rest()
+}
+
+// add adds a lot, with its number, and with that of the one that goes on of it.
+func (m *model) add(l mLot) {
+	if l.no == 0 {
+		m.numbers++
+		l.no = m.numbers
+	}
+	if l.rollCap > 0 {
+		m.numbers++
+		l.rollNo = m.numbers
+	}
+	m.lots = append(m.lots, l)
 }
 
 // roll lets units of a lot go on in another one.
-func (m *model) roll(i int, units int64, from time.Time, lasts time.Duration) {
+func (m *model) roll(i int, units int64, from time.Time, lasts time.Duration, no int) {
 	l := &m.lots[i]
-	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late}
+	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: i + 1, no: no}
 	if lasts != wallet.Forever {
 		next.ends = from.Add(lasts)
 	}
 	l.rolled += units
 	l.rollCap = 0
 	l.child = len(m.lots) + 1
-	m.lots = append(m.lots, next)
-}
-
-// lapse ends the lots that are due, where that is all that is to be written.
-func (m *model) lapse(now time.Time) {
-	at := mLater(now, m.last)
-	for i := range m.lots {
-		if m.lots[i].due(at) && m.lots[i].rest() > 0 {
-			m.endLots(m.at(now))
-			return
-		}
-	}
+	m.add(next)
 }
 
 // settled is the wallet as a reader sees it.
 func (m *model) settled(now time.Time) *model {
 	c := m.clone()
 	if c.opened || len(c.holds) > 0 {
-		c.settle(now)
+		c.due(now)
 	}
 	return c
 }
@@ -348,18 +361,18 @@ func (m *model) giveBack(lot int, units int64, at time.Time) {
 		l.lapsed += units
 		return
 	}
-	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late}
+	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: lot + 1}
 	if l.late != wallet.Forever {
 		next.ends = at.Add(l.late)
 	}
 	l.rolled += units
-	m.lots = append(m.lots, next)
+	m.add(next)
 }
 
 // refund gives units of a draw back: to its lots, the last one first. What was overdrawn is so no more; what was paid back since
 // goes back to the lot that paid; the rest becomes a lot.
 func (m *model) refund(d *mDraw, units int64, now time.Time) {
-	at := m.at(now)
+	at := m.settle(now)
 	d.refunded += units
 	if !m.opened {
 		m.plain += units
@@ -383,7 +396,7 @@ func (m *model) refund(d *mDraw, units int64, now time.Time) {
 	m.debt -= n
 	bare -= n
 	for i := len(m.paid) - 1; i >= 0 && bare > 0; i-- {
-		if p := &m.paid[i]; p.serial > d.serial && p.amount > 0 {
+		if p := &m.paid[i]; p.amount > 0 {
 			n := min(bare, p.amount)
 			p.amount -= n
 			bare -= n
@@ -391,7 +404,7 @@ func (m *model) refund(d *mDraw, units int64, now time.Time) {
 		}
 	}
 	if bare > 0 {
-		m.lots = append(m.lots, mLot{amount: bare, late: wallet.Lapse})
+		m.add(mLot{amount: bare, late: wallet.Lapse})
 	}
 	m.pay()
 }
@@ -399,8 +412,8 @@ func (m *model) refund(d *mDraw, units int64, now time.Time) {
 // grant adds a lot. The first one makes the scope a wallet: what it has becomes a lot that never ends.
 func (m *model) grant(l mLot, now time.Time) {
 	m.open()
-	m.endLots(m.at(now))
-	m.lots = append(m.lots, l)
+	m.settle(now)
+	m.add(l)
 	m.pay()
 }
 
@@ -412,7 +425,7 @@ func (m *model) open() {
 	covered, held := max(0, m.plain), m.held()
 	m.debt = max(0, -m.plain)
 	if covered > 0 {
-		m.lots = append(m.lots, mLot{amount: covered, kept: min(held, covered), late: wallet.Lapse})
+		m.add(mLot{amount: covered, kept: min(held, covered), late: wallet.Lapse})
 	}
 	left := min(held, covered)
 	for i := range m.holds {
@@ -436,4 +449,18 @@ func mLater(a, b time.Time) time.Time {
 		return a
 	}
 	return b
+}
+
+// family is a lot, and those that its units went on in, in the order in which they are taken back.
+func (m *model) family(i int) []int {
+	all := []int{i}
+	for n := 0; n < len(all); n++ {
+		for j := range m.lots {
+			if m.lots[j].from == all[n]+1 {
+				all = append(all, j)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b int) int { return cmp.Compare(m.lots[a].no, m.lots[b].no) })
+	return all
 }

@@ -33,7 +33,7 @@ func TestReports_SayWhereCreditWent(t *testing.T) {
 	role := pgtest.AsRole(t, f.pool, metered.GrantReportingSQL, "")
 	rows, err := role.Query(t.Context(), `
 		select coalesce(reference, origin), state, granted, rest, drawn, held, lapsed, revoked, rolled, expires_at is null
-		from metered.lots_words where scope = 'ann' order by no`)
+		from metered.lots_words where scope = 'ann' order by granted_seq`)
 	require.NoError(t, err)
 	lots, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
 	require.NoError(t, err)

@@ -42,12 +42,12 @@ func TestStatement_SaysWhatEachEntryDidToTheLots(t *testing.T) {
 		"3 hold 8 = -2: 6 held a 2 held ",
 		"4 credit 6 = 4: 6 credited b 2 held after b",
 		"5 refund 4 = 8: 4 given back a",
-		"6 release 8 = 16: 6 freed a 2 freed b",
-		"7 lapse 6 = 10: 6 lapsed a",
-		"8 lapse 4 = 6: 4 lapsed a",
+		"6 lapse 4 = 4: 4 lapsed a",
+		"7 release 8 = 12: 6 freed a 2 freed b",
+		"8 lapse 6 = 6: 6 lapsed a",
 		"9 charge 3 = 3: 3 taken b",
 	}, lines(budget.EntriesOptions{}))
-	require.Equal(t, []string{"9 charge 3 = 3: 3 taken b", "8 lapse 4 = 6: 4 lapsed a"}, lines(budget.EntriesOptions{NewestFirst: true, Max: 2}))
+	require.Equal(t, []string{"9 charge 3 = 3: 3 taken b", "8 lapse 6 = 6: 6 lapsed a"}, lines(budget.EntriesOptions{NewestFirst: true, Max: 2}))
 }
 
 func TestVerify_FindsWhatIsWrongWithLots(t *testing.T) {

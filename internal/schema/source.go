@@ -16,7 +16,7 @@ var files embed.FS
 // sources are the files of the schema in the order in which they are run: a function in SQL
 // follows those that it calls.
 var sources = []string{
-	"begin", "types", "tables", "locks", "ledger", "lots", "lotmoves", "lotends", "wallets", "periods", "limits", "thresholds", "charges", "series", "leases", "carve", "resources", "expiry", "minima", "holds", "transitions", "returns", "tokens", "jobs", "operations", "sessions", "batches", "reporting",
+	"begin", "types", "tables", "locks", "ledger", "lots", "duelots", "lotmoves", "lotends", "wallets", "periods", "limits", "thresholds", "charges", "series", "leases", "carve", "resources", "expiry", "minima", "holds", "transitions", "returns", "tokens", "jobs", "operations", "sessions", "batches", "reporting",
 }
 
 // Source is the whole schema as one text, under its default name.

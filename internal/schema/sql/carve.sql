@@ -33,6 +33,9 @@ begin
     if e.next_due = '-infinity' then
         return;
     end if;
+    if e.lots_end is not null then
+        e := metered.settle(e, metered.clock(), metered.ends_per_call(), null);
+    end if;
     e.seq := e.seq + 1;
     e.amount := 0;
     e.at := greatest(metered.clock(), e.at);

@@ -204,7 +204,7 @@ begin
         i := i + 1;
         tip := tips[i];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered.end_lots(tip, at);
+            tip := metered.settle(tip, at, metered.ends_per_call(), wait_ms);
         end if;
         if tip.held > 0 then
             tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
@@ -224,7 +224,7 @@ begin
             if not found then
                 perform metered.collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq, c.held, metered.balance(tip) + c.held, 'h');
+                perform metered.use_lots(c.scope, tip.seq, c.held, case when not metered.lags(tip) then metered.balance(tip) + c.held end, 'h');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -240,7 +240,7 @@ begin
             if not found then
                 perform metered.collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq, units, metered.balance(tip), 't');
+                perform metered.use_lots(c.scope, tip.seq, units, case when not metered.lags(tip) then metered.balance(tip) end, 't');
             end if;
         end if;
         seqs[i] := tip.seq;

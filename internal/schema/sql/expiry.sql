@@ -54,8 +54,8 @@ as $$
 $$;
 
 -- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope. Holds that expire free what they do not capture, at the time at which the last of them fell due. In a wallet
--- that is now: its lots may have ended meanwhile.
+-- entry for each scope. Holds that expire free what they do not capture, at the time at which the last of them fell due. In a
+-- wallet each is ended by an entry of its own (settle).
 create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
@@ -63,11 +63,24 @@ as $$
 declare
     scopes text[];
     sums   bigint[];
-    made   int;
+    written text[];
     wallets text[];
     minima boolean;
     dues   timestamptz[];
+    tip    metered.ledger;
+    w      record;
 begin
+    if as_kind = 'x' then   -- of wallets what is due is ended in its order
+        for w in
+            select l.scope, max(l.due) as due from metered.hold_lines l
+            where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
+        loop
+            tip := metered.entry_for_write(w.scope);
+            if tip.lots_end is not null then
+                tip := metered.settle(tip, least(w.due, clk), metered.ends_per_call(), null);
+            end if;
+        end loop;
+    end if;
     select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due) into scopes, sums, minima, dues
     from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due from metered.hold_lines l
           where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
@@ -84,18 +97,38 @@ begin
     with made as (
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select t.seq + 1, f.units, greatest(case when as_kind = 'x' and t.lots_end is null then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
+    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
+    where (t.lots_end <= greatest(clk, t.at) or t.lots_end is not null and t.next_due <= clk) is not true
     on conflict do nothing
-    returning case when y.lots_end is not null then y.scope end as wallet)
-    select count(*), array_agg(m.wallet) filter (where m.wallet is not null) into made, wallets from made m;
-    if made < cardinality(scopes) then
-        perform metered.collided();
-    elsif wallets is not null then
+    returning y.scope, y.lots_end is not null as wallet)
+    select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
+    if wallets is not null then
         perform metered.free_lines(nos, wallets);
+    end if;
+    if coalesce(cardinality(written), 0) < cardinality(scopes) then
+        for i in 1..cardinality(scopes) loop    -- wallets in which something is due before
+            continue when scopes[i] = any (written);
+            tip := metered.entry_for_write(scopes[i]);
+            if tip.lots_end is null or (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) is not true then
+                perform metered.collided();
+            end if;
+            tip := metered.own_entry(metered.settle(tip, clk, metered.ends_per_call(), null), clk);
+            tip.kind := as_kind;
+            tip.amount := sums[i];
+            tip.held := tip.held - sums[i];
+            tip.next_due := metered.due_after(tip.scope, tip.seq, tip.held, tip.next_due, clk);
+            tip.seq := tip.seq + 1;
+            tip.hold := of_hold;
+            tip.namespace := origin.namespace;
+            tip.operation := origin.operation;
+            tip.note := origin.note;
+            perform metered.append(tip);
+            perform metered.free_lines(nos, array[scopes[i]]);
+        end loop;
     end if;
 end
 $$;
@@ -123,7 +156,7 @@ begin
 end
 $$;
 
--- Frees up to max_lines lines that are due of each of the scopes, which are locked
+-- Frees up to max_lines lines that are due of each of the scopes, and all of a wallet's, which are locked
 -- and none of whose lines is due before "since".
 create function metered.expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
@@ -136,7 +169,7 @@ begin
     from unnest(scopes, since) s(scope, since),
          lateral (select l.hold from metered.hold_lines l
           where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
-          order by l.due limit max_lines) d;
+          order by l.due limit case when (metered.last_entry(s.scope)).lots_end is null then max_lines end) d;
     if nos is null then
         perform metered.collided(); -- the caller saw some: not with this snapshot
     end if;

@@ -280,9 +280,7 @@ begin
         crossed := metered.crossed_at(w.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    if units > l.granted then
-        tip := metered.after_due_lots(tip);
-    end if;
+    tip := metered.after_due(tip, wait_ms);
     before := tip.seq - 1;
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
@@ -297,8 +295,8 @@ begin
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind
-            when 'u' then perform metered.capture_lots(l.scope, l.opened_seq, tip.seq, amount);
-            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, metered.balance(tip) + amount, 't');
+            when 'u' then perform metered.capture_lots(tip, l.opened_seq, amount);
+            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, case when not metered.lags(tip) then metered.balance(tip) + amount end, 't');
             else perform metered.free_lots(tip, array[l.opened_seq]);
         end case;
     end loop;

@@ -233,7 +233,7 @@ begin
         e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
         perform metered.append(e);
     else
-        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c')).entry;
+        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c', wait_ms)).entry;
     end if;
     seq := e.seq;
     at := e.at;
@@ -253,6 +253,8 @@ declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
     stays  metered.ledger;  -- e, less what of it lapses at once
+    fate   record;
+    lapses bigint := 0;
 begin
     if not metered.key_fits(key, of_scope) or units = 0 then
         perform metered.require(false, 'refund');
@@ -285,17 +287,20 @@ begin
         return;
     end if;
     e := metered.after_minima(e, wait_ms);
+    e := metered.after_due(e, wait_ms);
     e.kind := 'r';
     e.amount := refund.amount;
     e.ref := charge_seq;
     e.refunded := e.refunded + refund.amount;
+    if e.lots_end is not null then
+        fate := metered.refund_fate(e);
+        lapses := fate.lapses;
+        e.lots_end := least(e.lots_end, fate.ends);
+    end if;
     if e.crossed is not null then
         stays := e;
-        stays.refunded := e.refunded - case when e.lots_end is not null then metered.refund_lapses(e) else 0 end;
+        stays.refunded := e.refunded - lapses;
         e.crossed := metered.rearmed(stays);
-    end if;
-    if e.lots_end is not null then
-        e.lots_end := least(e.lots_end, metered.refund_end(of_scope, charge_seq, e.at));
     end if;
     perform metered.append(e);
     if e.lots_end is not null then
@@ -408,6 +413,11 @@ begin
     ahead := greatest(e.at - clk, interval '0');
     if e.at <= clk then
         return;
+    elsif metered.lags(e) then  -- by the clock that was wrong, all of them have ended
+        e.seq := e.seq - 1;
+        e := metered.settle(e, clk, null, wait_ms);
+        e.seq := e.seq + 1;
+        e.note := nullif(note, '')::jsonb;
     end if;
     e.kind := 'k';
     e.amount := 0;
@@ -416,7 +426,7 @@ begin
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
     e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed) end;
-    e.lots_end := case when e.lots_end is not null then clk end;    -- lots that are held may end again: found anew
+    e.lots_end := case when e.lots_end is not null then metered.next_end(of_scope, clk) end;    -- lots that are held may end again
     perform metered.append(e);
     seq := e.seq;
     at := e.at;

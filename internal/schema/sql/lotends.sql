@@ -16,8 +16,24 @@ begin
 end
 $$;
 
--- Takes back units of a lot, or all of it (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
--- of a lot that is asked for whole, what lapsed or rolled over is not. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
+-- A lot, and all lots that its units went on in, by number.
+create function metered.family(of_no bigint) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    nos  bigint[] := array[of_no];
+    more bigint[] := nos;
+begin
+    while more <> '{}' loop
+        more := array(select y.no from metered.lots y where y.from_lot = any (more) order by y.no);
+        nos := nos || more;
+    end loop;
+    return nos;
+end
+$$;
+
+-- Takes back units of a lot and of those that it went on in, or all of them (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
+-- of a lot that is asked for whole, what lapsed is not. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
 -- of limits, which are not told of (cross_lowered).
 create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
@@ -25,10 +41,12 @@ create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_l
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger;
-    l metered.lots;
-    w record;
-    was bigint;
+    e    metered.ledger;
+    l    metered.lots;
+    nos  bigint[];
+    w    record;
+    was  bigint;
+    part bigint;
 begin
     perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
@@ -38,29 +56,60 @@ begin
         status := metered.missing_lot(e);
         return;
     end if;
+    no := l.no;
     was := e.seq;
-    w := metered.cross_lowered(e, case when l.expires_at > e.at then least(coalesce(units, l.rest), l.rest) else 0 end, limits, least(e.at, metered.clock()));
+    part := (select coalesce(sum(y.rest), 0) from metered.lots_now(metered.last_entry(of_scope), least(e.at, metered.clock()), metered.family(no)) y);
+    w := metered.cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.after_due_lots(e);
-    l := metered.find_lot(of_scope, l.no, null);
-    revoked := least(coalesce(units, l.rest), l.rest);
-    missing := coalesce(units - revoked, l.drawn + l.held);
-    if revoked > 0 then
+    e := metered.after_due(e, wait_ms);
+    e := metered.end_named(e, metered.family(no));
+    nos := metered.family(no);
+    revoked := 0;
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.open and y.rest > 0 order by y.no loop
+        part := least(units - revoked, l.rest);
+        exit when part = 0;
         e.seq := e.seq - 1;
-        e := metered.take_back(e, l.no, revoked, 'v');
+        e := metered.take_back(e, l.no, coalesce(part, l.rest), 'v');
+        revoked := revoked + e.amount;
         seq := e.seq;
         at := e.at;
         e.seq := e.seq + 1;
-    elsif metered.one_snapshot() then
+    end loop;
+    missing := coalesce(units - revoked, (select sum(y.drawn + y.held) from metered.lots y where y.no = any (nos)));
+    if seq is null and metered.one_snapshot() then
         status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
-    no := l.no;
     status := 'revoked';
     crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
+end
+$$;
+
+-- Ends those of some lots that are due, which a wallet that lags has left. e is as next_entry has it.
+create function metered.end_named(e metered.ledger, nos bigint[]) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    tip metered.ledger := e;
+    l   metered.lots;
+begin
+    if not metered.lags(e) then
+        return e;
+    end if;
+    tip.seq := e.seq - 1;
+    loop
+        select y.* into l from metered.lots y where y.no = any (nos) and y.open and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
+        exit when l.no is null;
+        tip := metered.end_lot(tip, l);
+        nos := nos || l.roll_no;
+    end loop;
+    e.seq := tip.seq + 1;
+    e.credited := tip.credited;
+    e.lots_end := tip.lots_end;
+    return e;
 end
 $$;
 
@@ -108,7 +157,7 @@ begin
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.after_due_lots(e);
+    e := metered.end_named(metered.after_due(e, wait_ms), array[l.no]);
     crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
     l := metered.find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
@@ -126,7 +175,7 @@ begin
     perform metered.refuse_closed(e);
     e.seq := e.seq - 1;
     expires_at := case when lasts > interval '0' then e.at + lasts end;
-    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), 'r');
+    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
@@ -197,7 +246,10 @@ begin
     end if;
     last_no := due[seen];
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
-    for s in select distinct y.scope from metered.lots y where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) order by 1 loop
+    for s in
+        select y.scope, max(y.expires_at) as last_end, count(*)::int as lots, array_agg(y.no) as nos from metered.lots y
+        where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) group by y.scope order by y.scope
+    loop
         tip := metered.entry_for_write(s.scope);
         w := metered.cross_lowered(tip, 0, limits, clk);
         if w.silent then
@@ -205,10 +257,11 @@ begin
             locked := array_remove(locked, s.scope);
             continue;
         end if;
-        ended := ended + (select count(*) from metered.lots y where y.scope = s.scope and y.open and y.expires_at <= greatest(clk, tip.at));
         e := tip;
         e.crossed := w.crossed;
-        e := metered.end_lots(e, clk);
+        e := metered.settle(e, case when more then s.last_end else clk end, s.lots, wait_ms);
+        ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
+        due := due || array(select y.no from metered.lots y where y.from_lot = any (s.nos) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[e.seq]);
         end if;
@@ -239,7 +292,13 @@ language plpgsql volatile
 as $$
 begin
     delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
-    delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
-        and (l.origin <> 'r' or 0 = (select count(*) from metered.lots y where y.no = l.from_lot));
+    -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
+    loop
+        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
+            and 0 = (select count(*) from metered.lots y where y.from_lot = l.no)
+            and (l.from_lot is null or 1 > (select count(*) from metered.lots y
+                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0)));
+        exit when not found;
+    end loop;
 end
 $$;

@@ -1,8 +1,8 @@
 -- What ends of holds, leases and charges does to the lots of a wallet, and how credit becomes a lot.
 
--- Says of which lots the captured units of a hold or a lease are, which the entry opened_seq held: of those that are drawn first.
+-- Says of which lots the units are that an entry has just captured of a hold or a lease, which the entry opened_seq held: of those that are drawn first.
 -- What it keeps of a lot that has ended is still its own.
-create function metered.capture_lots(of_scope text, opened_seq bigint, at_seq bigint, units bigint) returns void
+create function metered.capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -13,30 +13,42 @@ begin
     for k in
         select y.lot, y.amount from metered.lot_holds y left join lateral (
             select x.priority, x.expires_at from metered.lots x where x.no = y.lot) l on true
-        where y.scope = of_scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
+        where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
     loop
         part := least(units, k.amount);
         exit when part = 0;
         if part = k.amount then
-            delete from metered.lot_holds y where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+            delete from metered.lot_holds y where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         else
-            update metered.lot_holds y set amount = y.amount - part where y.scope = of_scope and y.seq = opened_seq and y.lot = k.lot;
+            update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         end if;
-        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = at_seq where y.no = k.lot;
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, nth, k.lot, 'u', part);
+        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = entry.seq where y.no = k.lot;
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (entry.scope, entry.seq, nth, k.lot, 'u', part);
+        if k.lot = 0 and metered.lags(entry) then
+            perform metered.owe(entry.scope, part);
+        end if;
         units := units - part;
         nth := nth + 1;
     end loop;
 end
 $$;
 
+-- What a wallet had overdrawn before an entry that freed or gave back units, and has moved no lots yet.
+create function metered.owed_before(entry metered.ledger) returns bigint
+language plpgsql stable
+as $$
+begin
+    return case when metered.lags(entry) then metered.debt(entry) else greatest(0, entry.amount - metered.balance(entry)) end;
+end
+$$;
+
 -- Gives to the lots of a wallet what holds and leases kept of them, which the entries opened_seqs held and the entry freed has
--- just freed. What is of a lot that has ended lapses, in entries behind that one. What is overdrawn is paid back of the rest.
-create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns void
+-- just freed. What is of a lot that has ended lapses, in entries behind that one, the last of which it returns. What is overdrawn is paid back of the rest.
+create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    over bigint := greatest(0, freed.amount - metered.balance(freed));  -- before the entry
+    over bigint := metered.owed_before(freed);
     k    record;
     l    metered.lots;
     tip  metered.ledger := freed;
@@ -60,8 +72,9 @@ begin
         end if;
     end loop;
     if over > 0 then
-        perform metered.pay_back(freed.scope, freed.seq, over, nth);
+        perform metered.pay_back(freed, over, nth);
     end if;
+    return tip;
 end
 $$;
 
@@ -99,109 +112,111 @@ begin
     else
         tip := metered.take_back(tip, of_lot, units, 'o');
         tip := (metered.append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
-            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot)).entry;
+            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot, null)).entry;
     end if;
 end
 $$;
 
--- Gives to the lots of a wallet what the entry refund has just given back of a charge: to those that it was taken of, the last
--- one first. What was overdrawn is so no more; if it was paid back since, that lot gets it. What was charged before the scope had
--- lots is treated the same, and else becomes a lot.
-create function metered.refund_lots(refund metered.ledger) returns void
-language plpgsql volatile
+-- Of which moves the units of a refund are, which may be written or not: of those of its charge, the last one first. Of what no lot covered it lowers what is
+-- overdrawn (from_seq null, lot 0); then it is of what lots have paid back, the last one first; the rest is of no lot (null): it was charged before the
+-- scope had lots.
+create function metered.refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
+language plpgsql stable
 as $$
 declare
-    units bigint := refund.amount;
-    over  bigint := greatest(0, refund.amount - metered.balance(refund));   -- before the entry
-    bare  bigint := 0;      -- of units, what no lot covered
-    part  bigint;
-    last  bigint;
-    m     record;
-    g     record;
+    left_over bigint := refund.amount;
+    bare      bigint := 0;      -- what no lot covered
+    m         record;
 begin
-    select refund as tip, 1 as nth into g;
     for m in
         select y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
         where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc
     loop
-        part := least(units, m.units);
-        exit when part = 0;
-        units := units - part;
-        update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = refund.ref and y.nth = m.nth;
-        if m.lot = 0 then
-            bare := bare + part;
-        else
-            g := metered.give_back(refund, m.lot, part, g.tip, g.nth);
-        end if;
+        from_seq := refund.ref;
+        from_nth := m.nth;
+        lot := m.lot;
+        units := least(left_over, m.units);
+        exit when units = 0;
+        left_over := left_over - units;
+        bare := bare + case when lot = 0 then units else 0 end;
+        return next;
     end loop;
-    bare := bare + units;
-    if bare > 0 then
-        part := greatest(0, least(bare, over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0)));
-        bare := bare - part;
-        if part > 0 then
-            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', part);
-            g.nth := g.nth + 1;
-            over := over - part;
-        end if;
-        for m in
-            select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
-            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
-        loop
-            part := least(bare, m.units);
-            exit when part = 0;
-            bare := bare - part;
-            update metered.lot_moves y set back = y.back + part where y.scope = refund.scope and y.seq = m.seq and y.nth = m.nth;
-            g := metered.give_back(refund, m.lot, part, g.tip, g.nth);
-        end loop;
-        perform metered.old_lot(refund, bare, 0);
+    bare := bare + left_over;
+    if bare = 0 then
+        return;
     end if;
-    if over > 0 then    -- in the entry of the last lot that was made
-        last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        perform metered.pay_back(refund.scope, coalesce(last, refund.seq), over, case when last is null then g.nth else 2 end);
+    from_seq := null;
+    lot := 0;
+    units := least(bare, metered.owed_before(refund)
+        - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0));
+    if units > 0 then
+        bare := bare - units;
+        return next;
+    end if;
+    for m in
+        select y.seq, y.nth, y.lot, y.amount - y.back as units from metered.lot_moves y
+        where y.scope = refund.scope and y.kind = 'p' and y.amount > y.back order by y.seq desc, y.nth desc
+    loop
+        from_seq := m.seq;
+        from_nth := m.nth;
+        lot := m.lot;
+        units := least(bare, m.units);
+        exit when units = 0;
+        bare := bare - units;
+        return next;
+    end loop;
+    if bare > 0 then
+        from_seq := null;
+        lot := null;
+        units := bare;
+        return next;
     end if;
 end
 $$;
 
--- Of a refund that is to be written, what refund_lots will give to lots that have ended, and that let it lapse: it is there for nobody.
-create function metered.refund_lapses(refund metered.ledger) returns bigint
-language plpgsql stable
+-- Gives to the lots of a wallet what the entry refund has just given back of a charge.
+create function metered.refund_lots(refund metered.ledger) returns void
+language plpgsql volatile
 as $$
 declare
-    over bigint := greatest(0, refund.amount - metered.balance(refund))
-        - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0);
+    over bigint := metered.owed_before(refund);
+    last bigint;
+    m    record;
+    g    record;
 begin
-    return (
-        with charged as (
-            select y.lot, y.amount - y.back as units, sum(y.amount - y.back) over (order by y.nth desc) as upto
-            from metered.lot_moves y
-            where y.scope = refund.scope and y.seq = refund.ref and y.kind in ('t', 'u') and y.amount > y.back
-        ), direct as (
-            select c.lot, least(c.units, greatest(0, refund.amount - c.upto + c.units)) as part from charged c
-        ), bare as (
-            select b.units - greatest(0, least(b.units, over)) as units
-            from (select refund.amount - coalesce(sum(d.part) filter (where d.lot > 0), 0) as units from direct d) b
-        ), paid as (
-            select y.lot, y.amount - y.back as units, sum(y.amount - y.back) over (order by y.seq desc, y.nth desc) as upto
-            from metered.lot_moves y
-            where y.scope = refund.scope and y.seq > refund.ref and y.kind = 'p' and y.amount > y.back and (select b.units from bare b) > 0
-        )
-        select coalesce(sum(g.part), 0)
-        from (select d.lot, d.part from direct d
-              union all select p.lot, least(p.units, greatest(0, b.units - p.upto + p.units)) from paid p, bare b) g,
-             lateral (select x.expires_at, x.late from metered.lots x where x.no = g.lot) l
-        where l.expires_at <= refund.at and l.late is null);
+    select refund as tip, 1 as nth into g;
+    for m in select * from metered.refund_parts(refund) loop
+        update metered.lot_moves y set back = y.back + m.units where y.scope = refund.scope and y.seq = m.from_seq and y.nth = m.from_nth;
+        if m.lot is null then
+            perform metered.old_lot(refund, m.units, 0);
+        elsif m.lot > 0 then
+            g := metered.give_back(refund, m.lot, m.units, g.tip, g.nth);
+        elsif m.from_seq is null then
+            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
+            g.nth := g.nth + 1;
+            over := over - m.units;
+            if metered.lags(refund) then
+                perform metered.owe(refund.scope, -m.units);
+            end if;
+        end if;
+    end loop;
+    if over > 0 then    -- in the entry of the last lot that was made
+        last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
+        perform metered.pay_back(e, over, case when last is null then g.nth else 2 end) from metered.ledger e where e.scope = refund.scope and e.seq = coalesce(last, refund.seq);
+    end if;
 end
 $$;
 
--- Before which none of the lots ends that a refund of a charge gives back to, of those that have not ended by now.
-create function metered.refund_end(of_scope text, charge_seq bigint, clk timestamptz) returns timestamptz
+-- Of a refund that is to be written, what refund_lots will give to lots that have ended, and that let it lapse: it is there for nobody. ends is
+-- before which none of the other lots ends that it gives to.
+create function metered.refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
 begin
-    return (select min(l.expires_at)
-        from metered.lot_moves m, lateral (select x.expires_at from metered.lots x where x.no = m.lot) l
-        where m.scope = of_scope and l.expires_at > clk
-          and (m.seq = charge_seq and m.kind in ('t', 'u') or m.seq > charge_seq and m.kind = 'p'));
+    select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
+    into lapses, ends
+    -- A join without the limit can be one that reads all lots.
+    from metered.refund_parts(refund) p, lateral (select x.expires_at, x.late from metered.lots x where x.no = p.lot limit 1) l;
 end
 $$;
 
@@ -254,7 +269,7 @@ end
 $$;
 
 -- Credits a wallet by a lot. e is as next_entry has it; the scope is a wallet from here on.
-create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", out entry metered.ledger, out no bigint)
+create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -266,9 +281,9 @@ begin
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
     end if;
-    e := metered.after_due_lots(e);
+    e := metered.after_due(e, wait_ms);
     e.seq := e.seq - 1;
-    made := metered.add_lot(e, lot, as_origin, null);
+    made := metered.add_lot(e, lot, as_origin, null, null);
     entry := made.entry;
     no := made.no;
 end

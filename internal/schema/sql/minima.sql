@@ -78,7 +78,7 @@ begin
 end
 $$;
 
--- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked: an entry for each
+-- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked and no wallets: an entry for each
 -- line, of the time at which it fell due, or of its scope's last entry if that is later.
 create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
 language plpgsql volatile
@@ -104,8 +104,6 @@ begin
         on conflict do nothing;
         if not found then
             perform metered.collided();
-        elsif tip.lots_end is not null then
-            perform metered.capture_lots(l.scope, l.opened_seq, tip.seq + 1, l.units);
         end if;
         update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
         where y.hold = l.hold and y.scope = l.scope;

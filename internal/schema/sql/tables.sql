@@ -194,7 +194,8 @@ create table metered.lots (
     rolled      bigint      not null default 0, -- of amount, what went on in another lot
     untold      bigint      not null default 0, -- of lapsed, what subscribers were not told of yet
     roll_cap    bigint,                 -- at its end, so much goes on in another lot; null: nothing
-    roll_for    interval,               -- how much longer that one lasts; 0: for ever
+    roll_no     bigint,                 -- the number that one will have
+    roll_end    timestamptz,            -- when that one ends; infinity: never
     late        interval,               -- how long it lasts what is given back after its end; 0: for ever; null: it lapses
     from_lot    bigint,                 -- the lot that its units were in before
     priority    int         not null,   -- what is drawn first: the lower one
@@ -210,6 +211,10 @@ create table metered.lots (
 -- an indexed column.
 create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
 
+-- Which lot of a wallet ends first, and which of them goes on then.
+create index lots_ends on metered.lots (scope, expires_at, no) where open;
+create index lots_rolling on metered.lots (scope, expires_at) where open and roll_cap is not null;
+
 -- What ends first, of all wallets, and what is to be told.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
 
@@ -222,6 +227,9 @@ create unique index lots_reference on metered.lots (scope, reference) where refe
 create unique index lots_rolled on metered.lots (from_lot) where origin = 'r';
 
 create index lots_scope on metered.lots (scope, no);
+
+-- The lots that a lot went on in.
+create index lots_from on metered.lots (from_lot) where from_lot is not null;
 
 -- What each entry of a wallet did to its lots.
 create table metered.lot_moves (
@@ -236,17 +244,20 @@ create table metered.lot_moves (
     primary key (scope, seq, nth)
 );
 
--- What was overdrawn, and paid back: a refund of that gives it back.
-create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p';
+-- What was overdrawn, and paid back, and has not been given back: a refund of what was overdrawn does that.
+create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;
 
 -- What open holds and leases keep of lots.
 create table metered.lot_holds (
-    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq, leases.opened_seq
+    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq, leases.opened_seq; 0: what was spent and is overdrawn, while lots that have ended are not written
     lot    bigint not null,             -- lots.no; 0: overdraft
     amount bigint not null,             -- units
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, lot)
 );
+
+-- What is overdrawn.
+create index lot_holds_overdrawn on metered.lot_holds (scope, seq) where lot = 0;
 
 -- Every transition, written with it.
 create table metered.hold_events (

@@ -283,6 +283,16 @@ begin
                 if l.seq is null then
                     perform metered.collided();
                 end if;
+                if l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
+                    tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), wait_ms);
+                    l.seq := tip.seq;
+                    l.at := tip.at;
+                    l.spent := tip.spent;
+                    l.credited := tip.credited;
+                    l.held := tip.held;
+                    l.next_due := tip.next_due;
+                    l.lots_end := tip.lots_end;
+                end if;
                 if covered > 0 then
                     n := array_position(watched, l.scope);
                     if n is not null then
@@ -303,7 +313,7 @@ begin
                     if not found then
                         perform metered.collided();
                     elsif l.lots_end is not null then
-                        perform metered.capture_lots(l.scope, l.opened_seq, l.seq + 1, covered);
+                        perform metered.capture_lots(metered.last_entry(l.scope), l.opened_seq, covered);
                     end if;
                     detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));

@@ -47,7 +47,7 @@ begin
         return;
     end if;
     e := metered.after_minima(e, wait_ms);
-    made := metered.credit_lot(e, lot, 'g');
+    made := metered.credit_lot(e, lot, 'g', wait_ms);
     status := 'granted';
     no := made.no;
     seq := (made.entry).seq;
@@ -102,7 +102,7 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held, m.lots into left_over, lots
+    select e.credited - e.spent + e.refunded - e.held - case when metered.lags(e) then metered.lapsing(e, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
         select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
         from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
@@ -137,24 +137,9 @@ begin
         return;
     end if;
     lots := (
-        with due_parts as (
-            select d.lot, sum(d.kept) as kept, sum(d.freed) as freed from metered.due_parts(tip, clk) d where due > 0 group by d.lot
-        ), kept as (    -- what holds keep, by lot, without what is due, and what that gives back
-            select k.lot, sum(k.amount) - coalesce(max(d.kept), 0) as amount, coalesce(max(d.freed), 0) as freed
-            from metered.lot_holds k left join due_parts d on d.lot = k.lot where k.scope = of_scope and k.lot > 0 group by k.lot
-        ), named as (
-            -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
-            (select y.no from metered.lots y where y.scope = of_scope and y.open order by y.priority, y.expires_at, y.no) union select k.lot from kept k
-        )
         select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
-            'granted_at', x.granted_at, 'expires_at', nullif(x.ends, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
-            order by x.priority, x.ends, x.no) filter (where x.rest > 0 or x.held > 0)
-        from (select y.no, y.reference, y.category, y.priority, y.granted_at, y.amount, coalesce(k.amount, 0) as held,
-                case when y.expires_at > wallet_balance.now then y.rest + coalesce(k.freed, 0) else metered.rolls(y, wallet_balance.now) end as rest,
-                case when y.expires_at > wallet_balance.now or metered.rolls(y, wallet_balance.now) = 0 then y.expires_at
-                    when y.roll_for = interval '0' then 'infinity' else y.expires_at + y.roll_for end as ends
-              -- A join without the limit can be one that reads all lots.
-              from named n, lateral (select z.* from metered.lots z where z.no = n.no limit 1) y left join kept k on k.lot = y.no) x
-    );
+            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
+            order by x.priority, x.expires_at, x.no)
+        from metered.lots_now(tip, clk, null) x);
 end
 $$;

@@ -1,0 +1,150 @@
+package wallet_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// pile grants so many lots of a unit to a wallet that is new, each of which ends a microsecond after the one before, from an hour on.
+func (f *fixture) pile(name string, lots int) {
+	f.Helper()
+	f.grant(wallet.Grant{Wallet: name, Amount: 1, For: time.Hour})
+	_, err := f.pool.Exec(f.Context(), fmt.Sprintf(`
+		with e as (
+			insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, lots_end)
+			select g, 1, l.at, 0, 0, g, 0, 0, 'd', l.scope, l.lots_end from metered.ledger l, generate_series(2, %[1]d) g where l.scope = $1::text
+			returning seq
+		), y as (
+			insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, late, priority, origin, open, scope, category)
+			select l.granted_at, l.expires_at + g * interval '1 us', g, g, 1, 1, l.late, 0, 'g', true, l.scope, '' from metered.lots l, generate_series(2, %[1]d) g where l.scope = $1
+			returning no, granted_seq
+		)
+		insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) select $1, y.granted_seq, 1, y.no, 'd', 1 from y`, lots), name)
+	require.NoError(f, err)
+}
+
+// However many lots of a wallet have ended and are not written, a call reads and writes as much, within the timeout of its statements: no backlog keeps paid
+// credit from its owner, and each call makes it smaller.
+func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 5})
+	ctx := t.Context()
+	const few, many = 100, 10_000
+	lots := map[string]int{"few": few, "many": many}
+	for name, n := range lots {
+		f.pile(name, n)
+		f.grant(wallet.Grant{Wallet: name, Amount: 1000, Reference: "paid"})
+		f.grant(wallet.Grant{Wallet: name, Amount: 10, Reference: "soon", For: 3 * time.Hour})
+	}
+	_, err := f.pool.Exec(ctx, "analyze metered.lots; analyze metered.ledger; analyze metered.lot_moves")
+	require.NoError(t, err)
+	f.clock.Set(noon.Add(2 * time.Hour))
+	conn, err := f.pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(ctx, "set statement_timeout = '1s'")
+	require.NoError(t, err)
+	reads := map[string]map[string]int64{"few": {}, "many": {}}
+	open := func(name string) (n int64) {
+		require.NoError(t, conn.QueryRow(ctx, "select count(*) from metered.lots where scope = $1 and open and expires_at <= metered.clock()", name).Scan(&n))
+		return n
+	}
+	drawn := map[string]int64{} // the last draw
+	calls := []struct {
+		what string
+		call func(tx pgx.Tx, name string) error
+	}{
+		{"grant", func(tx pgx.Tx, name string) (err error) {
+			_, err = f.book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 5, Reference: "new"})
+			return err
+		}},
+		{"draw", func(tx pgx.Tx, name string) error {
+			d, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 12})
+			drawn[name] = d.Seq
+			require.Equal(t, []string{"soon", "paid"}, []string{d.Lots[0].Reference, d.Lots[1].Reference})
+			require.EqualValues(t, 1003, d.Left)
+			return err
+		}},
+		{"refund", func(tx pgx.Tx, name string) (err error) {
+			_, err = f.book.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn[name], Amount: 4})
+			return err
+		}},
+		{"denial", func(tx pgx.Tx, name string) (err error) {
+			_, err = f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1013})
+			var exceeded *budget.ExceededError
+			require.ErrorAs(t, err, &exceeded)
+			require.EqualValues(t, 1012, exceeded.Refusals[0].Available)
+			return nil
+		}},
+		{"revoke", func(tx pgx.Tx, name string) error {
+			r, err := f.book.Revoke(ctx, tx, wallet.Revoke{Wallet: name, Reference: "new"})
+			require.EqualValues(t, 5, r.Amount)
+			return err
+		}},
+		{"roll over", func(tx pgx.Tx, name string) error {
+			r, err := f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: name, Reference: "soon", Cap: 1, For: day})
+			require.EqualValues(t, 1, r.Amount)
+			return err
+		}},
+		{"overdraft", func(tx pgx.Tx, name string) error {
+			d, err := f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1005})
+			drawn[name] = d.Seq
+			require.EqualValues(t, 3, d.Overdrawn)
+			require.EqualValues(t, -3, d.Left)
+			return err
+		}},
+		{"payment", func(tx pgx.Tx, name string) (err error) {
+			_, err = f.book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 10, Reference: "payment"})
+			return err
+		}},
+		{"refund of what was overdrawn", func(tx pgx.Tx, name string) (err error) {
+			_, err = f.book.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn[name], Amount: 2})
+			return err
+		}},
+	}
+	for _, c := range calls {
+		for _, name := range []string{"few", "many"} {
+			before := lotReads(t, conn)
+			require.NoError(t, pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return c.call(tx, name) }), c.what)
+			reads[name][c.what] = lotReads(t, conn) - before
+			r, err := f.ledger.Verify(ctx, f.pool, budget.VerifyOptions{Scope: name})
+			require.NoError(t, err)
+			require.Empty(t, r.Differences, c.what)
+		}
+		t.Logf("%s: %d rows and entries read, and %d; %d lots are left", c.what, reads["few"][c.what], reads["many"][c.what], open("many"))
+		require.Less(t, reads["many"][c.what], int64(1000), c.what)
+	}
+	left := open("many")
+	require.Greater(t, left, int64(many/2), "a backlog is left")
+	for name := range lots {
+		b, err := f.book.Balance(ctx, conn, name)
+		require.NoError(t, err)
+		require.EqualValues(t, 9, b.Units)
+		require.Len(t, b.Lots, 1)
+	}
+	passed := 0
+	report, err := f.book.Expire(ctx, f.pool, wallet.ExpireOptions{Batch: 500, Progress: func(wallet.ExpireReport) {
+		passed++
+		require.GreaterOrEqual(t, open("many"), left-int64(passed*500), "a batch ends no more than it says")
+	}})
+	require.NoError(t, err)
+	require.EqualValues(t, left, report.Ended)
+	require.Zero(t, open("many"))
+	for name := range lots {
+		b, err := f.book.Balance(ctx, conn, name)
+		require.NoError(t, err)
+		require.EqualValues(t, 9, b.Units)
+		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
+			return f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 14})
+		})
+		require.NoError(t, err)
+	}
+}

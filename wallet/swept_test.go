@@ -1,0 +1,381 @@
+package wallet_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// sweeps ends what is due, holds and lots.
+func (f *fixture) sweeps() {
+	f.Helper()
+	_, err := f.holds.Sweep(f.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(f, err)
+	_, err = f.book.Expire(f.Context(), f.pool, wallet.ExpireOptions{})
+	require.NoError(f, err)
+}
+
+// endsPerCall sets how many ends of lots one call writes at most that it could leave to others.
+func (f *fixture) endsPerCall(n int) {
+	f.Helper()
+	_, err := f.pool.Exec(f.Context(), fmt.Sprintf("create or replace function metered.ends_per_call() returns int language sql immutable as 'select %d'", n))
+	require.NoError(f, err)
+}
+
+func (f *fixture) placeAtLeast(id string, amount, least int64, ttl time.Duration) error {
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+		line := f.book.Line("ann", amount)
+		line.AtLeast = least
+		return f.holds.Place(ctx, tx, holds.Request{ID: id, TTL: ttl, Lines: []holds.Line{line}})
+	})
+	return err
+}
+
+// A hold that falls due at 33 h gives its units back to a lot that ends at 39 h before that lot ends, though all of it is written at 40 h.
+func TestWallet_WhatFallsDueFirstHappensFirst(t *testing.T) {
+	t.Parallel()
+	for name, swept := range map[string]bool{"swept": true, "not swept": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{Overdraft: 200})
+			f.grant(wallet.Grant{Amount: 111, Reference: "a", For: 39 * time.Hour, RollCap: 76, RollFor: wallet.Forever})
+			f.place("h", 93, 33*time.Hour)
+			f.clock.Set(noon.Add(34 * time.Hour))
+			require.EqualValues(t, 111, f.balance().Units)
+			if swept {
+				f.sweeps()
+			}
+			f.clock.Set(noon.Add(40 * time.Hour))
+			b := f.balance()
+			require.EqualValues(t, 76, b.Units)
+			require.Len(t, b.Lots, 1)
+			require.EqualValues(t, 76, b.Lots[0].Amount)
+			f.draw(176) // 100 of which are overdraft
+			require.EqualValues(t, b.Lots[0].Lot, pgxLot(f, "from_lot is not null"))
+		})
+		t.Run(name+", overdrawn", func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{Overdraft: 200})
+			f.grant(wallet.Grant{Amount: 93, Reference: "a", For: 39 * time.Hour})
+			f.place("h", 93, 33*time.Hour)
+			f.draw(100)
+			f.clock.Set(noon.Add(34 * time.Hour))
+			if swept {
+				f.sweeps()
+			}
+			f.clock.Set(noon.Add(40 * time.Hour))
+			require.EqualValues(t, -7, f.balance().Units, "the units were there when the hold fell due")
+			require.EqualValues(t, -8, f.draw(1).Left)
+		})
+	}
+}
+
+// pgxLot is the number of the wallet's only lot of which that holds.
+func pgxLot(f *fixture, where string) (no int64) {
+	f.Helper()
+	require.NoError(f, f.pool.QueryRow(f.Context(), "select no from metered.lots where "+where).Scan(&no))
+	return no
+}
+
+// At the same instant a lot ends before a hold gives back what it keeps of it.
+func TestWallet_AtTheSameInstantLotsEndFirst(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 10, RollFor: time.Hour})
+	f.place("h", 4, time.Hour)
+	f.clock.Set(noon.Add(time.Hour))
+	require.EqualValues(t, 6, f.balance().Units)
+	f.sweeps()
+	f.has(6)
+}
+
+// What a hold that is due has set free can be taken back, and goes on.
+func TestRevoke_SeesWhatADueHoldHasSetFree(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	for _, ref := range []string{"a", "b"} {
+		f.grant(wallet.Grant{Amount: 100, Reference: ref, For: 2 * day})
+		f.place(ref, 100, time.Hour)
+	}
+	f.clock.Set(noon.Add(time.Hour))
+	require.EqualValues(t, 200, f.balance().Units)
+	r, err := f.revoke(wallet.Revoke{Reference: "a"})
+	require.NoError(t, err)
+	require.EqualValues(t, 100, r.Amount)
+	require.Zero(t, r.Missing)
+	require.EqualValues(t, 60, f.rollover(wallet.Rollover{Reference: "b", Cap: 60, For: day}).Amount)
+	f.has(100)
+}
+
+// A payment that bounces is taken back of whatever its units are in by now.
+func TestRevoke_FindsWhatWentOnInOtherLots(t *testing.T) {
+	t.Parallel()
+	for name, swept := range map[string]bool{"written": true, "not written": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{})
+			f.grant(wallet.Grant{Amount: 300, Reference: "pay", For: time.Hour, RollCap: 200, RollFor: day, LateRefunds: wallet.Forever})
+			d := f.draw(50)
+			f.clock.Set(noon.Add(2 * time.Hour))
+			f.refund(d.Seq, 40) // late: a lot of its own
+			if swept {
+				f.sweeps()
+			}
+			f.draw(30)
+			lots := f.balance().Lots
+			require.Len(t, lots, 2)
+			require.Zero(t, lots[0].Reference)
+			r, err := f.revoke(wallet.Revoke{Reference: "pay", Amount: 180})
+			require.NoError(t, err)
+			require.Equal(t, wallet.Revoked{Lot: r.Lot, Amount: 180, Seq: r.Seq}, r)
+			r, err = f.revoke(wallet.Revoke{Reference: "pay"})
+			require.NoError(t, err)
+			require.Equal(t, wallet.Revoked{Lot: r.Lot, Amount: 30, Missing: 40, Seq: r.Seq}, r, "10 were drawn before it ended, and 30 after")
+			f.has(0)
+			_, err = f.revoke(wallet.Revoke{Reference: "pay"})
+			require.NoError(t, err)
+		})
+	}
+}
+
+// What paid back what was overdrawn gets it again when that is refunded, in whatever order: credit that ends does not become credit that never does.
+func TestRefund_OfWhatWasOverdrawnMakesNoCreditThatNeverEnds(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]int{"the older first": 0, "the newer first": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{Overdraft: 100})
+			draws := []wallet.Drawn{f.draw(30)}
+			f.grant(wallet.Grant{Amount: 30, Reference: "pay", For: time.Hour, LateRefunds: wallet.Lapse})
+			draws = append(draws, f.draw(30))
+			f.refund(draws[first].Seq, 30)
+			f.refund(draws[1-first].Seq, 30)
+			require.Equal(t, map[string]int64{"pay": 30}, f.left())
+			f.clock.Set(noon.Add(time.Hour))
+			require.Zero(t, f.balance().Units)
+		})
+	}
+}
+
+// Held units of a lot that has ended are shown with that lot, and not with the one that it goes on in.
+func TestBalance_ShowsHeldUnitsOfALotThatHasEndedAsItsOwn(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour, RollCap: 5, RollFor: time.Hour})
+	f.place("h", 4, 3*time.Hour)
+	f.clock.Set(noon.Add(time.Hour))
+	before := f.balance()
+	require.Len(t, before.Lots, 2)
+	require.Equal(t, "a", before.Lots[0].Reference)
+	require.Equal(t, noon.Add(time.Hour), before.Lots[0].Expires)
+	require.EqualValues(t, []int64{0, 4, 5, 0}, []int64{before.Lots[0].Units, before.Lots[0].Held, before.Lots[1].Units, before.Lots[1].Held})
+	f.sweeps()
+	after := f.balance()
+	after.Seq = before.Seq
+	require.Equal(t, before, after)
+}
+
+// A hold that is captured in part captures units of the lot that is drawn first, though another one ends before it.
+func TestCapture_FollowsPriorityBeforeTheEndOfLots(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 5, Reference: "late", For: day, Priority: new(int)})
+	soon := 1
+	f.grant(wallet.Grant{Amount: 5, Reference: "soon", For: time.Hour, Priority: &soon})
+	f.place("h", 10, 30*time.Minute)
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+		return f.holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "ann", Amount: 5}}})
+	})
+	require.NoError(t, err)
+	require.Equal(t, map[string]int64{"soon": 5}, f.left())
+}
+
+// trail is one run of a history.
+type trail struct {
+	*fixture
+	said []string
+}
+
+func (h *trail) say(what string, answer any, err error) {
+	raw, jsonErr := json.Marshal(answer)
+	require.NoError(h, jsonErr)
+	if err != nil {
+		raw = []byte(err.Error())
+	}
+	h.said = append(h.said, what+": "+string(raw))
+}
+
+// play is a random history of a wallet: what is done depends on the seed alone, and on which calls were let in.
+func (h *trail) play(seed uint64, swept bool) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	f, ctx := h.fixture, h.Context()
+	var draws []int64
+	var amounts []int64
+	var open []string
+	grants, steps := 0, 40
+	for n := range steps {
+		switch k := r.IntN(20); {
+		case k < 5 || n == 0: // the scope is a wallet from the first step on
+			g := wallet.Grant{Wallet: "ann", Amount: 1 + r.Int64N(30), Reference: fmt.Sprint(grants), Priority: new(int), For: time.Duration(1+r.IntN(10)) * time.Hour}
+			*g.Priority = r.IntN(2)
+			if r.IntN(3) == 0 {
+				g.RollCap, g.RollFor = 1+r.Int64N(20), []time.Duration{wallet.Forever, time.Hour, 5 * time.Hour}[r.IntN(3)]
+			}
+			g.LateRefunds = []time.Duration{wallet.Lapse, wallet.Forever, 2 * time.Hour}[r.IntN(3)]
+			granted := f.grant(g)
+			granted.Seq = 0
+			h.say("grant", granted, nil)
+			grants++
+		case k < 9:
+			amount, upTo := 1+r.Int64N(30), r.IntN(3) == 0
+			d, err := f.tryDraw(wallet.Draw{Amount: amount, UpTo: upTo})
+			if err == nil {
+				draws, amounts = append(draws, d.Seq), append(amounts, d.Amount)
+			}
+			d.Seq = 0
+			h.say("draw", d, err)
+		case k < 13:
+			id, amount, ttl := fmt.Sprint("h", n), 1+r.Int64N(20), time.Duration(1+r.IntN(8))*time.Hour
+			least := r.Int64N(amount+1) * r.Int64N(2)
+			err := f.placeAtLeast(id, amount, least, ttl)
+			if err == nil {
+				open = append(open, id)
+			}
+			h.say("place", nil, err)
+		case k < 15 && len(open) > 0:
+			id, capture, amount := open[r.IntN(len(open))], r.IntN(2) == 0, 1+r.Int64N(15)
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+				if capture {
+					return f.holds.Capture(ctx, tx, holds.Capture{IDs: []string{id}, Over: holds.OverIfFits, Lines: []holds.Line{{Scope: "ann", Amount: amount, Limits: []budget.Limit{f.book.Limit()}}}})
+				}
+				return f.holds.Release(ctx, tx, holds.Release{IDs: []string{id}})
+			})
+			h.say("end", nil, err)
+		case k < 17 && len(draws) > 0:
+			i := r.IntN(len(draws))
+			amount := 1 + r.Int64N(amounts[i])
+			p, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+				return f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: draws[i], Amount: amount})
+			})
+			if err == nil {
+				h.say("refund", p.Amount, nil)
+			} else {
+				h.say("refund", "refused", nil)
+			}
+		case k < 18 && grants > 0:
+			v, err := f.revoke(wallet.Revoke{Reference: fmt.Sprint(r.IntN(grants)), Amount: r.Int64N(20)})
+			v.Seq = 0
+			h.say("revoke", v, err)
+		case k < 19 && grants > 0:
+			o := f.rollover(wallet.Rollover{Reference: fmt.Sprint(r.IntN(grants)), Cap: 1 + r.Int64N(10), For: 3 * time.Hour})
+			o.Seq, o.At = 0, time.Time{}
+			h.say("roll over", o, nil)
+		default:
+			f.clock.Advance(6 * time.Hour)
+		}
+		f.clock.Advance([]time.Duration{0, 0, 10 * time.Minute, time.Hour, 2 * time.Hour}[r.IntN(5)])
+		if swept {
+			f.sweeps()
+		}
+		b := f.balance()
+		b.Seq = 0
+		h.say("balance", b, nil)
+		u, err := f.ledger.Usage(ctx, f.pool, budget.Query{Scope: "ann", Window: 3 * time.Hour})
+		require.NoError(h, err)
+		h.say("usage", []int64{u[0].Used, u[0].Held}, nil)
+		_, err = f.ledger.Check(ctx, f.pool, f.book.Charge("ann", 15))
+		h.say("check", nil, err)
+	}
+	f.clock.Advance(1000 * time.Hour)
+	f.sweeps()
+	for _, sql := range []string{
+		"select json_agg(json_build_array(no, amount, rest, drawn, held, lapsed, revoked, rolled, from_lot, origin, expires_at, granted_at) order by no)::text from metered.lots",
+		"select json_agg(json_build_array(id, state, ended_at) order by id)::text from metered.holds",
+		"select json_agg(json_build_array(kind, at, amount, hold, n) order by at, kind, amount, hold)::text from (select kind, at, amount, hold, count(*) as n from metered.ledger where kind in ('c', 'u', 'r', 'd') and ref is null group by 1, 2, 3, 4) e where kind <> 'd'",
+	} {
+		var text *string
+		require.NoError(h, f.pool.QueryRow(ctx, sql).Scan(&text))
+		h.say("in the end", text, nil)
+	}
+}
+
+// The same history has the same answers, balances and lots whether what is due is swept at each step or never, and also where calls leave ends of lots to
+// the calls behind them. And the ledgers of the first two are the same, entry by entry.
+func TestWallet_NoAnswerDependsOnWhoSwept(t *testing.T) {
+	t.Parallel()
+	const histories = 2
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	for n := range uint64(histories) {
+		runs := []struct {
+			swept bool
+			ends  int
+		}{{true, 32}, {false, 32}, {false, 0}, {true, 1}}
+		var first *trail
+		var entries []string
+		for i, run := range runs {
+			t.Run(fmt.Sprint(n, " ", run.swept, " ", run.ends), func(t *testing.T) {
+				h := &trail{fixture: setUp(t, wallet.Config{Overdraft: 20})}
+				h.endsPerCall(run.ends)
+				h.play(seed+n, run.swept)
+				rows, err := h.pool.Query(t.Context(), `select json_build_array(seq, kind, amount, at, spent, refunded, credited, held, hold, ref)::text from metered.ledger order by seq`)
+				require.NoError(t, err)
+				text, err := pgx.CollectRows(rows, pgx.RowTo[string])
+				require.NoError(t, err)
+				if i == 0 {
+					first, entries = h, text
+					return
+				}
+				for j := range h.said {
+					require.Equal(t, first.said[j], h.said[j], "%d: %s", j, strings.Join(h.said[max(0, j-8):j], "\n"))
+				}
+				if i == 1 {
+					require.Equal(t, entries, text)
+				}
+			})
+		}
+	}
+}
+
+// A child that was carved, and is closed, still has lots that end.
+func TestVerify_KnowsAClosedChildWhoseLotGoesOn(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	carver, err := leases.NewCarver(f.ledger)
+	require.NoError(t, err)
+	f.grant(wallet.Grant{Amount: 50})
+	for _, child := range []string{"swept", "settled"} {
+		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+			return carver.Carve(ctx, tx, leases.Carving{From: f.book.Charge("ann", 10), Child: child, TTL: day})
+		})
+		require.NoError(t, err)
+		f.grant(wallet.Grant{Wallet: child, Amount: 20, For: time.Hour, RollCap: 5, RollFor: time.Hour})
+	}
+	closed := func(child string) {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+			return carver.Close(ctx, tx, child, budget.Note{})
+		})
+		require.NoError(t, err)
+		f.verify()
+	}
+	closed("swept")
+	f.clock.Set(noon.Add(time.Hour))
+	closed("settled")
+	for range 2 {
+		f.sweeps()
+		f.verify()
+		f.clock.Advance(time.Hour)
+	}
+}
