@@ -3184,7 +3184,9 @@ begin
                     falls := metered.others_fall_due(t, of_nos, clk);
                 end if;
                 if leased > 0 then
-                    falls := least(falls, greatest(clk, leases_end));
+                    -- One that has ended waits for somebody who settles it: pools look every 2 seconds.
+                    leases_end := case when leases_end > clk then leases_end else clk + interval '2 s' end;
+                    falls := least(falls, leases_end);
                 end if;
             end if;
             retry := null;

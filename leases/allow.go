@@ -56,7 +56,7 @@ func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 				continue
 			}
 			taken[i] = nil
-			if err := cmp.Or(s.refusal(charges[i].Amount), s.away()); err != nil {
+			if err := cmp.Or(s.refusal(charges[i].Amount, false), s.away()); err != nil {
 				return err
 			}
 			s.miss(p, time.Now())
@@ -176,7 +176,7 @@ func (l Limiter) AllowN(ctx context.Context, n int64) error {
 func (l Limiter) slow(ctx context.Context, n int64) error {
 	p, s := l.pool, l.slot
 	for range maxTries {
-		if err := cmp.Or(s.refusal(n), p.usable()); err != nil {
+		if err := cmp.Or(s.refusal(n, false), p.usable()); err != nil {
 			return err
 		}
 		opening := s.miss(p, time.Now())

@@ -17,8 +17,8 @@ import (
 
 // Charge is budget.Ledger.Charge, from leases where there are any: its entries then have Lease, and neither Seq nor
 // Standings. What is spent counts for everybody at once, as held. A lease that was settled by somebody else meanwhile
-// costs another round trip. A denial of a single charge by a window, of which nothing is held, is repeated from memory until
-// its retry time, also if a charge is refunded meanwhile.
+// costs another round trip. A denial of a single charge by a window or a period, of which nothing is held, is repeated from memory
+// for the same amount: for 2 seconds at most, also if a charge is refunded meanwhile.
 func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
 	if err := p.usable(); err != nil {
 		return budget.Receipt{}, err
@@ -72,11 +72,9 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
 		if !ok {
 			// What a credit or a release ends is left to the ledger: this transaction may have made it.
-			if known := s.refused.Load(); known != nil && known.sure {
-				if err := s.refusal(c.Amount); err != nil {
-					tellDenied(ctx, p.observer, err)
-					return budget.Receipt{}, err
-				}
+			if err := s.refusal(c.Amount, true); err != nil {
+				tellDenied(ctx, p.observer, err)
+				return budget.Receipt{}, err
 			}
 			break
 		}

@@ -57,8 +57,9 @@ type Rule struct {
 	Idle   time.Duration // after so long without a spend a slice is given back, 10ms to TTL; defaults to 1s
 	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies; defaults to 10s
 	Share  int           // a slice is at most one part in Share of what the limits still admit, 1 to 1,000,000; defaults to 32
-	// Refuse is how long a refusal is remembered where a credit or a release could end it earlier. One by a window that
-	// nothing is held of is remembered until its retry time, also if a charge is refunded meanwhile. 0 to 1m; defaults to 100ms.
+	// Refuse is how long a refusal is remembered, for the same amount, where a credit or a release could end it earlier. One by a window
+	// or a period that nothing is held of is remembered for 2 seconds, if Refuse is not more, also if a charge is refunded
+	// meanwhile. None is remembered beyond its retry time. 0 to 1m; defaults to 100ms.
 	Refuse time.Duration
 }
 

@@ -2,6 +2,7 @@ package leases
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,8 +18,8 @@ type slot struct {
 	memory bool // for Allow
 	exist  bool // the scope must
 
-	now     atomic.Pointer[slice]   // that is spent from; nil for none
-	refused atomic.Pointer[refusal] // the last one that still counts; nil for none
+	now     atomic.Pointer[slice]      // that is spent from; nil for none
+	refused atomic.Pointer[[]*refusal] // the last ones, the newest first, one for an amount; nil for none
 	stands  atomic.Pointer[standing]
 
 	mu      sync.Mutex
@@ -40,22 +41,21 @@ type standing struct {
 	slice *slice // nil for a direct charge
 }
 
-// refusal is one that Allow, or Charge, repeats until a time.
+// refusal is one that Allow, or Charge, repeats for the same amount until a time.
 type refusal struct {
-	least int64 // the smallest amount that it is about
-	sure  bool  // only time ends it, or a refund
-	until time.Time
-	retry time.Time // the retry time; zero for never
-	err   *budget.ExceededError
+	amount int64
+	sure   bool // only time ends it, or a refund
+	at     time.Time
+	until  time.Time
+	err    *budget.ExceededError
 }
 
 // again is the error of a refusal, as it is now.
-func (r *refusal) again(now time.Time, amount int64) error {
-	e := &budget.ExceededError{Refusals: append([]budget.Refusal(nil), r.err.Refusals...)}
+func (r *refusal) again(now time.Time) error {
+	e := &budget.ExceededError{Refusals: slices.Clone(r.err.Refusals)}
 	for i := range e.Refusals {
-		e.Refusals[i].Requested = amount
-		if e.Refusals[i].RetryAfter != budget.Never {
-			e.Refusals[i].RetryAfter = max(0, r.retry.Sub(now))
+		if after := &e.Refusals[i].RetryAfter; *after != budget.Never {
+			*after = max(0, *after-now.Sub(r.at))
 		}
 	}
 	return e
@@ -232,39 +232,46 @@ func (s *slot) drop(p *Pool, no int64) {
 	}
 }
 
-// refuse remembers a denial of amount units.
+const (
+	sureFor     = 2 * time.Second // a refusal that only time ends, or a refund, is remembered for so long
+	maxRefusals = 8               // of a slot, each of another amount
+)
+
+// refuse remembers a denial of amount units: for a moment, since a refund, a credit or a release may end it.
 func (s *slot) refuse(amount int64, denied *budget.ExceededError) {
 	now := time.Now()
-	after, certain := denied.RetryAfter(), true
-	for _, r := range denied.Refusals {
-		certain = certain && (r.Limit.Window > 0 || !r.Limit.Period.IsZero()) && r.Held+r.OwnHeld+r.Leased == 0
+	r := &refusal{amount: amount, err: denied, sure: true, at: now}
+	for _, x := range denied.Refusals {
+		r.sure = r.sure && (x.Limit.Window > 0 || !x.Limit.Period.IsZero()) && x.Held+x.OwnHeld+x.Leased == 0
 	}
-	r := &refusal{least: amount, err: denied, sure: certain}
-	bound := after
-	if !certain {
-		bound = min(after, s.rule.Refuse)
+	lasts := s.rule.Refuse
+	if r.sure {
+		lasts = max(lasts, sureFor)
 	}
-	if after != budget.Never {
-		r.retry = now.Add(after)
+	r.until = now.Add(min(lasts, denied.RetryAfter()))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := []*refusal{r}
+	if was := s.refused.Load(); was != nil {
+		for _, x := range *was {
+			if x.amount != amount && now.Before(x.until) && len(all) < maxRefusals {
+				all = append(all, x)
+			}
+		}
 	}
-	if bound == budget.Never {
-		bound = s.rule.Refuse
-	}
-	if r.until = now.Add(bound); bound > 0 {
-		s.refused.Store(r)
-	}
+	s.refused.Store(&all)
 }
 
-// refusal is the denial of so many units that is remembered.
-func (s *slot) refusal(amount int64) error {
-	r := s.refused.Load()
-	if r == nil || amount < r.least {
+// refusal is the denial of so many units that is remembered, of those that are sure or of all.
+func (s *slot) refusal(amount int64, sure bool) error {
+	all := s.refused.Load()
+	if all == nil {
 		return nil
 	}
-	now := time.Now()
-	if !now.Before(r.until) {
-		s.refused.CompareAndSwap(r, nil)
-		return nil
+	for _, r := range *all {
+		if now := time.Now(); r.amount == amount && (r.sure || !sure) && now.Before(r.until) {
+			return r.again(now)
+		}
 	}
-	return r.again(now, amount)
+	return nil
 }
