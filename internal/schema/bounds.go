@@ -28,7 +28,7 @@ const (
 	Value Unit = "as a number"
 )
 
-// Bounds are all bounds. A function refuses what is beyond one before it does anything else, with SQLSTATE 22023.
+// Bounds are all bounds. Each function checks its arguments against them before it does anything else; SQLSTATE 22023.
 var Bounds = []Bound{
 	{"scope of_scope child of_child only_scope claim scopes", 255, Bytes, ""},
 	{"id of_id ids operation namespace tenant of_tenant holder entity", 255, Bytes, ""},
@@ -115,8 +115,8 @@ func bounded(sql string) (names []string, types map[string][]field) {
 	return names, types
 }
 
-// The size of an array of composites in bytes up to which nobody looks into it here: a charge with ten limits is smaller. What could
-// be large in it all the same, since it is compressed, is looked at where it is used.
+// The size of an array of composites in bytes up to which nobody looks into it here: a charge with ten limits is smaller. A compressed
+// field can be larger than it looks: that is checked where the field is used.
 const looked = 1400
 
 // beyond are the conditions under which a value is beyond its bounds, not one of them if it is null.
@@ -212,7 +212,7 @@ $$;
 // inArrays are the composites of which arrays are passed.
 var inArrays = strings.Fields("period charge_limit new_charge hold_ids used_units new_event new_token")
 
-// withBounds has each function that roles may execute refuse what is beyond its bounds first.
+// withBounds puts the check of the bounds at the beginning of each function that roles may execute.
 func withBounds(sql string) string {
 	_, types := bounded(sql)
 	for _, f := range Functions {

@@ -207,7 +207,7 @@ func (b *boundsTest) typeOf(oid uint32) argumentType {
 	return typ
 }
 
-// A small call is not looked into as a whole: what it has too much of is found where it is used. A value that comes from a table is compressed.
+// The check at the beginning of a function does not look into a small array. Compressed values of a table are small: their length is checked where they are used.
 func TestBounds_HoldForSmallCallsAndCompressedValues(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Open(t)
@@ -279,6 +279,38 @@ func boundsTable() string {
 			unit = ""
 		}
 		fmt.Fprintf(&b, "| `%s` | %d%s | %s |\n", strings.ReplaceAll(bound.Names, " ", "`, `"), bound.Max, unit, in)
+	}
+	return b.String()
+}
+
+// The page lists the functions and the tables of each role.
+func TestGrants_AreThoseOfSecurityMD(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../SECURITY.md")
+	require.NoError(t, err)
+	require.Contains(t, string(page), grantsTable())
+}
+
+// grantsTable are the grants as a table of a page.
+func grantsTable() string {
+	var b strings.Builder
+	b.WriteString("| role | functions | tables and views |\n|---|---|---|\n")
+	for _, role := range []struct {
+		name string
+		set  schema.Role
+	}{{"GrantSQL", schema.Application}, {"GrantMaintenanceSQL", schema.Maintenance}, {"GrantReportingSQL", schema.Reporting}} {
+		var functions, tables []string
+		for _, f := range schema.Functions {
+			if f.Roles&role.set != 0 {
+				functions = append(functions, f.Name)
+			}
+		}
+		for _, table := range schema.Tables {
+			if table.Roles&role.set != 0 {
+				tables = append(tables, table.Name)
+			}
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", role.name, strings.Join(functions, ", "), strings.Join(tables, ", "))
 	}
 	return b.String()
 }
