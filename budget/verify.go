@@ -31,10 +31,12 @@ func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
 // Difference is one value of the ledger that does not follow from the entries.
 type Difference struct {
 	Scope string `json:"scope"`
-	Seq   int64  `json:"seq"`   // the entry that is wrong; for a sum of refunds, the first charge of its block
-	Field string `json:"field"` // what is wrong: "seq", "spent", "refunds", "refund sum of level 0", …
-	Got   string `json:"got"`   // what is there
-	Want  string `json:"want"`  // what should be there
+	Seq   int64  `json:"seq"` // the entry that is wrong; for a sum of refunds, the first charge of its block
+	// Field is what is wrong: "seq", "spent", "refunds", "refund sum of level 0", … It is "amount" where the
+	// entry's sums and all since agree on the amount Want: the amount was edited, or the sums while the entry was the last one.
+	Field string `json:"field"`
+	Got   string `json:"got"`  // what is there
+	Want  string `json:"want"` // what should be there
 }
 
 func (d Difference) String() string {
@@ -159,6 +161,8 @@ type verification struct {
 	ledger *Ledger
 	opts   VerifyOptions
 	report VerifyReport
+	edited *edited // the entry before, if its amount may have been edited
+	wrong  bool    // sums of the entry before are wrong
 }
 
 func (v *verification) full() bool { return len(v.report.Differences) >= v.opts.MaxDifferences }
@@ -178,6 +182,7 @@ func (v *verification) differs(e Entry, field string, got, want any) {
 
 func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error {
 	prev := Entry{Scope: scope, At: time.Time{}}
+	v.edited, v.wrong = nil, false
 	first := int64(1) // the first entry of the unbroken chain
 	closed := false
 	for n := chainPage; n == chainPage && !v.full(); {
@@ -198,6 +203,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 		for _, e := range page {
 			if prev.Seq == 1 && e.Seq > 2 && e.Seq%16 == 1 {
 				first = e.Seq // a purge left entry 1 and a baseline
+				v.decide(false)
 			} else {
 				v.entry(prev, e)
 			}
@@ -215,6 +221,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 			v.progress()
 		}
 	}
+	v.decide(false) // nothing says which of the two was edited
 	if err := v.anchors(ctx, tx, scope, first); err != nil {
 		return err
 	}
@@ -233,9 +240,50 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 	return nil
 }
 
+// edited is an entry whose sums do not follow from its amount. They would from the amount want.
+type edited struct {
+	entry Entry
+	want  int64
+	sums  []Difference
+}
+
 // entry checks e against the entry before it, which is zero for the first one.
 func (v *verification) entry(prev, e Entry) {
-	want := prev
+	want, known := following(prev, e)
+	if !known {
+		v.differs(e, "kind", e.Kind, "a known kind")
+	}
+	if e.Kind == KindRefund && (e.Ref < 1 || e.Ref >= e.Seq) {
+		v.differs(e, "ref", e.Ref, "an earlier entry")
+	}
+	if before := e.At.Before(prev.At); before != (e.Kind == KindClockRepair) {
+		want := map[bool]string{true: "not before ", false: "before "}[before]
+		v.differs(e, "at", e.At, want+prev.At.String())
+	}
+	var wrong []Difference
+	for _, sum := range []struct {
+		field     string
+		got, want int64
+	}{
+		{"seq", e.Seq, want.Seq}, {"epoch", int64(e.Epoch), int64(want.Epoch)}, {"spent", e.Spent, want.Spent},
+		{"refunded", e.Refunded, want.Refunded}, {"credited", e.Credited, want.Credited}, {"held", e.Held, want.Held},
+	} {
+		switch {
+		case sum.got != sum.want:
+			wrong = append(wrong, Difference{e.Scope, e.Seq, sum.field, fmt.Sprint(sum.got), fmt.Sprint(sum.want)})
+		case sum.got < 0:
+			v.differs(e, sum.field, sum.got, "0 or more")
+		}
+	}
+	v.sums(prev, e, wrong)
+	if e.Refunded > e.Spent {
+		v.differs(e, "refunded", e.Refunded, fmt.Sprintf("at most %d, which was spent", e.Spent))
+	}
+}
+
+// following is the entry before e with the sums that e should have.
+func following(prev, e Entry) (want Entry, known bool) {
+	want = prev
 	want.Seq++
 	switch e.Kind {
 	case KindCharge:
@@ -246,9 +294,6 @@ func (v *verification) entry(prev, e Entry) {
 		want.Credited -= e.Amount
 	case KindRefund:
 		want.Refunded += e.Amount
-		if e.Ref < 1 || e.Ref >= e.Seq {
-			v.differs(e, "ref", e.Ref, "an earlier entry")
-		}
 	case KindHold:
 		want.Held += e.Amount
 	case KindCapture:
@@ -260,33 +305,60 @@ func (v *verification) entry(prev, e Entry) {
 	case KindClockRepair:
 		want.Epoch++
 	default:
-		v.differs(e, "kind", e.Kind, "a known kind")
+		return want, false
 	}
+	return want, true
+}
+
+// sums reports sums of e that are wrong. If its amount was edited, its sums and those of the next entry are right: so that is decided
+// there. If a sum was edited, the next entry's differs by as much the other way.
+func (v *verification) sums(prev, e Entry, wrong []Difference) {
+	was := v.edited
+	as := e
+	as.Amount = max(distance(e.Spent, prev.Spent), distance(e.Refunded, prev.Refunded), distance(e.Credited, prev.Credited), distance(e.Held, prev.Held))
+	want, _ := following(prev, as)
+	fits := as.Amount >= 1 && want.Seq == e.Seq && want.Epoch == e.Epoch && want.Spent == e.Spent &&
+		want.Refunded == e.Refunded && want.Credited == e.Credited && want.Held == e.Held
+	back := was != nil && as.Amount-e.Amount == was.entry.Amount-was.want
+	v.decide(len(wrong) == 0 || fits && !back)
+	if len(wrong) > 0 && fits && !back && !v.wrong {
+		v.edited = &edited{e, as.Amount, wrong}
+		return
+	}
+	v.wrong = len(wrong) > 0
+	v.amount(e)
+	v.add(wrong)
+}
+
+// decide reports the entry whose amount may have been edited: its amount, or its sums.
+func (v *verification) decide(amount bool) {
+	was := v.edited
+	if v.edited = nil; was == nil {
+		return
+	}
+	if amount {
+		v.wrong = false
+		v.differs(was.entry, "amount", was.entry.Amount, was.want)
+		return
+	}
+	v.wrong = true
+	v.amount(was.entry)
+	v.add(was.sums)
+}
+
+func (v *verification) amount(e Entry) {
 	if (e.Amount < 1) != (e.Kind == KindClockRepair || e.Kind == KindClose) {
 		v.differs(e, "amount", e.Amount, "1 or more, 0 for a clock repair and a close")
 	}
-	if before := e.At.Before(prev.At); before != (e.Kind == KindClockRepair) {
-		want := map[bool]string{true: "not before ", false: "before "}[before]
-		v.differs(e, "at", e.At, want+prev.At.String())
-	}
-	for _, sum := range []struct {
-		field     string
-		got, want int64
-	}{
-		{"seq", e.Seq, want.Seq}, {"epoch", int64(e.Epoch), int64(want.Epoch)}, {"spent", e.Spent, want.Spent},
-		{"refunded", e.Refunded, want.Refunded}, {"credited", e.Credited, want.Credited}, {"held", e.Held, want.Held},
-	} {
-		switch {
-		case sum.got != sum.want:
-			v.differs(e, sum.field, sum.got, sum.want)
-		case sum.got < 0:
-			v.differs(e, sum.field, sum.got, "0 or more")
-		}
-	}
-	if e.Refunded > e.Spent {
-		v.differs(e, "refunded", e.Refunded, fmt.Sprintf("at most %d, which was spent", e.Spent))
+}
+
+func (v *verification) add(all []Difference) {
+	for _, d := range all {
+		v.differs(Entry{Scope: d.Scope, Seq: d.Seq}, d.Field, d.Got, d.Want)
 	}
 }
+
+func distance(a, b int64) int64 { return max(a-b, b-a) }
 
 // held compares what the last entry says is held with the lines of holds.
 func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
