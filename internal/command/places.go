@@ -43,6 +43,9 @@ func (t *turns) take(ctx context.Context, key int64, wait time.Duration) (over f
 var all sync.Map // of weak.Pointer[pgxpool.Pool]
 
 func places(pool *pgxpool.Pool) chan struct{} {
+	if pool == nil {
+		return nil
+	}
 	key := weak.Make(pool)
 	fresh := make(chan struct{}, max(0, pool.Config().MaxConns-1))
 	if there, loaded := all.LoadOrStore(key, fresh); loaded {
