@@ -261,6 +261,7 @@ func (v *verification) entry(prev, e Entry) {
 		v.differs(e, "at", e.At, want+prev.At.String())
 	}
 	var wrong []Difference
+	negative := false
 	for _, sum := range []struct {
 		field     string
 		got, want int64
@@ -273,9 +274,11 @@ func (v *verification) entry(prev, e Entry) {
 			wrong = append(wrong, Difference{e.Scope, e.Seq, sum.field, fmt.Sprint(sum.got), fmt.Sprint(sum.want)})
 		case sum.got < 0:
 			v.differs(e, sum.field, sum.got, "0 or more")
+			negative = true
 		}
 	}
 	v.sums(prev, e, wrong)
+	v.wrong = v.wrong || negative
 	if e.Refunded > e.Spent {
 		v.differs(e, "refunded", e.Refunded, fmt.Sprintf("at most %d, which was spent", e.Spent))
 	}
