@@ -11,7 +11,7 @@
 //
 // Lots are drawn by priority (lower first), then the earliest end, then the oldest. A lot has ended at Lot.Expires, by the
 // database's clock, whether anybody noticed or not; what is left of it lapses, as an entry of the ledger (breakage). Expire, the sweeper, writes
-// it and tells subscribers; whoever draws before writes it, too.
+// it and tells subscribers; whoever draws before writes it, too. What falls due first happens first, whoever writes it: holds, and lots.
 //
 // What a hold or a lease keeps of a lot is still its own after the lot's end. What it gives back of it then lapses at once.
 // A refund goes to the lots that the charge was drawn of, the last one first; of a lot that has ended, as Grant.LateRefunds says.

@@ -26,17 +26,17 @@ type Revoke struct {
 // Revoked is what was taken back.
 type Revoked struct {
 	Lot     int64 `json:"lot"`
-	Amount  int64 `json:"amount"`  // what was there to be taken back
-	Missing int64 `json:"missing"` // of what was asked for, what was not. Of a lot as a whole, what is drawn or held of it
-	Seq     int64 `json:"seq"`     // the entry of the ledger; 0 if nothing was there
+	Amount  int64 `json:"amount"`  // units that were there to be taken back
+	Missing int64 `json:"missing"` // units that were not. Of a lot as a whole, units that are drawn or held
+	Seq     int64 `json:"seq"`     // the last entry of the ledger, of which each lot has one; 0 if nothing was there
 }
 
 const revokeSQL = `
 select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0), crossed
 from metered.revoke_lot($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)`
 
-// Revoke takes back units of a lot, as far as they are neither drawn nor held, and says what is missing. A lot that has ended has nothing
-// left. It can be repeated: all of a lot is taken back once. Errors: ErrUnknownLot.
+// Revoke takes back units of a lot, and of those that it went on in, as far as they are neither drawn nor held, and says what is missing. What
+// has lapsed is not. It can be repeated: all of a lot is taken back once. Errors: ErrUnknownLot.
 func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Revoked{}, err
