@@ -1,26 +1,26 @@
--- What falls due in a wallet, by time alone: lots that end, and holds. What falls due first happens first, by its time and not by when it is
--- written; at the same instant lots end before holds, lots by number, and holds by number. Whoever writes an entry of a wallet first writes what is due (settle), under
--- the wallet's lock; whoever looks counts the same (due_lots, lapsing). So no answer depends on who wrote it before.
+-- Ends that come by time alone: of lots, and of holds in a wallet. They happen in the order of their times, whenever they are written. At the same
+-- instant lots end before holds, and each by number. A writer of a wallet first writes the ends that are due (settle), under the
+-- wallet's lock. A reader counts them the same (due_lots, lapsing). So no answer depends on a sweep.
 --
--- A lot that has ended is drawn by nobody, and what lapses of it changes no other lot. So a call writes the end of few such lots, the first ones, and leaves the
--- rest to the calls behind it: then lots_end of its entry is not later than the entry, and the wallet lags. The balance of an entry that lags has units of lots
--- that have ended. What is overdrawn is then in lot_holds: of holds as ever, and what was spent by seq 0.
+-- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
+-- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains
+-- units of lots that have ended. Overdraft is then in lot_holds: of holds as ever, and spent units under seq 0.
 
--- How many ends of lots one call writes at most that it could leave to others. Inlined wherever it stands.
+-- How many ends of lots one call writes at most, of those that it could leave to later calls. Inlined wherever it stands.
 create function metered.ends_per_call() returns int
 language sql immutable
 as $$
     select 32
 $$;
 
--- Whether lots have ended before an entry that are not written. Inlined wherever it stands.
+-- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
 create function metered.lags(e metered.ledger) returns boolean
 language sql immutable
 as $$
     select coalesce(e.lots_end <= e.at, false)
 $$;
 
--- What a wallet has overdrawn, by its last entry.
+-- How many units a wallet is overdrawn by, as of its last entry.
 create function metered.debt(tip metered.ledger) returns bigint
 language plpgsql stable
 as $$
@@ -32,7 +32,7 @@ begin
 end
 $$;
 
--- Notes that a wallet which lags has spent more units than its lots had, or (less than 0) that these were paid back.
+-- Notes units that a wallet which lags has spent beyond its lots, or (less than 0) that were paid back.
 create function metered.owe(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
@@ -55,7 +55,7 @@ begin
 end
 $$;
 
--- Ends a lot, at its time: what goes on of it, and what lapses. Appends the entries behind tip, and returns the last one.
+-- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries behind tip, and returns the last one.
 create function metered.end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -73,7 +73,7 @@ begin
 end
 $$;
 
--- Ends a line of a hold that is due, at its time: what it captures at least, and what it gives back. Appends the entries behind tip, and
+-- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries behind tip, and
 -- returns the last one.
 create function metered.end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
 language plpgsql volatile
@@ -110,9 +110,9 @@ begin
 end
 $$;
 
--- Writes what fell due in a wallet, by clk, in the order in which it did: holds, whose rows it locks, and lots. Of lots that lapse, and are in no hold that
--- is due, it ends the first max_lots. tip is the last entry, whose lock is held. It returns the last entry after that, with its new lots_end, of which nothing else says whose it
--- was.
+-- Writes the ends that are due in a wallet by clk, in their order: of holds, whose rows it locks, and of lots. It ends the first max_lots lots (null: all), and
+-- beyond them lots that go on and lots of due holds. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
+-- new lots_end, without the caller, operation and note of tip.
 create function metered.settle(tip metered.ledger, clk timestamptz, max_lots int, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -192,7 +192,7 @@ begin
 end
 $$;
 
--- The same for an entry that is to be written: e is as next_entry has it.
+-- The same for an entry that is to be written: e is the result of next_entry.
 create function metered.after_due(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -216,7 +216,7 @@ begin
 end
 $$;
 
--- The lot into which one goes on that has ended; null for none.
+-- The lot into which a lot goes on at its end; null for none.
 create function metered.gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
 as $$
@@ -239,14 +239,14 @@ begin
 end
 $$;
 
--- What is due of the holds of a wallet, as settle would write it: lots are those that these holds keep something of, and those into which one of them goes on, as they are then; lapsed is
--- what lapsed of them, and debt what is still overdrawn.
+-- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
+-- goes on; how many units of them lapsed; and by how many units the wallet is still overdrawn.
 create function metered.due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
 language plpgsql stable
 as $$
 declare
-    kept   metered.lot_holds[]; -- of these holds, and what is overdrawn of others
-    spent  bigint;              -- of what is overdrawn
+    kept   metered.lot_holds[]; -- units of these holds, and overdrawn units of other holds
+    spent  bigint;              -- of debt
     at     timestamptz := tip.at;
     child  metered.lots;
     due    record;
@@ -339,8 +339,8 @@ begin
 end
 $$;
 
--- Of a wallet's credit, what lapses until now and is not written yet: units by which its entry says too much, once what is due of holds is free. It reads no more lots that
--- have ended than a call writes: if there are more, it adds up the lots that have not.
+-- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free. It reads no more ended
+-- lots than a call writes. If there are more, it adds up the lots that have not ended.
 create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -370,7 +370,7 @@ begin
 end
 $$;
 
--- The lots of a wallet that have something now, as they are when all that is due is written: all, or some (of_nos) and those that they go on in.
+-- The lots of a wallet that have a rest or are held, as they are behind all ends that are due. With of_nos, these lots and those that they go on in.
 create function metered.lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$
@@ -409,7 +409,7 @@ begin
 end
 $$;
 
--- The last entries of scopes as if what is due of wallets had lapsed.
+-- The last entries of scopes as if all lapses that are due in wallets were written.
 create function metered.without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
 language plpgsql stable
 as $$

@@ -32,8 +32,8 @@ begin
 end
 $$;
 
--- Takes back units of a lot and of those that it went on in, or all of them (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
--- of a lot that is asked for whole, what lapsed is not. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
+-- Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are
+-- drawn or held; of a lot that is asked for whole, lapsed units are not missing. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
 -- of limits, which are not told of (cross_lowered).
 create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
@@ -88,7 +88,7 @@ begin
 end
 $$;
 
--- Ends those of some lots that are due, which a wallet that lags has left. e is as next_entry has it.
+-- Writes the ends of some lots that are due, where the wallet lags and has left them. e is the result of next_entry.
 create function metered.end_named(e metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$

@@ -33,7 +33,7 @@ begin
 end
 $$;
 
--- What a wallet had overdrawn before an entry that freed or gave back units, and has moved no lots yet.
+-- By how many units a wallet was overdrawn before an entry that freed or gave back units, and has moved no lots yet.
 create function metered.owed_before(entry metered.ledger) returns bigint
 language plpgsql stable
 as $$
@@ -117,9 +117,9 @@ begin
 end
 $$;
 
--- Of which moves the units of a refund are, which may be written or not: of those of its charge, the last one first. Of what no lot covered it lowers what is
--- overdrawn (from_seq null, lot 0); then it is of what lots have paid back, the last one first; the rest is of no lot (null): it was charged before the
--- scope had lots.
+-- The moves that a refund gives back, before or behind its entry: those of its charge, the last one first. Units that no lot covered first lower the
+-- overdraft (from_seq null, lot 0), and then come from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was charged
+-- before the scope had lots.
 create function metered.refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
 language plpgsql stable
 as $$
@@ -207,8 +207,8 @@ begin
 end
 $$;
 
--- Of a refund that is to be written, what refund_lots will give to lots that have ended, and that let it lapse: it is there for nobody. ends is
--- before which none of the other lots ends that it gives to.
+-- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so; and when the first of the other
+-- lots ends that get units of it.
 create function metered.refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
