@@ -34,7 +34,7 @@ begin
         return;
     end if;
     if e.lots_end is not null then
-        e := metered.settle(e, metered.clock(), metered.ends_per_call(), null);
+        e := metered.settle(e, metered.clock(), metered.ends_per_call(), 0, null);
     end if;
     e.seq := e.seq + 1;
     e.amount := 0;

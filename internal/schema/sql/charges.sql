@@ -204,7 +204,7 @@ begin
         i := i + 1;
         tip := tips[i];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered.settle(tip, at, metered.ends_per_call(), wait_ms);
+            tip := metered.settle(tip, at, metered.ends_per_call(), c.amount, wait_ms);
         end if;
         if tip.held > 0 then
             tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);

@@ -111,9 +111,9 @@ end
 $$;
 
 -- Writes the ends that are due in a wallet by clk, in their order: of holds, whose rows it locks, and of lots. It ends the first max_lots lots (null: all), and
--- beyond them lots that go on and lots of due holds. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
+-- beyond them lots of due holds, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
 -- new lots_end, without the caller, operation and note of tip.
-create function metered.settle(tip metered.ledger, clk timestamptz, max_lots int, wait_ms int) returns metered.ledger
+create function metered.settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -128,6 +128,7 @@ declare
     pos_no  bigint := 0;
     stop_end timestamptz;       -- the first lot that is left to others; null for none
     stop_no bigint;
+    left_over bigint := units;  -- of units, in lots that go on
     ends    timestamptz;        -- when the next lot ends behind all this
     before  text;
 begin
@@ -147,9 +148,16 @@ begin
     if stop_end is not null then
         named := array(
             select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
-            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
-            union
-            select y.no from metered.lots y where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until);
+            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0);
+        for l in
+            select y.* from metered.lots y
+            where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
+            order by y.priority, y.roll_end, y.roll_no
+        loop
+            exit when left_over <= 0;
+            named := named || l.no;
+            left_over := left_over - metered.rolls(l);
+        end loop;
     end if;
     ends := coalesce(stop_end, metered.next_end(tip.scope, until));
     e.lots_end := ends;
@@ -193,7 +201,7 @@ end
 $$;
 
 -- The same for an entry that is to be written: e is the result of next_entry.
-create function metered.after_due(e metered.ledger, wait_ms int) returns metered.ledger
+create function metered.after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -202,7 +210,7 @@ begin
     if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
         tip.seq := e.seq - 1;
         tip.at := (select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq);
-        tip := metered.settle(tip, least(e.at, metered.clock()), metered.ends_per_call(), wait_ms);
+        tip := metered.settle(tip, least(e.at, metered.clock()), metered.ends_per_call(), units, wait_ms);
         e.seq := tip.seq + 1;
         e.at := greatest(e.at, tip.at);
         e.spent := tip.spent;
@@ -366,7 +374,8 @@ begin
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
         - (select coalesce(sum(x.units), 0) from (select metered.rolls(y) as units from metered.lots y
-            where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos) order by y.expires_at) x);
+            where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
+            order by y.priority, y.roll_end, y.roll_no) x);
 end
 $$;
 

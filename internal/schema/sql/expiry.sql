@@ -77,7 +77,7 @@ begin
         loop
             tip := metered.entry_for_write(w.scope);
             if tip.lots_end is not null then
-                tip := metered.settle(tip, least(w.due, clk), metered.ends_per_call(), null);
+                tip := metered.settle(tip, least(w.due, clk), metered.ends_per_call(), 0, null);
             end if;
         end loop;
     end if;
@@ -116,7 +116,7 @@ begin
             if tip.lots_end is null or (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) is not true then
                 perform metered.collided();
             end if;
-            tip := metered.own_entry(metered.settle(tip, clk, metered.ends_per_call(), null), clk);
+            tip := metered.own_entry(metered.settle(tip, clk, metered.ends_per_call(), 0, null), clk);
             tip.kind := as_kind;
             tip.amount := sums[i];
             tip.held := tip.held - sums[i];

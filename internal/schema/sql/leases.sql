@@ -280,7 +280,7 @@ begin
         crossed := metered.crossed_at(w.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    tip := metered.after_due(tip, wait_ms);
+    tip := metered.after_due(tip, greatest(0, units - l.granted), wait_ms);
     before := tip.seq - 1;
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop

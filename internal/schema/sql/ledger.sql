@@ -287,7 +287,7 @@ begin
         return;
     end if;
     e := metered.after_minima(e, wait_ms);
-    e := metered.after_due(e, wait_ms);
+    e := metered.after_due(e, 0, wait_ms);
     e.kind := 'r';
     e.amount := refund.amount;
     e.ref := charge_seq;
@@ -415,7 +415,7 @@ begin
         return;
     elsif metered.lags(e) then  -- by the clock that was wrong, all of them have ended
         e.seq := e.seq - 1;
-        e := metered.settle(e, clk, null, wait_ms);
+        e := metered.settle(e, clk, null, 0, wait_ms);
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;

@@ -65,7 +65,7 @@ begin
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.after_due(e, wait_ms);
+    e := metered.after_due(e, 0, wait_ms);
     e := metered.end_named(e, metered.family(no));
     nos := metered.family(no);
     revoked := 0;
@@ -157,7 +157,7 @@ begin
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.end_named(metered.after_due(e, wait_ms), array[l.no]);
+    e := metered.end_named(metered.after_due(e, 0, wait_ms), array[l.no]);
     crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
     l := metered.find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
@@ -259,7 +259,7 @@ begin
         end if;
         e := tip;
         e.crossed := w.crossed;
-        e := metered.settle(e, case when more then s.last_end else clk end, s.lots, wait_ms);
+        e := metered.settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
         ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
         due := due || array(select y.no from metered.lots y where y.from_lot = any (s.nos) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then

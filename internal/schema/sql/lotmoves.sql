@@ -281,7 +281,7 @@ begin
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
     end if;
-    e := metered.after_due(e, wait_ms);
+    e := metered.after_due(e, 0, wait_ms);
     e.seq := e.seq - 1;
     made := metered.add_lot(e, lot, as_origin, null, null);
     entry := made.entry;

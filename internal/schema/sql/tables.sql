@@ -211,9 +211,9 @@ create table metered.lots (
 -- an indexed column.
 create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
 
--- Which lot of a wallet ends first, and which of them goes on then.
+-- Which lot of a wallet ends first; and which lots go on at their end, in the order in which they are drawn then.
 create index lots_ends on metered.lots (scope, expires_at, no) where open;
-create index lots_rolling on metered.lots (scope, expires_at) where open and roll_cap is not null;
+create index lots_rolling on metered.lots (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
 
 -- What ends first, of all wallets, and what is to be told.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;

@@ -284,7 +284,7 @@ begin
                     perform metered.collided();
                 end if;
                 if l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
-                    tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), wait_ms);
+                    tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), 0, wait_ms);
                     l.seq := tip.seq;
                     l.at := tip.at;
                     l.spent := tip.spent;
