@@ -534,9 +534,9 @@ create table metered.lots (
 -- an indexed column.
 create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
 
--- Which lot of a wallet ends first, and which of them goes on then.
+-- Which lot of a wallet ends first; and which lots go on at their end, in the order in which they are drawn then.
 create index lots_ends on metered.lots (scope, expires_at, no) where open;
-create index lots_rolling on metered.lots (scope, expires_at) where open and roll_cap is not null;
+create index lots_rolling on metered.lots (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
 
 -- What ends first, of all wallets, and what is to be told.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
@@ -1156,7 +1156,7 @@ begin
         return;
     end if;
     e := metered.after_minima(e, wait_ms);
-    e := metered.after_due(e, wait_ms);
+    e := metered.after_due(e, 0, wait_ms);
     e.kind := 'r';
     e.amount := refund.amount;
     e.ref := charge_seq;
@@ -1302,7 +1302,7 @@ begin
         return;
     elsif metered.lags(e) then  -- by the clock that was wrong, all of them have ended
         e.seq := e.seq - 1;
-        e := metered.settle(e, clk, null, wait_ms);
+        e := metered.settle(e, clk, null, 0, wait_ms);
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;
@@ -1593,29 +1593,29 @@ begin
 end
 $$;
 
--- What falls due in a wallet, by time alone: lots that end, and holds. What falls due first happens first, by its time and not by when it is
--- written; at the same instant lots end before holds, lots by number, and holds by number. Whoever writes an entry of a wallet first writes what is due (settle), under
--- the wallet's lock; whoever looks counts the same (due_lots, lapsing). So no answer depends on who wrote it before.
+-- Ends that come by time alone: of lots, and of holds in a wallet. They happen in the order of their times, whenever they are written. At the same
+-- instant lots end before holds, and each by number. A writer of a wallet first writes the ends that are due (settle), under the
+-- wallet's lock. A reader counts them the same (due_lots, lapsing). So no answer depends on a sweep.
 --
--- A lot that has ended is drawn by nobody, and what lapses of it changes no other lot. So a call writes the end of few such lots, the first ones, and leaves the
--- rest to the calls behind it: then lots_end of its entry is not later than the entry, and the wallet lags. The balance of an entry that lags has units of lots
--- that have ended. What is overdrawn is then in lot_holds: of holds as ever, and what was spent by seq 0.
+-- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
+-- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains
+-- units of lots that have ended. Overdraft is then in lot_holds: of holds as ever, and spent units under seq 0.
 
--- How many ends of lots one call writes at most that it could leave to others. Inlined wherever it stands.
+-- How many ends of lots one call writes at most, of those that it could leave to later calls. Inlined wherever it stands.
 create function metered.ends_per_call() returns int
 language sql immutable
 as $$
     select 32
 $$;
 
--- Whether lots have ended before an entry that are not written. Inlined wherever it stands.
+-- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
 create function metered.lags(e metered.ledger) returns boolean
 language sql immutable
 as $$
     select coalesce(e.lots_end <= e.at, false)
 $$;
 
--- What a wallet has overdrawn, by its last entry.
+-- How many units a wallet is overdrawn by, as of its last entry.
 create function metered.debt(tip metered.ledger) returns bigint
 language plpgsql stable
 as $$
@@ -1627,7 +1627,7 @@ begin
 end
 $$;
 
--- Notes that a wallet which lags has spent more units than its lots had, or (less than 0) that these were paid back.
+-- Notes units that a wallet which lags has spent beyond its lots, or (less than 0) that were paid back.
 create function metered.owe(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
@@ -1650,7 +1650,7 @@ begin
 end
 $$;
 
--- Ends a lot, at its time: what goes on of it, and what lapses. Appends the entries behind tip, and returns the last one.
+-- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries behind tip, and returns the last one.
 create function metered.end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -1668,7 +1668,7 @@ begin
 end
 $$;
 
--- Ends a line of a hold that is due, at its time: what it captures at least, and what it gives back. Appends the entries behind tip, and
+-- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries behind tip, and
 -- returns the last one.
 create function metered.end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
 language plpgsql volatile
@@ -1705,10 +1705,10 @@ begin
 end
 $$;
 
--- Writes what fell due in a wallet, by clk, in the order in which it did: holds, whose rows it locks, and lots. Of lots that lapse, and are in no hold that
--- is due, it ends the first max_lots. tip is the last entry, whose lock is held. It returns the last entry after that, with its new lots_end, of which nothing else says whose it
--- was.
-create function metered.settle(tip metered.ledger, clk timestamptz, max_lots int, wait_ms int) returns metered.ledger
+-- Writes the ends that are due in a wallet by clk, in their order: of holds, whose rows it locks, and of lots. It ends the first max_lots lots (null: all), and
+-- beyond them lots of due holds, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
+-- new lots_end, without the caller, operation and note of tip.
+create function metered.settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -1723,6 +1723,7 @@ declare
     pos_no  bigint := 0;
     stop_end timestamptz;       -- the first lot that is left to others; null for none
     stop_no bigint;
+    left_over bigint := units;  -- of units, in lots that go on
     ends    timestamptz;        -- when the next lot ends behind all this
     before  text;
 begin
@@ -1742,9 +1743,16 @@ begin
     if stop_end is not null then
         named := array(
             select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
-            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
-            union
-            select y.no from metered.lots y where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until);
+            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0);
+        for l in
+            select y.* from metered.lots y
+            where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
+            order by y.priority, y.roll_end, y.roll_no
+        loop
+            exit when left_over <= 0;
+            named := named || l.no;
+            left_over := left_over - metered.rolls(l);
+        end loop;
     end if;
     ends := coalesce(stop_end, metered.next_end(tip.scope, until));
     e.lots_end := ends;
@@ -1787,8 +1795,8 @@ begin
 end
 $$;
 
--- The same for an entry that is to be written: e is as next_entry has it.
-create function metered.after_due(e metered.ledger, wait_ms int) returns metered.ledger
+-- The same for an entry that is to be written: e is the result of next_entry.
+create function metered.after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -1797,7 +1805,7 @@ begin
     if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
         tip.seq := e.seq - 1;
         tip.at := (select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq);
-        tip := metered.settle(tip, least(e.at, metered.clock()), metered.ends_per_call(), wait_ms);
+        tip := metered.settle(tip, least(e.at, metered.clock()), metered.ends_per_call(), units, wait_ms);
         e.seq := tip.seq + 1;
         e.at := greatest(e.at, tip.at);
         e.spent := tip.spent;
@@ -1811,7 +1819,7 @@ begin
 end
 $$;
 
--- The lot into which one goes on that has ended; null for none.
+-- The lot into which a lot goes on at its end; null for none.
 create function metered.gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
 as $$
@@ -1834,14 +1842,14 @@ begin
 end
 $$;
 
--- What is due of the holds of a wallet, as settle would write it: lots are those that these holds keep something of, and those into which one of them goes on, as they are then; lapsed is
--- what lapsed of them, and debt what is still overdrawn.
+-- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
+-- goes on; how many units of them lapsed; and by how many units the wallet is still overdrawn.
 create function metered.due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
 language plpgsql stable
 as $$
 declare
-    kept   metered.lot_holds[]; -- of these holds, and what is overdrawn of others
-    spent  bigint;              -- of what is overdrawn
+    kept   metered.lot_holds[]; -- units of these holds, and overdrawn units of other holds
+    spent  bigint;              -- of debt
     at     timestamptz := tip.at;
     child  metered.lots;
     due    record;
@@ -1934,8 +1942,8 @@ begin
 end
 $$;
 
--- Of a wallet's credit, what lapses until now and is not written yet: units by which its entry says too much, once what is due of holds is free. It reads no more lots that
--- have ended than a call writes: if there are more, it adds up the lots that have not.
+-- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free. It reads no more ended
+-- lots than a call writes. If there are more, it adds up the lots that have not ended.
 create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -1961,11 +1969,12 @@ begin
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
         - (select coalesce(sum(x.units), 0) from (select metered.rolls(y) as units from metered.lots y
-            where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos) order by y.expires_at) x);
+            where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
+            order by y.priority, y.roll_end, y.roll_no) x);
 end
 $$;
 
--- The lots of a wallet that have something now, as they are when all that is due is written: all, or some (of_nos) and those that they go on in.
+-- The lots of a wallet that have a rest or are held, as they are behind all ends that are due. With of_nos, these lots and those that they go on in.
 create function metered.lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$
@@ -2004,7 +2013,7 @@ begin
 end
 $$;
 
--- The last entries of scopes as if what is due of wallets had lapsed.
+-- The last entries of scopes as if all lapses that are due in wallets were written.
 create function metered.without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
 language plpgsql stable
 as $$
@@ -2058,7 +2067,7 @@ begin
 end
 $$;
 
--- What a wallet had overdrawn before an entry that freed or gave back units, and has moved no lots yet.
+-- By how many units a wallet was overdrawn before an entry that freed or gave back units, and has moved no lots yet.
 create function metered.owed_before(entry metered.ledger) returns bigint
 language plpgsql stable
 as $$
@@ -2142,9 +2151,9 @@ begin
 end
 $$;
 
--- Of which moves the units of a refund are, which may be written or not: of those of its charge, the last one first. Of what no lot covered it lowers what is
--- overdrawn (from_seq null, lot 0); then it is of what lots have paid back, the last one first; the rest is of no lot (null): it was charged before the
--- scope had lots.
+-- The moves that a refund gives back, before or behind its entry: those of its charge, the last one first. Units that no lot covered first lower the
+-- overdraft (from_seq null, lot 0), and then come from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was charged
+-- before the scope had lots.
 create function metered.refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
 language plpgsql stable
 as $$
@@ -2232,8 +2241,8 @@ begin
 end
 $$;
 
--- Of a refund that is to be written, what refund_lots will give to lots that have ended, and that let it lapse: it is there for nobody. ends is
--- before which none of the other lots ends that it gives to.
+-- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so; and when the first of the other
+-- lots ends that get units of it.
 create function metered.refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
@@ -2306,7 +2315,7 @@ begin
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
     end if;
-    e := metered.after_due(e, wait_ms);
+    e := metered.after_due(e, 0, wait_ms);
     e.seq := e.seq - 1;
     made := metered.add_lot(e, lot, as_origin, null, null);
     entry := made.entry;
@@ -2348,8 +2357,8 @@ begin
 end
 $$;
 
--- Takes back units of a lot and of those that it went on in, or all of them (null), as far as they are neither drawn nor held: revoked. missing is what was, of these;
--- of a lot that is asked for whole, what lapsed is not. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
+-- Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are
+-- drawn or held; of a lot that is asked for whole, lapsed units are not missing. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
 -- of limits, which are not told of (cross_lowered).
 create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
@@ -2395,7 +2404,7 @@ begin
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.after_due(e, wait_ms);
+    e := metered.after_due(e, 0, wait_ms);
     e := metered.end_named(e, metered.family(no));
     nos := metered.family(no);
     revoked := 0;
@@ -2418,7 +2427,7 @@ begin
 end
 $$;
 
--- Ends those of some lots that are due, which a wallet that lags has left. e is as next_entry has it.
+-- Writes the ends of some lots that are due, where the wallet lags and has left them. e is the result of next_entry.
 create function metered.end_named(e metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -2501,7 +2510,7 @@ begin
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.end_named(metered.after_due(e, wait_ms), array[l.no]);
+    e := metered.end_named(metered.after_due(e, 0, wait_ms), array[l.no]);
     crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
     l := metered.find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
@@ -2616,7 +2625,7 @@ begin
         end if;
         e := tip;
         e.crossed := w.crossed;
-        e := metered.settle(e, case when more then s.last_end else clk end, s.lots, wait_ms);
+        e := metered.settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
         ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
         due := due || array(select y.no from metered.lots y where y.from_lot = any (s.nos) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
@@ -3815,7 +3824,7 @@ begin
         i := i + 1;
         tip := tips[i];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered.settle(tip, at, metered.ends_per_call(), wait_ms);
+            tip := metered.settle(tip, at, metered.ends_per_call(), c.amount, wait_ms);
         end if;
         if tip.held > 0 then
             tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
@@ -4568,7 +4577,7 @@ begin
         crossed := metered.crossed_at(w.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    tip := metered.after_due(tip, wait_ms);
+    tip := metered.after_due(tip, greatest(0, units - l.granted), wait_ms);
     before := tip.seq - 1;
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
@@ -4684,7 +4693,7 @@ begin
         return;
     end if;
     if e.lots_end is not null then
-        e := metered.settle(e, metered.clock(), metered.ends_per_call(), null);
+        e := metered.settle(e, metered.clock(), metered.ends_per_call(), 0, null);
     end if;
     e.seq := e.seq + 1;
     e.amount := 0;
@@ -5169,7 +5178,7 @@ begin
         loop
             tip := metered.entry_for_write(w.scope);
             if tip.lots_end is not null then
-                tip := metered.settle(tip, least(w.due, clk), metered.ends_per_call(), null);
+                tip := metered.settle(tip, least(w.due, clk), metered.ends_per_call(), 0, null);
             end if;
         end loop;
     end if;
@@ -5208,7 +5217,7 @@ begin
             if tip.lots_end is null or (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) is not true then
                 perform metered.collided();
             end if;
-            tip := metered.own_entry(metered.settle(tip, clk, metered.ends_per_call(), null), clk);
+            tip := metered.own_entry(metered.settle(tip, clk, metered.ends_per_call(), 0, null), clk);
             tip.kind := as_kind;
             tip.amount := sums[i];
             tip.held := tip.held - sums[i];
@@ -6491,7 +6500,7 @@ begin
                     perform metered.collided();
                 end if;
                 if l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
-                    tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), wait_ms);
+                    tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), 0, wait_ms);
                     l.seq := tip.seq;
                     l.at := tip.at;
                     l.spent := tip.spent;
@@ -8395,7 +8404,7 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
-comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all of them (null), as far as they are neither drawn nor held: revoked. missing is what was, of these; of a lot that is asked for whole, what lapsed is not. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
+comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; of a lot that is asked for whole, lapsed units are not missing. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends other lots, and would cross thresholds of limits, which are not told of (cross_lowered).';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks what lapsed of lots as told: so many units of each.';

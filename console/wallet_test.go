@@ -61,7 +61,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	_, err = book.Expire(t.Context(), w.pool, wallet.ExpireOptions{})
 	require.NoError(t, err)
 	page = w.see("scope", "scope", "user/ann")
-	require.Contains(t, text(byID(t, page, "lots")), "1 held <script>alert(1)</script> 30 0 4 10 16 0 0", "what the session kept is swept with it")
+	require.Contains(t, text(byID(t, page, "lots")), "1 ended <script>alert(1)</script> 30 0 4 0 26 0 0", "units that the session kept lapse with it")
 	require.Contains(t, text(byID(t, page, "entries")), "lapse")
 
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {

@@ -62,7 +62,8 @@ func TestWallet_WhatFallsDueFirstHappensFirst(t *testing.T) {
 			require.EqualValues(t, 76, b.Units)
 			require.Len(t, b.Lots, 1)
 			require.EqualValues(t, 76, b.Lots[0].Amount)
-			f.draw(176) // 100 of which are overdraft
+			f.grant(wallet.Grant{Amount: 1}) // writes all of it at once
+			require.EqualValues(t, -100, f.draw(177).Left)
 			require.EqualValues(t, b.Lots[0].Lot, pgxLot(f, "from_lot is not null"))
 		})
 		t.Run(name+", overdrawn", func(t *testing.T) {
