@@ -30,9 +30,9 @@ type attempt struct {
 	ending  bool // the function has returned without an error
 	unknown bool // err leaves open whether it committed, durably: the answer to COMMIT was lost
 
-	key      int64 // of a lock that it takes for its steps or charges
-	answered bool  // unknown, and the connection is as good as before: COMMIT was answered
-	ended    bool  // the connection had ended before anything was done on it
+	end      Ending // what the function has left to be done
+	answered bool   // unknown, and the connection is as good as before: COMMIT was answered
+	ended    bool   // the connection had ended before anything was done on it
 }
 
 // transaction is where an attempt runs: one that the engine owns, or one that it was lent.
@@ -112,10 +112,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 		op.Failed, a.err = true, err
 		return a
 	}
-	a.ending = true
-	for _, l := range end.locks() {
-		a.key = slices.Min(append(l.Keys, a.key))
-	}
+	a.ending, a.end = true, end
 	a.rec, a.unknown, a.err = e.finish(ctx, op, t, end, b.marker)
 	return a
 }

@@ -208,7 +208,7 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 		case sqlstate.Collided(a.err) && n < e.cfg.MaxAttempts:
 			e.cfg.Observer.Retried(ctx, a.err)
 			if turn == nil {
-				turn = e.turns.take(ctx, a.key, e.cfg.LockTimeout)
+				turn = e.turns.take(ctx, a.end.turn(), e.cfg.LockTimeout)
 				defer turn()
 			}
 		case time.Now().Before(op.Until) && fault.Retryable(a.err):

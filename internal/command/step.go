@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -45,6 +46,18 @@ func (end *Ending) locks() []ledger.Locks {
 		all = append(all, s.locks)
 	}
 	return all
+}
+
+// turn is the least of the locks of an ending, by which calls that met there wait for each other; 0 without any.
+func (end *Ending) turn() int64 {
+	var keys []int64
+	for _, l := range end.locks() {
+		keys = append(keys, l.Keys...)
+	}
+	if len(keys) == 0 {
+		return 0
+	}
+	return slices.Min(keys)
 }
 
 // queries are to be asked under the locks.
