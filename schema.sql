@@ -1255,7 +1255,7 @@ begin
     end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
-        and (tip.lots_end is null or metered.balance(tip) >= 0) and not exists (
+        and (tip.lots_end is null or metered.debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
         select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
@@ -1865,21 +1865,38 @@ begin
     if not coalesce(tip.next_due <= clk, false) then
         return;
     end if;
-    kept := array(
-        select o from metered.lot_holds o
-        where o.scope = tip.scope and o.seq = any (array(select y.opened_seq from metered.hold_lines y
-            where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk))
-        order by o.seq, o.lot);
-    lots := array(select y from metered.lots y where y.no in (select o.lot from unnest(kept) o) order by y.no);
-    spent := debt;
-    if debt > 0 then
+    if debt = 0 then    -- then no hold pays for another one, and one statement does
+        for k in
+            select o.lot, sum(o.amount)::bigint as kept, coalesce(sum(o.freed) filter (where o.expires_at > greatest(o.due, tip.at)), 0)::bigint as back,
+                coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
+            from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
+                  from metered.hold_lines y, lateral (
+                      select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.no) as upto
+                      from metered.lot_holds z, lateral (select w.no, w.priority, w.expires_at from metered.lots w where w.no = z.lot limit 1) v
+                      where z.scope = y.scope and z.seq = y.opened_seq) x
+                  where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
+            group by o.lot order by o.lot
+        loop
+            select y.* into child from metered.lots y where y.no = k.lot;
+            child.held := child.held - k.kept;
+            child.rest := child.rest + k.back;
+            lapsed := lapsed + k.late;
+            lots := lots || child;
+        end loop;
+    else
+        kept := array(
+            select o from metered.lot_holds o
+            where o.scope = tip.scope and o.seq = any (array(select y.opened_seq from metered.hold_lines y
+                where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk))
+            order by o.seq, o.lot);
+        lots := array(select y from metered.lots y where y.no = any (array(select o.lot from unnest(kept) o)) order by y.no);
         kept := kept || array(select o from metered.lot_holds o
             where o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
     end if;
     for due in
         select y.hold, y.due, y.opened_seq, least(y.open, greatest(0, y.at_least - y.captured)) as minimum from metered.hold_lines y
-        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
+        where debt > 0 and y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
         union all select null, greatest(clk, tip.at), null, null
         order by due, hold
     loop
@@ -1938,7 +1955,7 @@ begin
             end loop;
         end loop;
     end loop;
-    debt := spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+    debt := coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
 end
 $$;
 

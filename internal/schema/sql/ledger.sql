@@ -377,7 +377,7 @@ begin
     end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
-        and (tip.lots_end is null or metered.balance(tip) >= 0) and not exists (
+        and (tip.lots_end is null or metered.debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
         select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
