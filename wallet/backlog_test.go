@@ -122,6 +122,19 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 		t.Logf("%s: %d rows and entries read, and %d; %d lots are left", c.what, reads["few"][c.what], reads["many"][c.what], open("many"))
 		require.Less(t, reads["many"][c.what], int64(1000), c.what)
 	}
+	for damage, repair := range map[string]string{
+		"insert into metered.lot_holds (scope, seq, lot, amount) values ('many', 0, 0, 1)":                  "delete from metered.lot_holds",
+		"update metered.lots set rest = rest - 1, drawn = drawn + 1, open = false where granted_seq = 5000": "update metered.lots set rest = rest + 1, drawn = drawn - 1, open = true where granted_seq = 5000",
+	} {
+		tag, err := f.pool.Exec(ctx, damage)
+		require.NoError(t, err)
+		require.NotZero(t, tag.RowsAffected(), damage)
+		r, err := f.ledger.Verify(ctx, f.pool, budget.VerifyOptions{Scope: "many"})
+		require.NoError(t, err)
+		require.NotEmpty(t, r.Differences, damage)
+		_, err = f.pool.Exec(ctx, repair)
+		require.NoError(t, err)
+	}
 	left := open("many")
 	require.Greater(t, left, int64(many/2), "a backlog is left")
 	for name := range lots {

@@ -98,6 +98,7 @@ func TestVerify_FindsWhatIsWrongWithLots(t *testing.T) {
 		"update metered.lot_holds set lot = 2":                                                        "held of lot 1",
 		"update metered.lot_holds set seq = 6":                                                        "held of lots",
 		"update metered.lot_holds set lot = 0":                                                        "held of no lot",
+		"insert into metered.lot_holds (scope, seq, lot, amount) values ('ann', 0, 0, 5)":             "overdrawn",
 		"delete from metered.lot_holds":                                                               "held of lots",
 		"update metered.lot_moves set amount = amount + 1 where seq = 3 and nth = 1":                  "moves of lots",
 		"update metered.lot_moves set lot = 2 where seq = 3 and nth = 1":                              "moves of lot 1",
