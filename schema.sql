@@ -5220,7 +5220,7 @@ begin
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
-    where (t.lots_end <= greatest(clk, t.at) or t.lots_end is not null and t.next_due <= clk) is not true
+    where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
     on conflict do nothing
     returning y.scope, y.lots_end is not null as wallet)
     select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
@@ -5228,13 +5228,18 @@ begin
         perform metered.free_lines(nos, wallets);
     end if;
     if coalesce(cardinality(written), 0) < cardinality(scopes) then
-        for i in 1..cardinality(scopes) loop    -- wallets in which something is due before
+        if as_kind <> 'x' then
+            perform metered.end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
+        end if;
+        for i in 1..cardinality(scopes) loop    -- in which something is due before
             continue when scopes[i] = any (written);
             tip := metered.entry_for_write(scopes[i]);
-            if tip.lots_end is null or (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) is not true then
+            if tip.lots_end is not null and (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) then
+                tip := metered.settle(tip, clk, metered.ends_per_call(), 0, null);
+            elsif as_kind = 'x' or tip.lots_end is not null then
                 perform metered.collided();
             end if;
-            tip := metered.own_entry(metered.settle(tip, clk, metered.ends_per_call(), 0, null), clk);
+            tip := metered.own_entry(tip, clk);
             tip.kind := as_kind;
             tip.amount := sums[i];
             tip.held := tip.held - sums[i];
@@ -5245,7 +5250,9 @@ begin
             tip.operation := origin.operation;
             tip.note := origin.note;
             perform metered.append(tip);
-            perform metered.free_lines(nos, array[scopes[i]]);
+            if tip.lots_end is not null then
+                perform metered.free_lines(nos, array[scopes[i]]);
+            end if;
         end loop;
     end if;
 end
@@ -5677,8 +5684,8 @@ declare
 begin
     select array_agg(d.scope), array_agg(d.next_due) into scopes, since
     from unnest(scopes) s(scope),
-         lateral (select y.scope, y.next_due from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
-    where d.next_due <= clk and 0 < (
+         lateral (select y.scope, y.next_due, y.lots_end from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
+    where d.next_due <= clk and d.lots_end is null and 0 < (
         select count(*) from (select from metered.hold_lines l
             where l.scope = d.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= d.next_due and l.due <= clk
               and l.hold is distinct from of_others_than limit 1) x);
@@ -6392,6 +6399,7 @@ declare
     n       int;
     v       int;
     hold    json;
+    ended   boolean := false;       -- what is due before a minimum that is
     unused  text;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(terms.policy), octet_length(terms.entity), octet_length(origin.namespace), octet_length(origin.operation)) > 255
@@ -6499,7 +6507,6 @@ begin
                 + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
         end loop;
     end if;
-    perform metered.end_minima_of(k.nos, k.clk, wait_ms);
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
@@ -6516,15 +6523,15 @@ begin
                 if l.seq is null then
                     perform metered.collided();
                 end if;
-                if l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
+                if l.next_due <= k.clk and l.lots_end is null then
+                    ended := ended or metered.end_minima_of(k.nos, k.clk, wait_ms) is not null;
+                    tip := metered.entry_for_write(l.scope);
+                elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
                     tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), 0, wait_ms);
-                    l.seq := tip.seq;
-                    l.at := tip.at;
-                    l.spent := tip.spent;
-                    l.credited := tip.credited;
-                    l.held := tip.held;
-                    l.next_due := tip.next_due;
-                    l.lots_end := tip.lots_end;
+                end if;
+                if tip.scope = l.scope and tip.seq >= l.seq then
+                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end
+                    into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end;
                 end if;
                 if covered > 0 then
                     n := array_position(watched, l.scope);
@@ -6627,7 +6634,6 @@ begin
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    perform metered.end_minima_of(k.nos, k.clk, wait_ms);
     perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false

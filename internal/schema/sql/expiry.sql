@@ -102,7 +102,7 @@ begin
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
-    where (t.lots_end <= greatest(clk, t.at) or t.lots_end is not null and t.next_due <= clk) is not true
+    where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
     on conflict do nothing
     returning y.scope, y.lots_end is not null as wallet)
     select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
@@ -110,13 +110,18 @@ begin
         perform metered.free_lines(nos, wallets);
     end if;
     if coalesce(cardinality(written), 0) < cardinality(scopes) then
-        for i in 1..cardinality(scopes) loop    -- wallets in which something is due before
+        if as_kind <> 'x' then
+            perform metered.end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
+        end if;
+        for i in 1..cardinality(scopes) loop    -- in which something is due before
             continue when scopes[i] = any (written);
             tip := metered.entry_for_write(scopes[i]);
-            if tip.lots_end is null or (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) is not true then
+            if tip.lots_end is not null and (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) then
+                tip := metered.settle(tip, clk, metered.ends_per_call(), 0, null);
+            elsif as_kind = 'x' or tip.lots_end is not null then
                 perform metered.collided();
             end if;
-            tip := metered.own_entry(metered.settle(tip, clk, metered.ends_per_call(), 0, null), clk);
+            tip := metered.own_entry(tip, clk);
             tip.kind := as_kind;
             tip.amount := sums[i];
             tip.held := tip.held - sums[i];
@@ -127,7 +132,9 @@ begin
             tip.operation := origin.operation;
             tip.note := origin.note;
             perform metered.append(tip);
-            perform metered.free_lines(nos, array[scopes[i]]);
+            if tip.lots_end is not null then
+                perform metered.free_lines(nos, array[scopes[i]]);
+            end if;
         end loop;
     end if;
 end

@@ -121,8 +121,8 @@ declare
 begin
     select array_agg(d.scope), array_agg(d.next_due) into scopes, since
     from unnest(scopes) s(scope),
-         lateral (select y.scope, y.next_due from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
-    where d.next_due <= clk and 0 < (
+         lateral (select y.scope, y.next_due, y.lots_end from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
+    where d.next_due <= clk and d.lots_end is null and 0 < (
         select count(*) from (select from metered.hold_lines l
             where l.scope = d.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due >= d.next_due and l.due <= clk
               and l.hold is distinct from of_others_than limit 1) x);

@@ -177,6 +177,7 @@ declare
     n       int;
     v       int;
     hold    json;
+    ended   boolean := false;       -- what is due before a minimum that is
     unused  text;
 begin
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
@@ -266,7 +267,6 @@ begin
                 + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
         end loop;
     end if;
-    perform metered.end_minima_of(k.nos, k.clk, wait_ms);
     for i in 1..cardinality(named.ids) loop
         detail := '[]';
         lines := '{}';
@@ -283,15 +283,15 @@ begin
                 if l.seq is null then
                     perform metered.collided();
                 end if;
-                if l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
+                if l.next_due <= k.clk and l.lots_end is null then
+                    ended := ended or metered.end_minima_of(k.nos, k.clk, wait_ms) is not null;
+                    tip := metered.entry_for_write(l.scope);
+                elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
                     tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), 0, wait_ms);
-                    l.seq := tip.seq;
-                    l.at := tip.at;
-                    l.spent := tip.spent;
-                    l.credited := tip.credited;
-                    l.held := tip.held;
-                    l.next_due := tip.next_due;
-                    l.lots_end := tip.lots_end;
+                end if;
+                if tip.scope = l.scope and tip.seq >= l.seq then
+                    select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end
+                    into l.seq, l.at, l.spent, l.credited, l.held, l.next_due, l.lots_end;
                 end if;
                 if covered > 0 then
                     n := array_position(watched, l.scope);
@@ -376,7 +376,6 @@ begin
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    perform metered.end_minima_of(k.nos, k.clk, wait_ms);
     perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
