@@ -90,17 +90,8 @@ func TestClient_LeavesDifferencesToValidate(t *testing.T) {
 	require.NoError(t, do(t, newClient(t, pool, metered.Config{}), "op"))
 }
 
-func TestClient_KnowsTheVersionsThatItCanWorkOn(t *testing.T) {
+func TestClient_WorksOnTheVersionAfterIts(t *testing.T) {
 	t.Parallel()
-	earlierVersions(t, func(t *testing.T, version int) {
-		pool := pgtest.OpenVersion(t, version)
-		c := newClient(t, pool, metered.Config{})
-		err := do(t, c, "op")
-		require.ErrorIs(t, err, metered.ErrNotMigrated)
-		require.ErrorContains(t, err, "the database has version ")
-		migrate(t, pool, metered.MigrateOptions{River: true})
-		require.NoError(t, do(t, c, "op"))
-	})
 	pool := pgtest.Open(t)
 	execute(t, pool, "insert into metered.schema_version (version) select max(version) + 1 from metered.schema_version")
 	c := newClient(t, pool, metered.Config{})

@@ -14,7 +14,7 @@ var (
 	ErrArgument      error = errArgument          // every refused argument; the error is an *ArgumentError
 	ErrSchemaVersion error = migrate.ErrVersion   // the schema is too new for this build, or lacks what it calls
 	ErrNotMigrated   error = fault.ErrNotMigrated // the schema, or a part of it, is missing or older
-	ErrSchemaDiffers error = migrate.ErrDiffers   // the schema has this build's version, but differs as the text says
+	ErrSchemaDiffers error = migrate.ErrDiffers   // the schema differs from its version as the text says
 	ErrNotGranted    error = fault.ErrNotGranted  // the role has not been given what the call needs
 )
 

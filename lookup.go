@@ -26,7 +26,7 @@ import (
 type Operation struct {
 	Namespace string          `json:"namespace,omitempty"`
 	ID        string          `json:"id"`
-	Name      string          `json:"name,omitempty"` // Command.Name; "" also if a build of schema version 1 wrote it
+	Name      string          `json:"name,omitempty"` // Command.Name
 	Result    json.RawMessage `json:"result"`
 	Receipt   budget.Receipt  `json:"receipt"`            // without standings
 	Holds     []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed

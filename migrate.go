@@ -13,7 +13,7 @@ import (
 )
 
 //go:generate go run ./internal/schema/render schema.sql
-//go:generate go test ./internal/schema -run Catalog|Versions -update
+//go:generate go test ./internal/schema -run Catalog -update
 
 // SchemaVersion is the version of the schema that this release creates and needs. It also works on the version after
 // it, as long as that one has what it calls.
@@ -58,14 +58,15 @@ type MigrateReport struct {
 //
 // The role that creates the schema owns it. It needs no right to create schemas if it owns an empty one of that name.
 // An upgrade needs the owner, or a member of it. Other errors: ErrSchemaVersion if the schema is newer by more than one
-// version, or lacks what this build calls; ErrSchemaDiffers if tables are not as they should be, with nothing changed.
+// version, or lacks what this build calls; ErrSchemaDiffers if tables or the version are not as they should be, with nothing
+// changed.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
 		return MigrateReport{}, err
 	}
 	r, err := migrate.Run(ctx, pool, migrate.Options{
-		Schema: n, DropPrevious: opts.DropPrevious, River: opts.River, RiverSchema: opts.RiverSchema, OnWait: opts.OnWait,
+		Release: schema.Current(), Schema: n, DropPrevious: opts.DropPrevious, River: opts.River, RiverSchema: opts.RiverSchema, OnWait: opts.OnWait,
 	})
 	return MigrateReport{
 		From: r.From, To: r.To, Repaired: differences(r.Repaired), Dropped: r.Dropped, Previous: r.Previous, River: r.River,
@@ -102,8 +103,14 @@ func (r SchemaReport) OK() bool { return r.Err() == nil }
 
 // Err is nil if the schema is what this build needs. Otherwise it is ErrNotMigrated: there is no schema, or an older
 // one; ErrSchemaVersion: it is newer, and lacks what this build calls; or ErrSchemaDiffers: it is of this version, and
-// has Differences.
-func (r SchemaReport) Err() error { return migrate.Err(r.Version, r.Differences) }
+// has Differences, or it says another version than it has.
+func (r SchemaReport) Err() error {
+	var wrong []migrate.Difference
+	for _, d := range r.Differences {
+		wrong = append(wrong, migrate.Difference(d))
+	}
+	return migrate.Err(SchemaVersion, r.Version, wrong)
+}
 
 // Validate compares what is installed in the schema ("" means "metered") with what this build needs: tables, columns,
 // indexes, constraints, types and functions, their owners, and that nothing can be executed by everybody. Other
@@ -118,7 +125,7 @@ func Validate(ctx context.Context, db interface {
 	if err := cmp.Or(notNil("db", db), err); err != nil {
 		return SchemaReport{}, err
 	}
-	s, err := migrate.Examine(ctx, db, n)
+	s, err := migrate.Examine(ctx, schema.Current(), db, n)
 	return SchemaReport{Version: s.Version, Differences: differences(s.Differences), Previous: s.Previous}, err
 }
 
@@ -155,18 +162,13 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	forTool, known := schema.Tools[string(opts.Tool)]
-	switch {
+	switch _, known := schema.Tools[string(opts.Tool)]; {
 	case opts.From < 0 || opts.From > SchemaVersion:
 		return "", invalid("SchemaSQLOptions.From", "is %d, want 0 to %d", opts.From, SchemaVersion)
 	case !known:
 		return "", invalid("SchemaSQLOptions.Tool", "%q is not known", opts.Tool)
-	case opts.From == 0:
-		return forTool(schema.Script(n.SQL(schema.Source()))), nil
-	case opts.From == SchemaVersion && opts.DropPrevious:
-		return forTool(schema.Script(n.SQL(schema.DropPreviousSQL()))), nil
 	}
-	return forTool(schema.Script(n.SQL(schema.Upgrade{From: opts.From, DropPrevious: opts.DropPrevious}.SQL()))), nil
+	return schema.Current().Script(n, opts.From, opts.DropPrevious, string(opts.Tool)), nil
 }
 
 // GrantSQL renders the grants under which an application can make every call of this library but those of
@@ -206,7 +208,7 @@ func grants(schemaName, role string, set schema.Role) (string, error) {
 	if role == "" || len(role) > 63 || strings.IndexByte(role, 0) >= 0 {
 		return "", invalid("role", "want the name of a role, 1 to 63 bytes")
 	}
-	return n.GrantSQL(set, pgx.Identifier{role}.Sanitize()), nil
+	return schema.Current().GrantSQL(n, set, pgx.Identifier{role}.Sanitize()), nil
 }
 
 func parseSchema(field, name string) (schema.Name, error) {

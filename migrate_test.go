@@ -42,12 +42,12 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 	wg.Wait()
 	require.Zero(t, queryRow[int](t, pool, `select count(*) from pg_locks l join pg_database d on d.oid = l.database
 		where d.datname = current_database() and l.locktype = 'advisory'`), "a lock was left behind")
-	var applied time.Time
-	require.NoError(t, pool.QueryRow(t.Context(), `select applied_at from metered.schema_version where version = $1`, metered.SchemaVersion).Scan(&applied))
+	var installed time.Time
+	require.NoError(t, pool.QueryRow(t.Context(), `select installed_at from metered.schema_version where version = $1`, metered.SchemaVersion).Scan(&installed))
 	migrate(t, pool, metered.MigrateOptions{River: true})
 	var again time.Time
-	require.NoError(t, pool.QueryRow(t.Context(), `select max(applied_at) from metered.schema_version`).Scan(&again))
-	require.Equal(t, applied, again)
+	require.NoError(t, pool.QueryRow(t.Context(), `select max(installed_at) from metered.schema_version`).Scan(&again))
+	require.Equal(t, installed, again)
 	require.Positive(t, relations(t, pool, "public"), "River's tables were asked for")
 }
 
@@ -229,57 +229,11 @@ func relations(t *testing.T, pool *pgxpool.Pool, schema string) int {
 	return n
 }
 
-// A long transaction of the application's has a table: Migrate says so, and lets go again and again, so that nobody waits for
-// long behind it.
-func TestMigrate_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
-	t.Parallel()
-	earlierVersions(t, func(t *testing.T, version int) {
-		ctx := t.Context()
-		pool := pgtest.OpenVersion(t, version)
-		long := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["application_name"] = "a long report" })
-		tx, err := long.Begin(ctx)
-		require.NoError(t, err)
-		defer func() { _ = tx.Rollback(context.Background()) }()
-		_, err = tx.Exec(ctx, "lock table metered.schema_version in share mode") // against which the new version's row waits
-		require.NoError(t, err)
-
-		waiting := make(chan string, 100)
-		done := make(chan error, 1)
-		go func() {
-			_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{OnWait: func(_ context.Context, what string) { waiting <- what }})
-			done <- err
-		}()
-		require.Contains(t, <-waiting, "metered.schema_version, which process ")
-		require.Contains(t, <-waiting, " holds (a long report), in a transaction since ")
-		reading, cancel := context.WithTimeout(ctx, time.Minute)
-		defer cancel()
-		_, err = pool.Exec(reading, "select from metered.ledger limit 1")
-		require.NoError(t, err)
-
-		// A second one says what it waits for, and gives up when its time is over.
-		until, cancel := context.WithCancel(ctx)
-		defer cancel()
-		_, err = metered.Migrate(until, pool, metered.MigrateOptions{OnWait: func(context.Context, string) { cancel() }})
-		require.ErrorIs(t, err, metered.ErrBusy)
-		require.ErrorIs(t, err, context.Canceled)
-		require.ErrorContains(t, err, "waiting for ")
-		select {
-		case err := <-done:
-			t.Fatalf("it did not wait: %v", err)
-		default:
-		}
-		require.Equal(t, version, validate(t, pool).Version)
-		require.NoError(t, tx.Rollback(ctx))
-		require.NoError(t, <-done)
-		require.NoError(t, validate(t, pool).Err())
-	})
-}
-
 func TestMigrate_SaysThatAnotherMigrationIsAtIt(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-	other := pgtest.OpenVersion(t, 1) // its lock is another database's
+	other := pgtest.OpenWith(t, pgtest.Options{Empty: true}) // its lock is another database's
 	for _, p := range []*pgxpool.Pool{pool, other} {
 		tx, err := p.Begin(ctx)
 		require.NoError(t, err)
@@ -294,27 +248,6 @@ func TestMigrate_SaysThatAnotherMigrationIsAtIt(t *testing.T) {
 	require.ErrorIs(t, err, metered.ErrBusy)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Contains(t, told, "another migration, which process ")
-}
-
-// Many upgrade at once, and one of them does the work.
-func TestMigrate_UpgradesOnce(t *testing.T) {
-	t.Parallel()
-	earlierVersions(t, func(t *testing.T, version int) {
-		pool := pgtest.OpenVersion(t, version)
-		var mu sync.Mutex
-		from := make(map[int]int)
-		inParallel(8, func(int) {
-			report, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				t.Error(err)
-			}
-			from[report.From]++
-		})
-		require.Equal(t, map[int]int{version: 1, metered.SchemaVersion: 7}, from)
-		require.NoError(t, validate(t, pool).Err())
-	})
 }
 
 // Whatever the name of the schema and the search_path of the session, the schema is whole, and Go and SQL lock the same keys.
@@ -394,34 +327,16 @@ func apply(t *testing.T, pool *pgxpool.Pool, opts metered.SchemaSQLOptions) erro
 	return err
 }
 
-// Step by step, as a tool's files are run.
 func TestSchemaSQL_DoesWhatMigrateDoes(t *testing.T) {
 	t.Parallel()
-	fresh := openFresh(t)
 	for _, name := range []string{"metered", "money_1"} {
-		earlierVersions(t, func(t *testing.T, version int) {
-			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-			n, err := schema.Parse(name)
-			require.NoError(t, err)
-			execute(t, pool, n.SQL(pgtest.VersionSQL(t, version, "")))
-			before, err := metered.Validate(t.Context(), pool, name)
-			require.NoError(t, err)
-			require.Equal(t, version, before.Version)
-			require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: version}))
-			require.ErrorContains(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: version}), "the schema is not of version")
-			after, err := metered.Validate(t.Context(), pool, name)
-			require.NoError(t, err)
-			require.NoError(t, after.Err())
-
-			execute(t, pool, "drop function "+name+".clock()")
-			require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion}))
-			require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion, DropPrevious: true}))
-			if name == "metered" {
-				requireSame(t, fresh, pool)
-			}
-			report := migrate(t, pool, metered.MigrateOptions{Schema: name})
-			require.Equal(t, metered.MigrateReport{From: metered.SchemaVersion, To: metered.SchemaVersion}, report)
-		})
+		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name}))
+		execute(t, pool, "drop function "+name+".clock()")
+		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion}))
+		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion, DropPrevious: true}))
+		report := migrate(t, pool, metered.MigrateOptions{Schema: name})
+		require.Equal(t, metered.MigrateReport{From: metered.SchemaVersion, To: metered.SchemaVersion}, report)
 	}
 }
 
@@ -444,6 +359,13 @@ func TestSchemaSQL_MarksStatementsForTheTool(t *testing.T) {
 	}
 }
 
+func validate(t *testing.T, db schema.DB) metered.SchemaReport {
+	t.Helper()
+	report, err := metered.Validate(t.Context(), db, "")
+	require.NoError(t, err)
+	return report
+}
+
 func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
@@ -453,7 +375,7 @@ func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
 // Each difference is named. Migrate repairs what functions are, and changes nothing where a table differs.
 func TestValidate_NamesEachDifference(t *testing.T) {
 	t.Parallel()
-	pool := openFresh(t)
+	pool := pgtest.Open(t)
 	for _, test := range []struct {
 		change, back string // back is empty where Migrate repairs it
 		want         string
@@ -503,7 +425,7 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 
 func TestValidate_WhatSomebodyAddedIsNoDifference(t *testing.T) {
 	t.Parallel()
-	pool := openFresh(t)
+	pool := pgtest.Open(t)
 	execute(t, pool, `
 		create table metered.mine (id int primary key);
 		alter table metered.ledger add column mine text;
@@ -559,11 +481,41 @@ func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
 	require.False(t, report.OK())
 }
 
+// A schema whose version cannot be its own is told so, and stays as it is.
+func TestMigrate_RefusesASchemaOfAnotherVersionThanItSays(t *testing.T) {
+	t.Parallel()
+	for what, test := range map[string]struct{ change, want string }{
+		"unreleased 1":   {"alter table metered.schema_version rename installed_at to applied_at", "of an unreleased build"},
+		"unreleased 2":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (2)", "of an unreleased build"},
+		"unreleased 3":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (2), (3)", "of an unreleased build"},
+		"emptied":        {"truncate metered.schema_version", "schema_version says no version"},
+		"set back":       {"update metered.schema_version set version = 0", "schema_version says no version"},
+		"far back":       {"update metered.schema_version set version = -1", "schema_version says no version"},
+		"without it":     {"drop table metered.schema_version", "schema_version says no version"},
+		"without tables": {"drop table metered.schema_version, metered.operations cascade", "schema_version says no version"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Open(t)
+			execute(t, pool, test.change)
+			before := validate(t, pool)
+			_, migrated := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+			_, dropped := metered.Migrate(t.Context(), pool, metered.MigrateOptions{DropPrevious: true})
+			for call, err := range map[string]error{"Validate": before.Err(), "Migrate": migrated, "with DropPrevious": dropped,
+				"Do": do(t, newClient(t, pool, metered.Config{}), "op")} {
+				require.ErrorIs(t, err, metered.ErrSchemaDiffers, call)
+				require.ErrorContains(t, err, test.want, call)
+			}
+			require.Equal(t, before, validate(t, pool))
+		})
+	}
+}
+
 // The processes of this build go on, and start again, while the version after it is there.
 func TestMigrate_MeetsANewerSchema(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	pool := openFresh(t)
+	pool := pgtest.Open(t)
 	execute(t, pool, `insert into metered.schema_version (version) values (`+strconv.Itoa(metered.SchemaVersion+1)+`);
 		create or replace function metered.clock() returns timestamptz language sql as 'select pg_catalog.clock_timestamp() -- anew';
 		alter table metered.ledger add column more text; drop index metered.operations_at`)

@@ -91,7 +91,7 @@ func TestGrantReportingSQL_OnlyReads(t *testing.T) {
 func TestMigrate_ReplacesAViewThatHasOtherColumns(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	owner := openFresh(t)
+	owner := pgtest.Open(t)
 	role := pgtest.AsRole(t, owner, metered.GrantReportingSQL, "")
 	execute(t, owner, `create view metered.more as select 1 as a; drop view metered.scopes;
 		create view metered.scopes as select now() as scope, 7 as gone; create table public.r as select rolname from pg_roles where rolname = '`+

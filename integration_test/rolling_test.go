@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,53 +10,58 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
 )
 
-// previousBuild is the last commit of the version before this one's schema.
-const previousBuild = "776e2cf"
-
-// previousTree writes the build before to a directory of its own, or skips the test.
-func previousTree(t *testing.T) string {
+// build compiles ./rolling, with files that stand for those of this tree.
+func build(t *testing.T, overlay map[string]string) (program string) {
 	t.Helper()
-	if err := exec.Command("git", "cat-file", "-e", previousBuild+"^{commit}").Run(); err != nil {
-		t.Skipf("the history is not here: git does not know %s", previousBuild)
-	}
 	dir := t.TempDir()
-	archive := exec.CommandContext(t.Context(), "git", "-C", "..", "archive", previousBuild)
-	unpack := exec.CommandContext(t.Context(), "tar", "-x", "-C", dir)
-	var archiveErrs, unpackErrs bytes.Buffer
-	archive.Stderr, unpack.Stderr = &archiveErrs, &unpackErrs
-	pipe, err := archive.StdoutPipe()
+	text, err := json.Marshal(map[string]any{"Replace": overlay})
 	require.NoError(t, err)
-	unpack.Stdin = pipe
-	require.NoError(t, unpack.Start())
-	require.NoError(t, archive.Run(), &archiveErrs)
-	require.NoError(t, unpack.Wait(), &unpackErrs)
-	return dir
-}
-
-// build compiles ./rolling in a module.
-func build(t *testing.T, dir string) (program string) {
-	t.Helper()
-	program = filepath.Join(t.TempDir(), "rolling")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./rolling")
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off", "GOFLAGS=")
-	out, err := cmd.CombinedOutput()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o644))
+	program = filepath.Join(dir, "rolling")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, "./rolling").CombinedOutput()
 	require.NoError(t, err, string(out))
 	return program
+}
+
+// nextBuild is what makes of this tree the build of the next version: its schema, and a call of its function with other arguments.
+func nextBuild(t *testing.T) map[string]string {
+	t.Helper()
+	core, err := filepath.Abs("..")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	overlay := make(map[string]string)
+	put := func(path string, text []byte) {
+		to := filepath.Join(dir, strings.ReplaceAll(path, "/", "_"))
+		require.NoError(t, os.WriteFile(to, text, 0o644))
+		overlay[filepath.Join(core, path)] = to
+	}
+	for path, file := range pgtest.NextFiles(t) {
+		put("internal/schema/"+path, file.Data)
+	}
+	for path, edit := range map[string][3]string{
+		"internal/schema/release.go": {"const Version = 1\n", "const Version = 2\n", "1"},
+		"jobs/claim.go":              {"::regclass), $7)", "::regclass), $7, row('next')::metered.claimant)", "2"},
+	} {
+		text, err := os.ReadFile(filepath.Join(core, path))
+		require.NoError(t, err)
+		require.Equal(t, edit[2], strconv.Itoa(strings.Count(string(text), edit[0])), path)
+		put(path, []byte(strings.ReplaceAll(string(text), edit[0], edit[1])))
+	}
+	return overlay
 }
 
 // deployed is a running program of ./rolling.
@@ -106,32 +110,44 @@ func (p *deployed) stop(t *testing.T, total map[string]int64) {
 	}
 }
 
-// Processes of the build before go on, and start again, while the schema is upgraded under them and processes of this
-// build begin beside them. What all of them committed is in the ledger, to the unit.
+// Processes of this build go on, and start again, while processes of the next one upgrade the schema under them and begin
+// beside them. What all of them committed is in the ledger, to the unit.
 func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	tree := previousTree(t)
-	require.NoError(t, os.CopyFS(filepath.Join(tree, "rolling"), os.DirFS("rolling")))
-	older, newer := build(t, tree), build(t, ".")
-
-	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-	_, err := pool.Exec(ctx, pgtest.VersionSQL(t, metered.SchemaVersion-1, ""), pgx.QueryExecModeSimpleProtocol)
-	require.NoError(t, err)
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
-	require.NoError(t, err)
-	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
-	require.NoError(t, err)
+	older, newer := build(t, nil), build(t, nextBuild(t))
+	pool := pgtest.Open(t)
 	conn := connString(pool)
+	// migrate runs Migrate in processes of the new build, at once, and returns what each says.
+	migrate := func(name string, processes int) (reports []metered.MigrateReport) {
+		out := make([][]byte, processes)
+		require.NoError(t, pgtest.InParallel(processes, func(i int) (err error) {
+			out[i], err = exec.CommandContext(ctx, newer, name, conn).Output()
+			return err
+		}))
+		for _, text := range out {
+			var r metered.MigrateReport
+			require.NoError(t, json.Unmarshal(text, &r))
+			reports = append(reports, r)
+		}
+		return reports
+	}
 	total := make(map[string]int64)
 	work := func() { time.Sleep(1500 * time.Millisecond) }
 
 	first, second := start(t, older, "old 1", conn), start(t, older, "old 2", conn)
 	work()
-	report, err := metered.Migrate(ctx, pool, metered.MigrateOptions{OnWait: func(_ context.Context, what string) { t.Log("waiting for", what) }})
-	require.NoError(t, err)
-	require.Equal(t, metered.SchemaVersion-1, report.From)
-	require.Empty(t, report.Dropped)
+	upgrades := 0
+	var previous []string
+	for _, r := range migrate("migrate", 4) {
+		if r.From == metered.SchemaVersion {
+			upgrades++
+		}
+		require.Equal(t, metered.SchemaVersion+1, r.To)
+		require.Empty(t, r.Dropped)
+		previous = r.Previous
+	}
+	require.Equal(t, 1, upgrades)
 	third := start(t, newer, "new 1", conn)
 	work()
 	first.stop(t, total)
@@ -140,9 +156,7 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	again.stop(t, total)
 	second.stop(t, total)
 	// Nobody calls what the build before called any more.
-	last, err := metered.Migrate(ctx, pool, metered.MigrateOptions{DropPrevious: true})
-	require.NoError(t, err)
-	require.Equal(t, report.Previous, last.Dropped)
+	require.Equal(t, previous, migrate("drop previous", 1)[0].Dropped)
 	work()
 	third.stop(t, total)
 
@@ -157,37 +171,14 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	verified, err := c.Budget.Verify(ctx, pool, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.True(t, verified.OK(), verified.Differences)
-	schema, err := metered.Validate(ctx, pool, "")
+	var claimants []string
+	require.NoError(t, pool.QueryRow(ctx, "select array_agg(distinct coalesce(claimant, '')) from metered.job_keys").Scan(&claimants))
+	require.ElementsMatch(t, []string{"next", ""}, claimants, "both builds enqueued jobs")
+	n, err := schema.Parse("")
 	require.NoError(t, err)
-	require.Equal(t, metered.SchemaReport{Version: metered.SchemaVersion}, schema)
-}
-
-// The tests of the build before pass on the schema of this one: its schema.sql is replaced by that of its version, upgraded.
-func TestRollingDeploy_ThePreviousBuildPassesItsOwnTests(t *testing.T) {
-	if os.Getenv("METERED_TEST_PREVIOUS_BUILD") == "" {
-		t.Skip("it takes ten minutes: set METERED_TEST_PREVIOUS_BUILD=1")
-	}
-	tree := previousTree(t)
-	upgrade, err := metered.SchemaSQL(metered.SchemaSQLOptions{From: metered.SchemaVersion - 1})
+	installed, err := pgtest.Next(t).Read(ctx, pool, n)
 	require.NoError(t, err)
-	// Its Migrate would refuse a newer version.
-	row := fmt.Sprintf("insert into metered.schema_version (version) values (%d);\n", metered.SchemaVersion)
-	require.Equal(t, 1, strings.Count(upgrade, row))
-	text := pgtest.VersionSQL(t, metered.SchemaVersion-1, "") + strings.ReplaceAll(upgrade, row, "")
-	require.NoError(t, os.WriteFile(filepath.Join(tree, "schema.sql"), []byte(text), 0o644))
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-parallel", "4", "-p", "1",
-		"-skip", strings.Join(previousBuildFails, "|"), ".", "./budget", "./holds", "./leases", "./tokens", "./jobs", "./wallet")
-	cmd.Dir, cmd.Env = tree, append(os.Environ(), "GOWORK=off", "GOFLAGS=")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		var failed []string
-		for line := range strings.Lines(string(out)) {
-			if strings.Contains(line, "--- FAIL") || strings.Contains(line, "Error:") || strings.Contains(line, "ERROR:") {
-				failed = append(failed, line)
-			}
-		}
-		t.Fatalf("%v\n%s", err, strings.Join(failed[:min(len(failed), 100)], ""))
-	}
+	require.Empty(t, installed.Differences())
 }
 
 // connString names the pool's database.
@@ -195,7 +186,3 @@ func connString(pool *pgxpool.Pool) string {
 	c := pool.Config().ConnConfig
 	return fmt.Sprintf("host='%s' port=%d user='%s' password='%s' dbname='%s'", c.Host, c.Port, c.User, c.Password, c.Database)
 }
-
-// previousBuildFails are the tests of the build before that ask for what it cannot do on the new schema, and those that
-// take long and say no more.
-var previousBuildFails = []string{"UnderStress"}

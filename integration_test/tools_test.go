@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"io/fs"
+	"slices"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
 )
 
 // tools run all files of a directory, in order, as their own programs do.
@@ -82,42 +84,49 @@ func openDB(t *testing.T, pool *pgxpool.Pool) *sql.DB {
 	return db
 }
 
-// Each tool makes a schema, or upgrades one of version 1 and then drops what only the build before calls.
+// Each tool makes a schema, or upgrades one to a made-up next version and then drops what only this build calls.
 func TestSchemaSQL_IsRunByMigrationTools(t *testing.T) {
 	t.Parallel()
+	n, err := schema.Parse("")
+	require.NoError(t, err)
+	next := pgtest.Next(t)
 	for name, tool := range tools {
-		for what, steps := range map[string][]metered.SchemaSQLOptions{
-			"a fresh schema": {{}},
-			"an upgrade":     {{From: 1}, {From: metered.SchemaVersion, DropPrevious: true}},
-		} {
-			t.Run(fmt.Sprintf("%s/%s", name, what), func(t *testing.T) {
-				t.Parallel()
-				pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-				if steps[0].From > 0 {
-					pool = pgtest.OpenVersion(t, steps[0].From)
-				}
-				files := make(fstest.MapFS)
-				for i, opts := range steps {
-					opts.Tool = name
-					text, err := metered.SchemaSQL(opts)
-					require.NoError(t, err)
-					files[fmt.Sprintf(tool.file, i+1)] = &fstest.MapFile{Data: []byte(text)}
-				}
-				tool.run(t, pool, files)
-
-				ctx := t.Context()
-				report, err := metered.Validate(ctx, pool, "")
-				require.NoError(t, err)
-				require.Equal(t, metered.SchemaReport{Version: metered.SchemaVersion}, report)
-				c, err := metered.New(pool, metered.Config{})
-				require.NoError(t, err)
-				_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{
-					{Scope: "s", Amount: 1, Limits: []budget.Limit{{Max: 1, Window: time.Hour}}}}}, nil)
-				require.NoError(t, err)
-				verified, err := c.Budget.Verify(ctx, pool, budget.VerifyOptions{})
-				require.NoError(t, err)
-				require.True(t, verified.OK(), verified.Differences)
-			})
+		run := func(t *testing.T, pool *pgxpool.Pool, texts ...string) {
+			files := make(fstest.MapFS)
+			for i, text := range texts {
+				files[fmt.Sprintf(tool.file, i+1)] = &fstest.MapFile{Data: []byte(text)}
+			}
+			tool.run(t, pool, files)
+			c, err := metered.New(pool, metered.Config{})
+			require.NoError(t, err)
+			verified, err := c.Budget.Verify(t.Context(), pool, budget.VerifyOptions{})
+			require.NoError(t, err)
+			require.True(t, verified.OK(), verified.Differences)
 		}
+		t.Run(fmt.Sprintf("%s/a fresh schema", name), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+			text, err := metered.SchemaSQL(metered.SchemaSQLOptions{Tool: name})
+			require.NoError(t, err)
+			run(t, pool, text)
+			report, err := metered.Validate(t.Context(), pool, "")
+			require.NoError(t, err)
+			require.Equal(t, metered.SchemaReport{Version: metered.SchemaVersion}, report)
+			c, err := metered.New(pool, metered.Config{})
+			require.NoError(t, err)
+			_, err = metered.Do[any](t.Context(), c, metered.Command{ID: "op", Charges: []budget.Charge{
+				{Scope: "s", Amount: 1, Limits: []budget.Limit{{Max: 1, Window: time.Hour}}}}}, nil)
+			require.NoError(t, err)
+		})
+		t.Run(fmt.Sprintf("%s/an upgrade", name), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+			run(t, pool, schema.Current().Script(n, 0, false, string(name)), next.Script(n, schema.Version, false, string(name)), next.Script(n, next.Version, true, string(name)))
+			c, err := next.Read(t.Context(), pool, n)
+			require.NoError(t, err)
+			require.Equal(t, next.Version, c.Version)
+			require.Empty(t, c.Differences())
+			require.False(t, slices.ContainsFunc(next.Previous(), c.Has))
+		})
 	}
 }

@@ -19,5 +19,5 @@
 //
 // Writes lock the wallet until the transaction ends, as a charge does: call them last in it. Reads take no lock. Every call may fail with an
 // *ArgumentError, before any SQL if it does not say otherwise, and writes with the errors of budget.Ledger.Charge that abort the
-// transaction. Grant only when all processes are of this build or a later one: version 1 of the schema knows no lots.
+// transaction.
 package wallet

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -36,6 +37,7 @@ type state struct {
 	OK          bool                       `json:"ok"`
 	Differences []metered.SchemaDifference `json:"differences"`
 	Previous    []string                   `json:"previous"`
+	differs     bool
 }
 
 // onlyReading begins READ ONLY transactions.
@@ -52,22 +54,23 @@ func (a *app) state(ctx context.Context) (s state, err error) {
 	}
 	defer pool.Close()
 	r, err := metered.Validate(ctx, onlyReading{pool}, a.schema)
-	if r.Version == 0 {
+	differs := errors.Is(r.Err(), metered.ErrSchemaDiffers)
+	if r.Version == 0 && !differs {
 		r.Differences = nil // everything is missing
 	}
 	return state{a.schema, r.Version, metered.SchemaVersion, r.Version > 0 && r.OK(), append([]metered.SchemaDifference{}, r.Differences...),
-		append([]string{}, r.Previous...)}, err
+		append([]string{}, r.Previous...), differs}, err
 }
 
 func (s state) String() string {
 	switch {
+	case s.differs:
+		return fmt.Sprintf("Schema %s is of version %d, and differs in %d objects from what this build needs: see metered migrate validate",
+			s.Schema, s.Version, len(s.Differences))
 	case s.Version == 0:
 		return fmt.Sprintf("There is no schema %s. Create it with: metered migrate up", s.Schema)
 	case s.Version < s.Wants:
 		return fmt.Sprintf("Schema %s is of version %d, this build needs %d. Upgrade with: metered migrate up", s.Schema, s.Version, s.Wants)
-	case !s.OK && s.Version == s.Wants:
-		return fmt.Sprintf("Schema %s is of version %d, and differs in %d objects from what this build needs: see metered migrate validate",
-			s.Schema, s.Version, len(s.Differences))
 	case !s.OK:
 		return fmt.Sprintf("Schema %s is of version %d, newer than this build works with, which needs %d", s.Schema, s.Version, s.Wants)
 	case s.Version > s.Wants:

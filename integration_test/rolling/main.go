@@ -1,6 +1,6 @@
 // Command rolling is a program of an application's, for the test of a rolling deploy: it is built
-// once with this library and once with the build before it. It makes calls of every kind until its
-// standard input ends, and then says what it committed.
+// once with this library and once with the build after it. It makes calls of every kind until its
+// standard input ends, and then says what it committed. Named "migrate" or "drop previous" it migrates, and says what that did.
 package main
 
 import (
@@ -59,6 +59,16 @@ func main() {
 	pool, err := pgxpool.New(ctx, os.Args[2])
 	if err != nil {
 		log.Fatal(err)
+	}
+	if drop := os.Args[1] == "drop previous"; drop || os.Args[1] == "migrate" {
+		report, err := metered.Migrate(ctx, pool, metered.MigrateOptions{DropPrevious: drop})
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := json.NewEncoder(os.Stdout).Encode(report); err != nil {
+			log.Fatal(err)
+		}
+		return
 	}
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
 	if err != nil {

@@ -16,15 +16,18 @@ import (
 
 // Check is a Client's look at the schema, before its first call.
 type Check struct {
-	pool   *pgxpool.Pool
-	name   schema.Name
-	passed atomic.Bool
-	mu     sync.Mutex
-	look   *look // the one that is being taken
+	release *schema.Release
+	pool    *pgxpool.Pool
+	name    schema.Name
+	passed  atomic.Bool
+	mu      sync.Mutex
+	look    *look // the one that is being taken
 }
 
 // NewCheck returns the Check of a Client that has not made a call yet.
-func NewCheck(pool *pgxpool.Pool, n schema.Name) *Check { return &Check{pool: pool, name: n} }
+func NewCheck(r *schema.Release, pool *pgxpool.Pool, n schema.Name) *Check {
+	return &Check{release: r, pool: pool, name: n}
+}
 
 // look is one query, whose answer all get who came meanwhile.
 type look struct {
@@ -75,9 +78,9 @@ func (c *Check) Usable(ctx context.Context, spare bool) error {
 		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
 		defer cancel()
 	}
-	catalog, err := schema.ReadCatalog(ctx, c.pool, c.name)
+	catalog, err := c.release.Read(ctx, c.pool, c.name)
 	if err == nil {
-		l.err = usable(catalog)
+		l.err = usable(c.release, catalog)
 		c.passed.Store(l.err == nil)
 	}
 	return l.err
@@ -94,11 +97,12 @@ func (c *Check) Doubt(err error) {
 // usable is nil if calls of this build can succeed. Bodies and settings of functions are left to
 // Validate: a function that somebody tuned, or a clock that a test has set, is no reason to
 // refuse every call.
-func usable(c schema.Catalog) error {
-	if c.Version != schema.Version {
-		return stateOf(c).err()
+func usable(r *schema.Release, c schema.Catalog) error {
+	wrong := c.Unusable()
+	if c.Version != r.Version || ofVersion(wrong) {
+		return stateOf(r, c).err(r.Version)
 	}
-	if wrong := c.Unusable(); len(wrong) > 0 {
+	if len(wrong) > 0 {
 		return fmt.Errorf("%w: %s", fault.ErrNotMigrated, listed(differences(wrong)))
 	}
 	return nil

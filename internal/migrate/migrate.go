@@ -17,6 +17,7 @@ import (
 
 // Options are those of metered.MigrateOptions.
 type Options struct {
+	Release             *schema.Release // what to make
 	Schema              schema.Name
 	DropPrevious, River bool
 	RiverSchema         string
@@ -63,33 +64,36 @@ type migration struct {
 
 // schema makes the library's part, and says what it did.
 func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
-	before, err := schema.ReadCatalog(ctx, tx, m.opts.Schema)
+	to := m.opts.Release
+	before, err := to.Read(ctx, tx, m.opts.Schema)
 	if err != nil {
 		return Report{}, err
 	}
-	report := Report{From: before.Version, To: schema.Version}
+	report := Report{From: before.Version, To: to.Version}
+	wrong := before.Differences()
 	switch {
+	case ofVersion(wrong):
+		return report, irreparable(before, wrong)
 	case before.Version == 0:
-		return report, m.run(ctx, tx, schema.Source())
-	case before.Version > schema.Version:
+		return report, m.run(ctx, tx, to.Source())
+	case before.Version > to.Version:
 		report.To = before.Version
-		return report, stateOf(before).err()
-	case before.Version == schema.Version:
-		wrong := before.Differences()
-		if err := irreparable(wrong); err != nil {
+		return report, stateOf(to, before).err(to.Version)
+	case before.Version == to.Version:
+		if err := irreparable(before, wrong); err != nil {
 			return report, err
 		}
 		report.Repaired = differences(wrong)
 	}
-	upgrade := schema.Upgrade{From: before.Version, DropPrevious: m.opts.DropPrevious, Missing: before.Missing()}
+	upgrade := schema.Upgrade{To: to, From: before.Version, DropPrevious: m.opts.DropPrevious, Missing: before.Missing()}
 	report.Dropped = present(before, upgrade.Drops())
 	sql := upgrade.SQL()
-	if before.Version == schema.Version && len(report.Repaired) == 0 {
+	if before.Version == to.Version && len(report.Repaired) == 0 {
 		if len(report.Dropped) == 0 {
-			report.Previous = previous(before)
+			report.Previous = previous(to, before)
 			return report, nil
 		}
-		sql = schema.DropPreviousSQL()
+		sql = to.DropPreviousSQL()
 	}
 	if err := m.becomeOwner(ctx, tx, report.Repaired); err != nil {
 		return report, err
@@ -97,12 +101,12 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
 	if err := m.run(ctx, tx, sql); err != nil {
 		return report, err
 	}
-	after, err := schema.ReadCatalog(ctx, tx, m.opts.Schema)
+	after, err := to.Read(ctx, tx, m.opts.Schema)
 	if err != nil {
 		return report, err
 	}
-	report.Previous = previous(after)
-	return report, irreparable(after.Differences())
+	report.Previous = previous(to, after)
+	return report, irreparable(after, after.Differences())
 }
 
 // run runs a text of several statements. Without arguments Exec uses the simple protocol, which

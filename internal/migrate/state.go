@@ -33,46 +33,54 @@ func (d Difference) String() string {
 	return d.Object + " " + d.Problem
 }
 
-// Examine is metered.Validate.
-func Examine(ctx context.Context, db schema.DB, n schema.Name) (State, error) {
-	c, err := schema.ReadCatalog(ctx, db, n)
+// Examine is metered.Validate, of the build of a release.
+func Examine(ctx context.Context, r *schema.Release, db schema.DB, n schema.Name) (State, error) {
+	c, err := r.Read(ctx, db, n)
 	if err != nil {
 		return State{}, fault.Failed("metered", "validate", err)
 	}
-	return stateOf(c), nil
+	return stateOf(r, c), nil
 }
 
-func stateOf(c schema.Catalog) State {
+func stateOf(r *schema.Release, c schema.Catalog) State {
 	wrong := c.Differences()
-	if c.Version > schema.Version {
+	if c.Version > r.Version {
 		wrong = c.Unusable()
 	}
-	return State{Version: c.Version, Differences: differences(wrong), Previous: previous(c)}
+	return State{Version: c.Version, Differences: differences(wrong), Previous: previous(r, c)}
 }
 
-func (s State) err() error { return Err(s.Version, s.Differences) }
+func (s State) err(needs int) error { return Err(needs, s.Version, s.Differences) }
 
-// Err is metered.SchemaReport.Err, for a schema of that version with those differences.
-func Err[D fmt.Stringer](version int, wrong []D) error {
+// Err is metered.SchemaReport.Err, for a schema of that version with those differences, and a build that needs
+// a version.
+func Err(needs, version int, wrong []Difference) error {
 	switch {
-	case version < schema.Version:
-		return fmt.Errorf("%w: the database has version %d, this build needs %d", fault.ErrNotMigrated, version, schema.Version)
-	case version > schema.Version+1:
-		return fmt.Errorf("%w: the database has version %d, this build knows %d", ErrVersion, version, schema.Version)
+	case slices.ContainsFunc(wrong, func(d Difference) bool { return schema.Problem(d.Problem).OfVersion() }):
+		return fmt.Errorf("%w: %s", ErrDiffers, listed(wrong))
+	case version < needs:
+		return fmt.Errorf("%w: the database has version %d, this build needs %d", fault.ErrNotMigrated, version, needs)
+	case version > needs+1:
+		return fmt.Errorf("%w: the database has version %d, this build knows %d", ErrVersion, version, needs)
 	case len(wrong) == 0:
 		return nil
-	case version > schema.Version:
+	case version > needs:
 		return fmt.Errorf("%w: the database has version %d, without what this build of version %d needs: %s",
-			ErrVersion, version, schema.Version, listed(wrong))
+			ErrVersion, version, needs, listed(wrong))
 	default:
 		return fmt.Errorf("%w: %s", ErrDiffers, listed(wrong))
 	}
 }
 
+// ofVersion: the schema says another version than it has.
+func ofVersion(wrong []schema.Difference) bool {
+	return slices.ContainsFunc(wrong, func(d schema.Difference) bool { return d.Problem.OfVersion() })
+}
+
 // previous are those of the build before that are still there.
-func previous(c schema.Catalog) (there []string) {
-	if c.Version == schema.Version {
-		there = present(c, schema.Previous())
+func previous(r *schema.Release, c schema.Catalog) (there []string) {
+	if c.Version == r.Version {
+		there = present(c, r.Previous())
 	}
 	return there
 }
@@ -97,12 +105,9 @@ func differences(wrong []schema.Difference) (all []Difference) {
 	return all
 }
 
-// irreparable is ErrDiffers if some of the differences are more than Migrate can mend by
-// creating functions, views and types.
-func irreparable(wrong []schema.Difference) error {
-	left := slices.DeleteFunc(slices.Clone(wrong), func(d schema.Difference) bool {
-		return d.Object.Reparable() || d.Object.Kind == "type" && d.Problem == schema.Missing
-	})
+// irreparable is ErrDiffers if some of the differences are more than Migrate can mend.
+func irreparable(c schema.Catalog, wrong []schema.Difference) error {
+	left := c.Irreparable(wrong)
 	if len(left) == 0 {
 		return nil
 	}
@@ -110,7 +115,7 @@ func irreparable(wrong []schema.Difference) error {
 }
 
 // listed names up to ten differences.
-func listed[D fmt.Stringer](all []D) string {
+func listed(all []Difference) string {
 	const limit = 10
 	var b strings.Builder
 	for i, d := range all[:min(limit, len(all))] {

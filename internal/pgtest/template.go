@@ -5,10 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"os"
-	"strconv"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
@@ -16,21 +13,8 @@ import (
 	"github.com/pgmetered/metered"
 )
 
-// upgradedFrom names an earlier version of the schema: tests then run on one that was upgraded from
-// it, instead of on a fresh one.
-var upgradedFrom, _ = strconv.Atoi(os.Getenv("METERED_TEST_UPGRADED_FROM"))
-
 // prepare puts into an empty database what tests find there.
 func prepare(ctx context.Context, pool *pgxpool.Pool) error {
-	if upgradedFrom > 0 {
-		text, err := versionSQL(upgradedFrom, "")
-		if err == nil {
-			_, err = pool.Exec(ctx, text, pgx.QueryExecModeSimpleProtocol)
-		}
-		if err != nil {
-			return err
-		}
-	}
 	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
 	return err
 }
@@ -46,7 +30,7 @@ func schemaHash() (string, error) {
 		return "", err
 	}
 	hash := sha256.New()
-	fmt.Fprintf(hash, "%d %d %s", upgradedFrom, len(sql), sql)
+	fmt.Fprintf(hash, "%d %s", len(sql), sql)
 	for _, migration := range river.AllVersions() {
 		fmt.Fprintf(hash, "%d %d %s", migration.Version, len(migration.SQLUp), migration.SQLUp)
 	}

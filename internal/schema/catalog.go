@@ -22,10 +22,10 @@ type Object struct {
 	Public bool
 }
 
-// Reparable: it is created again without a loss.
-func (o Object) Reparable() bool {
+// reparable: it is created again without a loss.
+func (r *Release) reparable(o Object) bool {
 	table, _, _ := strings.Cut(o.Name, ".")
-	return o.Kind == "function" || (o.Kind == "table" || o.Kind == "column") && wanted["table "+table].Definition == "view"
+	return o.Kind == "function" || (o.Kind == "table" || o.Kind == "column") && r.wanted["table "+table].Definition == "view"
 }
 
 // Key names the object: "function clock()".
@@ -43,6 +43,7 @@ func (o Object) use() string {
 type Catalog struct {
 	// Version is that of the schema, 0 if there is none.
 	Version int
+	release *Release // that of the build that reads
 	objects map[string]Object
 }
 
@@ -54,9 +55,10 @@ type DB interface {
 //go:embed catalog.sql
 var catalogSQL string
 
-// ReadCatalog reads what is installed in the schema n. It changes nothing, neither in a
+// Read reads what is installed in the schema n. It changes nothing, neither in a
 // transaction that is given to it.
-func ReadCatalog(ctx context.Context, db DB, n Name) (c Catalog, err error) {
+func (r *Release) Read(ctx context.Context, db DB, n Name) (c Catalog, err error) {
+	c.release = r
 	tx, err := db.Begin(ctx)
 	if err != nil {
 		return c, err
@@ -107,9 +109,16 @@ func (c Catalog) Has(key string) bool {
 // Callable are the keys of the functions and types, sorted.
 func (c Catalog) Callable() []string { return callable(c.objects) }
 
+// Irreparable are those of the differences that are more than creating functions, views and types again can mend.
+func (c Catalog) Irreparable(wrong []Difference) []Difference {
+	return slices.DeleteFunc(slices.Clone(wrong), func(d Difference) bool {
+		return !d.Problem.OfVersion() && (c.release.reparable(d.Object) || d.Object.Kind == "type" && d.Problem == Missing)
+	})
+}
+
 // Missing are the keys of functions and types that the installed version has and that are not
 // there.
-func (c Catalog) Missing() []string { return slices.DeleteFunc(slices.Clone(keysOf(c.Version)), c.Has) }
+func (c Catalog) Missing() []string { return slices.DeleteFunc(c.release.keysOf(c.Version), c.Has) }
 
 // Text is the catalog as catalog.txt has it.
 func (c Catalog) Text() string {
@@ -118,31 +127,6 @@ func (c Catalog) Text() string {
 		b.WriteString(c.objects[key].String() + "\n")
 	}
 	return b.String()
-}
-
-//go:embed catalog.txt
-var catalogText string
-
-// wanted is the catalog of Source.
-var wanted = func() map[string]Object {
-	all := make(map[string]Object)
-	for line := range strings.Lines(catalogText) {
-		key, definition, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
-		kind, name, _ := strings.Cut(key, " ")
-		all[key] = Object{Kind: kind, Name: name, Definition: definition}
-	}
-	return all
-}()
-
-// signatures are the functions of Source that bear the name.
-func signatures(name string) []string {
-	var all []string
-	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		if s, ok := strings.CutPrefix(key, "function "+name+"("); ok {
-			all = append(all, name+"("+s)
-		}
-	}
-	return all
 }
 
 // Problem is what is wrong with an object.
@@ -154,7 +138,15 @@ const (
 	Other   Problem = "differs"
 	Public  Problem = "can be executed by everybody"
 	Lost    Problem = "has another owner than schema_version"
+
+	// These make the version that the schema says a wrong one.
+	Unreleased Problem = "is of an unreleased build: this schema cannot be upgraded. Drop it, or use one of another name"
+	Unsaid     Problem = "says no version, though other parts of the schema are there: it was emptied or set back"
+	Later      Problem = "is of a later version than schema_version says: it was set back"
 )
+
+// OfVersion reports whether the problem is that the schema says another version than it has.
+func (p Problem) OfVersion() bool { return p == Unreleased || p == Unsaid || p == Later }
 
 // Difference is an object that is not installed as it should be.
 type Difference struct {
@@ -163,12 +155,15 @@ type Difference struct {
 	Have    string // its definition, if it differs
 }
 
-// Differences compares what is installed with what Source makes. What only the version before
-// calls may be there, too, but not for everybody.
+// Differences compares what is installed with what the release makes. What only the version before
+// calls may be there, too, but not for everybody. Where the version itself is wrong, nothing else is compared.
 func (c Catalog) Differences() []Difference {
-	var all []Difference
-	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		want := wanted[key]
+	all := c.versionDifferences()
+	if len(all) > 0 {
+		return all
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.release.wanted)) {
+		want := c.release.wanted[key]
 		have, ok := c.objects[key]
 		switch {
 		case !ok:
@@ -184,9 +179,32 @@ func (c Catalog) Differences() []Difference {
 			all = append(all, Difference{want, Lost, ""})
 		}
 	}
-	for _, key := range Previous() {
+	for _, key := range c.release.Previous() {
 		if have := c.objects[key]; have.Public {
 			all = append(all, Difference{have, Public, ""})
+		}
+	}
+	return all
+}
+
+// versionDifferences are why the version that the schema says cannot be its own.
+func (c Catalog) versionDifferences() (all []Difference) {
+	versions := c.release.wanted["table schema_version"]
+	switch {
+	case c.Has("column schema_version.applied_at"): // no release has it
+		return []Difference{{versions, Unreleased, ""}}
+	case c.Version <= 0:
+		for key := range c.release.wanted {
+			if c.Has(key) {
+				return []Difference{{versions, Unsaid, ""}}
+			}
+		}
+	case c.Version < c.release.Version:
+		before := c.release.keysOf(c.Version)
+		for _, key := range callable(c.release.wanted) {
+			if c.Has(key) && !slices.Contains(before, key) {
+				all = append(all, Difference{c.release.wanted[key], Later, ""})
+			}
 		}
 	}
 	return all
@@ -197,7 +215,9 @@ func (c Catalog) Differences() []Difference {
 func (c Catalog) Unusable() []Difference {
 	return slices.DeleteFunc(c.Differences(), func(d Difference) bool {
 		switch {
-		case d.Object.Kind == "index" || d.Object.Kind == "constraint" || d.Object.Kind != "function" && d.Object.Reparable():
+		case d.Problem.OfVersion():
+			return false
+		case d.Object.Kind == "index" || d.Object.Kind == "constraint" || d.Object.Kind != "function" && c.release.reparable(d.Object):
 			return true
 		case d.Problem == Missing:
 			return false

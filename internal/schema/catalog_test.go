@@ -3,7 +3,6 @@ package schema_test
 import (
 	"context"
 	"flag"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -17,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-var update = flag.Bool("update", false, "write catalog.txt and versions/*.txt anew")
+var update = flag.Bool("update", false, "write catalog.txt anew")
 
 // matches compares a committed file with what it should be, or writes it.
 func matches(t *testing.T, file, want string) {
@@ -57,7 +56,7 @@ func read(t *testing.T, db schema.DB, name string) schema.Catalog {
 	t.Helper()
 	n, err := schema.Parse(name)
 	require.NoError(t, err)
-	c, err := schema.ReadCatalog(t.Context(), db, n)
+	c, err := schema.Current().Read(t.Context(), db, n)
 	require.NoError(t, err)
 	return c
 }
@@ -67,7 +66,7 @@ func TestCatalog_IsWhatAFreshSchemaHas(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	for i, name := range []string{"metered", "money_1", "select", "s"} {
-		run(t, pool, name, schema.Source())
+		run(t, pool, name, schema.Current().Source())
 		c := read(t, pool, name)
 		require.Equal(t, schema.Version, c.Version)
 		if i == 0 {
@@ -89,16 +88,4 @@ func TestCatalog_IsWhatAFreshSchemaHas(t *testing.T) {
 	}
 	_, err = conn.Exec(ctx, "reset search_path")
 	require.NoError(t, err)
-}
-
-// The text of a version says what an upgrade may drop one day.
-func TestVersions_AreWhatWasInstalled(t *testing.T) {
-	t.Parallel()
-	for version := 1; version < schema.Version; version++ {
-		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-		run(t, pool, "metered", pgtest.VersionSQL(t, version, ""))
-		c := read(t, pool, "metered")
-		require.Equal(t, version, c.Version)
-		matches(t, fmt.Sprintf("versions/%04d.txt", version), strings.Join(c.Callable(), "\n")+"\n")
-	}
 }

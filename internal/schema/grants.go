@@ -45,8 +45,8 @@ var Tables = []Table{
 
 // GrantSQL renders what the role, which is quoted, needs for the calls of a set, in the schema n.
 // Functions are named with their arguments: those of the version before may be there, too.
-func (n Name) GrantSQL(set Role, role string) string {
-	return Script(n.SQL(revokeFromPublic(true)) + fmt.Sprintf(`
+func (r *Release) GrantSQL(n Name, set Role, role string) string {
+	return Script(n.SQL(r.revokeFromPublic(true)) + fmt.Sprintf(`
 grant usage on %[1]s to %[4]s;
 grant select on
     %[2]s
@@ -54,7 +54,7 @@ grant select on
 grant execute on function
     %[3]s
     to %[4]s;
-`, n.SQL("schema metered"), n.SQL(strings.Join(readable(set), ", ")), n.SQL(strings.Join(executable(set), ",\n    ")), role))
+`, n.SQL("schema metered"), n.SQL(strings.Join(readable(set), ", ")), n.SQL(strings.Join(r.executable(set), ",\n    ")), role))
 }
 
 func readable(set Role) []string {
@@ -67,11 +67,11 @@ func readable(set Role) []string {
 	return names
 }
 
-func executable(set Role) []string {
+func (r *Release) executable(set Role) []string {
 	var names []string
 	for _, f := range Functions {
 		if f.Roles&set != 0 {
-			for _, s := range signatures(f.Name) {
+			for _, s := range r.signatures(f.Name) {
 				names = append(names, "metered."+s)
 			}
 		}
@@ -81,17 +81,18 @@ func executable(set Role) []string {
 
 // revokeFromPublic takes from everybody the functions that bear a name of this schema's, of any
 // version. A dump without privileges (pg_dump -x) gives them to everybody.
-func revokeFromPublic(tell bool) string {
+func (r *Release) revokeFromPublic(tell bool) string {
 	names := make(map[string]bool)
-	for _, s := range statements(definitions()) {
+	for _, s := range statements(r.definitions()) {
 		if s.verb == "create function" {
 			names[s.name] = true
 		}
 	}
-	for _, key := range slices.Concat(history...) {
-		if f, ok := strings.CutPrefix(key, "function "); ok {
-			name, _, _ := strings.Cut(f, "(")
-			names[name] = true
+	for _, before := range r.history {
+		for _, o := range before {
+			if name, _, ok := strings.Cut(o.Name, "("); ok && o.Kind == "function" {
+				names[name] = true
+			}
 		}
 	}
 	notice := ""
@@ -123,7 +124,7 @@ $$;
 //
 // Whoever could execute all of a set's functions gets the set. Whoever could execute some gets
 // those of the same names.
-func carryGrants(before []string) string {
+func (r *Release) carryGrants(before []string) string {
 	had := func(name string) bool {
 		return slices.ContainsFunc(before, func(key string) bool { return strings.HasPrefix(key, "function "+name+"(") })
 	}
@@ -138,13 +139,13 @@ func carryGrants(before []string) string {
 			if had(f.Name) {
 				names = append(names, f.Name)
 			}
-			for _, s := range signatures(f.Name) {
+			for _, s := range r.signatures(f.Name) {
 				pairs += fmt.Sprintf(",\n            ('%s', 'metered.%s')", f.Name, s)
 			}
 		}
 		fmt.Fprintf(&b, carrySQL, wrapped(names), strings.TrimPrefix(pairs, ","), strings.Join(readable(set), ", "))
 	}
-	fmt.Fprintf(&b, carryReportingSQL, strings.Join(readable(Reporting), ", "), strings.Join(executable(Reporting), ", "))
+	fmt.Fprintf(&b, carryReportingSQL, strings.Join(readable(Reporting), ", "), strings.Join(r.executable(Reporting), ", "))
 	return b.String()
 }
 

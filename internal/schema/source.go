@@ -1,17 +1,9 @@
 package schema
 
 import (
-	"embed"
 	"regexp"
 	"strings"
-	"sync"
 )
-
-// Version is the version of the schema that Source makes.
-const Version = 3
-
-//go:embed sql/*.sql migrations/*.sql
-var files embed.FS
 
 // sources are the files of the schema in the order in which they are run: a function in SQL
 // follows those that it calls.
@@ -19,32 +11,7 @@ var sources = []string{
 	"begin", "types", "tables", "locks", "ledger", "lots", "duelots", "lotmoves", "lotends", "wallets", "periods", "limits", "thresholds", "charges", "series", "leases", "carve", "resources", "expiry", "minima", "holds", "transitions", "returns", "tokens", "jobs", "operations", "sessions", "batches", "reporting",
 }
 
-// Source is the whole schema as one text, under its default name.
-func Source() string { return definitions() + "\n" + revokeFromPublic(false) }
-
-var definitions = sync.OnceValue(func() string {
-	var b strings.Builder
-	for i, name := range sources {
-		if i > 0 {
-			b.WriteByte('\n')
-		}
-		b.WriteString(file("sql/" + name + ".sql"))
-		if name == "types" {
-			b.WriteString("\n" + fits(b.String()))
-		}
-	}
-	return withAttributes(withBounds(b.String())) + "\n" + comments(b.String())
-})
-
-func file(name string) string {
-	text, err := files.ReadFile(name)
-	if err != nil {
-		panic(err) // it is embedded
-	}
-	return string(text)
-}
-
-// statement is one of Source's, with the comment above it.
+// statement is one of a release's, with the comment above it.
 type statement struct {
 	// verb is what it begins with: one of verbs.
 	verb string

@@ -15,7 +15,7 @@ func TestSource_IsTheFileInTheRoot(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile("../../schema.sql")
 	require.NoError(t, err)
-	require.Equal(t, schema.Script(schema.Source()), string(file), "run: go generate .")
+	require.Equal(t, schema.Script(schema.Current().Source()), string(file), "run: go generate .")
 }
 
 // A server in another encoding than UTF-8 refuses what it has no character for.
@@ -24,8 +24,8 @@ func TestSQL_IsASCII(t *testing.T) {
 	catalog, err := os.ReadFile("catalog.sql")
 	require.NoError(t, err)
 	texts := map[string]string{
-		"the whole":   schema.Source(),
-		"an upgrade":  schema.Upgrade{From: 1, DropPrevious: true}.SQL(),
+		"the whole":   schema.Current().Source(),
+		"a repair":    schema.Upgrade{To: schema.Current(), From: schema.Version, DropPrevious: true}.SQL(),
 		"the catalog": string(catalog),
 	}
 	for what, text := range texts {

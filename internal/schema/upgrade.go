@@ -1,7 +1,6 @@
 package schema
 
 import (
-	"embed"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,31 +9,32 @@ import (
 	"github.com/pgmetered/metered/internal/lockkey"
 )
 
-// Upgrade says what an upgrade does.
+// Upgrade says what an upgrade to a release does.
 type Upgrade struct {
-	// From is the version that is installed; Version, to re-create what is missing or differs.
+	To *Release
+	// From is the version that is installed; that of To, to re-create what is missing or differs.
 	From int
 	// Missing are the keys of functions and types that From has and that are not there.
 	Missing []string
-	// DropPrevious also drops what only the version before Version calls.
+	// DropPrevious also drops what only the version before To calls.
 	DropPrevious bool
 }
 
-// SQL is the upgrade as one text, under the schema's default name. What From and Version have
+// SQL is the upgrade as one text, under the schema's default name. What From and To have
 // in common is replaced, what is new is made beside it, and what only From calls stays, for
 // processes of that build. What only versions before that call is dropped.
 func (u Upgrade) SQL() string {
 	var b strings.Builder
 	b.WriteString(guard(u.From))
-	before := slices.DeleteFunc(slices.Clone(keysOf(u.From)), func(key string) bool { return slices.Contains(u.Missing, key) })
-	all := statements(definitions())
+	before := slices.DeleteFunc(u.To.keysOf(u.From), func(key string) bool { return slices.Contains(u.Missing, key) })
+	all := statements(u.To.definitions())
 	for _, s := range all {
 		if (s.verb == "create type" || s.verb == "create domain") && !slices.Contains(before, "type "+s.name) {
 			b.WriteString("\n" + s.text)
 		}
 	}
-	for v := u.From + 1; v <= Version; v++ {
-		b.WriteString("\n" + file(fmt.Sprintf("migrations/%04d.sql", v)))
+	for v := u.From + 1; v <= u.To.Version; v++ {
+		b.WriteString("\n" + u.To.migration(v))
 	}
 	for _, s := range all {
 		switch s.verb {
@@ -43,17 +43,17 @@ func (u Upgrade) SQL() string {
 		case "create view":
 			b.WriteString("\n" + replaceView(s))
 		case "comment on":
-			if u.From < Version { // a repair leaves comments as they are
+			if u.From < u.To.Version { // a repair leaves comments as they are
 				b.WriteString("\n" + s.text)
 			}
 		}
 	}
-	b.WriteString("\n" + revokeFromPublic(false) + "\n" + carryGrants(before))
+	b.WriteString("\n" + u.To.revokeFromPublic(false) + "\n" + u.To.carryGrants(before))
 	if drops := dropSQL(u.Drops()); drops != "" {
 		b.WriteString("\n" + drops)
 	}
-	if u.From < Version {
-		fmt.Fprintf(&b, "\ninsert into metered.schema_version (version) values (%d);\n", Version)
+	if u.From < u.To.Version {
+		fmt.Fprintf(&b, "\ninsert into metered.schema_version (version) values (%d);\n", u.To.Version)
 	}
 	return b.String()
 }
@@ -102,23 +102,39 @@ $$;
 `
 
 // Drops are the keys of the functions and types that the upgrade drops if they are there.
-func (u Upgrade) Drops() []string { return superseded(history, current, u.DropPrevious) }
-
-// Previous are the keys of what only the version before Version calls.
-func Previous() []string {
-	return slices.DeleteFunc(slices.Clone(keysOf(Version-1)), current)
+func (u Upgrade) Drops() []string {
+	var history [][]string
+	for v := 1; v < u.To.Version; v++ {
+		history = append(history, u.To.keysOf(v))
+	}
+	return superseded(history, u.To.wants, u.DropPrevious)
 }
 
 // DropPreviousSQL is what Upgrade.DropPrevious adds, for a schema of this version.
-func DropPreviousSQL() string {
-	return guard(Version) + "\n" + dropSQL(Upgrade{DropPrevious: true}.Drops())
+func (r *Release) DropPreviousSQL() string {
+	return guard(r.Version) + "\n" + dropSQL(Upgrade{To: r, DropPrevious: true}.Drops())
+}
+
+// Script is what brings a schema n of the version from to this one, as a file of a tool's: the whole schema (0), an upgrade,
+// or a repair.
+func (r *Release) Script(n Name, from int, dropPrevious bool, tool string) string {
+	sql := ""
+	switch {
+	case from == 0:
+		sql = r.Source()
+	case from == r.Version && dropPrevious:
+		sql = r.DropPreviousSQL()
+	default:
+		sql = Upgrade{To: r, From: from, DropPrevious: dropPrevious}.SQL()
+	}
+	return Tools[tool](Script(n.SQL(sql)))
 }
 
 // superseded are the keys of what only earlier versions than the last of the history call, or
 // than current with withLast. history has the keys of version 1 first.
 func superseded(history [][]string, current func(key string) bool, withLast bool) []string {
 	var kept []string
-	if last := len(history) - 1; !withLast {
+	if last := len(history) - 1; last >= 0 && !withLast {
 		kept, history = history[last], history[:last]
 	}
 	keys := slices.DeleteFunc(slices.Concat(history...), func(key string) bool {
@@ -145,32 +161,6 @@ func dropSQL(keys []string) string {
 	return b.String()
 }
 
-// Each file lists the functions and types of an earlier version, by their keys, sorted.
-//
-//go:embed versions/*.txt
-var versions embed.FS
-
-// history are the keys of the functions and types of each version before Version.
-var history = func() [][]string {
-	var all [][]string
-	for v := 1; v < Version; v++ {
-		text, err := versions.ReadFile(fmt.Sprintf("versions/%04d.txt", v))
-		if err != nil {
-			panic(err) // it is embedded
-		}
-		all = append(all, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n"))
-	}
-	return all
-}()
-
-// keysOf are the keys of the functions and types of a version.
-func keysOf(version int) []string {
-	if version < Version {
-		return history[version-1]
-	}
-	return callable(wanted)
-}
-
 // callable are the keys of functions and types, sorted.
 func callable(objects map[string]Object) []string {
 	keys := slices.DeleteFunc(slices.Collect(maps.Keys(objects)), func(key string) bool {
@@ -178,9 +168,4 @@ func callable(objects map[string]Object) []string {
 	})
 	slices.Sort(keys)
 	return keys
-}
-
-func current(key string) bool {
-	_, ok := wanted[key]
-	return ok
 }

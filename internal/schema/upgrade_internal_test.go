@@ -25,7 +25,7 @@ func TestSuperseded_IsWhatNoBuildThatMayRunCalls(t *testing.T) {
 
 func TestStatements_AreWholeAndOfAKindThatAnUpgradeKnows(t *testing.T) {
 	t.Parallel()
-	all := statements(definitions())
+	all := statements(Current().definitions())
 	var text strings.Builder
 	for _, s := range all {
 		text.WriteString(s.text)
@@ -35,16 +35,16 @@ func TestStatements_AreWholeAndOfAKindThatAnUpgradeKnows(t *testing.T) {
 		}
 	}
 	blank := func(s string) string { return strings.Join(strings.Fields(s), " ") }
-	require.Equal(t, blank(definitions()), blank(text.String()))
+	require.Equal(t, blank(Current().definitions()), blank(text.String()))
 }
 
 // An upgrade keeps the grants of a function by its name.
 func TestFunctions_AreAllThere(t *testing.T) {
 	t.Parallel()
 	for _, f := range Functions {
-		require.NotEmpty(t, signatures(f.Name), f.Name)
+		require.NotEmpty(t, Current().signatures(f.Name), f.Name)
 	}
 	for _, table := range Tables {
-		require.Contains(t, wanted, "table "+table.Name)
+		require.Contains(t, Current().wanted, "table "+table.Name)
 	}
 }

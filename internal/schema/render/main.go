@@ -9,7 +9,7 @@ import (
 )
 
 func main() {
-	if err := os.WriteFile(os.Args[1], []byte(schema.Script(schema.Source())), 0o644); err != nil {
+	if err := os.WriteFile(os.Args[1], []byte(schema.Script(schema.Current().Source())), 0o644); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -247,13 +247,9 @@ declare
     k       record;
     part    bigint;
 begin
-    if exists (select from metered.lots l where l.scope = tip.scope and l.open and l.no is distinct from made) then
-        raise exception 'a build of version 1 has charged the wallet' using errcode = '55000', detail = tip.scope;
-    end if;
     if tip.held = 0 then
         return;
     end if;
-    update metered.hold_lines l set opened_seq = -l.hold where l.scope = tip.scope and l.open > 0 and l.opened_seq is null;
     for k in
         select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0
         union all

@@ -119,8 +119,7 @@ $$;
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
--- command that was refused, whose transaction was rolled back; the result is empty, which a build that knows
--- no refusals cannot take for an answer.
+-- command that was refused, whose transaction was rolled back; the result is empty.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)

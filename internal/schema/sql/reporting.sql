@@ -141,7 +141,7 @@ from metered.lease_spends s;
 create view metered.operations_words as
 select o.namespace,                             -- keeps the ids of tenants apart
     o.id,                                       -- chosen by the caller
-    o.name,                                     -- what the command is; null of a usage event, and of a record of version 1
+    o.name,                                     -- what the command is; null of a usage event
     case when o.refusal is null then 'committed' else 'refused' end as state, -- what became of it
     o.at,                                       -- when it was completed
     o.issued_at,                                -- the time that the id carries, if it does

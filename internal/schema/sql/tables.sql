@@ -1,10 +1,10 @@
 -- The versions of this schema that were installed; the last one is the greatest.
 create table metered.schema_version (
-    version    int primary key,         -- a version that was installed
-    applied_at timestamptz not null default clock_timestamp() -- when
+    version      int primary key,       -- a version that was installed
+    installed_at timestamptz not null default clock_timestamp() -- when
 );
 
-insert into metered.schema_version (version) values (3);
+insert into metered.schema_version (version) values (1);
 
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
@@ -163,7 +163,7 @@ create table metered.hold_lines (
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null, -- what is held
     refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
-    opened_seq bigint,                  -- the entry that holds its units; null of a hold of version 1
+    opened_seq bigint    not null,      -- the entry that holds its units
     at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
     primary key (hold, scope)
 );
@@ -344,7 +344,7 @@ create table metered.operations (
     ats         timestamptz[],          -- the time of each entry
     holds       text[],                 -- JSON: what was placed, captured, released; and what it drew of wallets by a step of its own
     refusal     json,                   -- of one that was refused: why; its result is empty
-    name        text collate "C",       -- what the command is; null for none, and of a record of version 1
+    name        text collate "C",       -- what the command is; null for none
     jobs        bigint[],               -- the ids of River's jobs that it made
     primary key (namespace, id)
 );

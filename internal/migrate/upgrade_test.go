@@ -1,0 +1,472 @@
+package migrate_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/migrate"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// The build of this version is package metered; that of the next one is pgtest.Next.
+
+func upgrade(ctx context.Context, pool *pgxpool.Pool, next *schema.Release, opts migrate.Options) (migrate.Report, error) {
+	opts.Release = next
+	if opts.Schema == (schema.Name{}) {
+		opts.Schema, _ = schema.Parse("")
+	}
+	return migrate.Run(ctx, pool, opts)
+}
+
+func mustUpgrade(t *testing.T, pool *pgxpool.Pool, next *schema.Release, opts migrate.Options) migrate.Report {
+	t.Helper()
+	report, err := upgrade(t.Context(), pool, next, opts)
+	require.NoError(t, err)
+	return report
+}
+
+func examine(t *testing.T, db schema.DB, r *schema.Release, name string) migrate.State {
+	t.Helper()
+	n, err := schema.Parse(name)
+	require.NoError(t, err)
+	s, err := migrate.Examine(t.Context(), r, db, n)
+	require.NoError(t, err)
+	return s
+}
+
+// requireWhole asserts that the schema is what the release makes.
+func requireWhole(t *testing.T, db schema.DB, r *schema.Release) {
+	t.Helper()
+	s := examine(t, db, r, "")
+	require.NoError(t, migrate.Err(r.Version, s.Version, s.Differences))
+}
+
+func catalog(t *testing.T, db schema.DB) []string {
+	t.Helper()
+	n, err := schema.Parse("")
+	require.NoError(t, err)
+	c, err := schema.Current().Read(t.Context(), db, n)
+	require.NoError(t, err)
+	return strings.Split(c.Text(), "\n")
+}
+
+// requireSame asserts that two databases have the same schema, with nothing left over, and the columns in one order.
+func requireSame(t *testing.T, a, b *pgxpool.Pool) {
+	t.Helper()
+	x, y := catalog(t, a), catalog(t, b)
+	require.Empty(t, slices.DeleteFunc(slices.Clone(x), func(l string) bool { return slices.Contains(y, l) }))
+	require.Empty(t, slices.DeleteFunc(slices.Clone(y), func(l string) bool { return slices.Contains(x, l) }))
+	const columns = `select string_agg(c.relname || '.' || a.attname, ' ' order by c.relname, a.attnum)
+		from pg_class c join pg_attribute a on a.attrelid = c.oid
+		where c.relnamespace = 'metered'::regnamespace and c.relkind = 'r' and a.attnum > 0 and not a.attisdropped`
+	require.Equal(t, value[string](t, a, columns), value[string](t, b, columns))
+}
+
+// freshly is a database with the schema of a release.
+func freshly(t *testing.T, r *schema.Release) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	mustUpgrade(t, pool, r, migrate.Options{})
+	return pool
+}
+
+func value[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v T) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), sql, args...).Scan(&v))
+	return v
+}
+
+func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+}
+
+type note struct {
+	N string `json:"n"`
+}
+
+func (note) Kind() string { return "note" }
+
+// work is all kinds of writes of one build, told apart by an id.
+func work(t *testing.T, pool *pgxpool.Pool, c *metered.Client, id string) {
+	t.Helper()
+	ctx := t.Context()
+	book, err := wallet.New(c.Budget, wallet.Config{})
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		token, err := c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: id, TTL: time.Hour})
+		if err != nil {
+			return err
+		}
+		if _, err := c.Tokens.Consume(ctx, tx, "p", id, token.Token.Reveal()); err != nil {
+			return err
+		}
+		if _, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "wallet", Amount: 10, Reference: id}); err != nil {
+			return err
+		}
+		_, err = book.Draw(ctx, tx, wallet.Draw{Wallet: "wallet", Amount: 4})
+		return err
+	}))
+	require.False(t, command(t, c, id).Replayed)
+	require.True(t, command(t, c, id).Replayed)
+}
+
+func command(t *testing.T, c *metered.Client, id string) metered.Outcome[string] {
+	t.Helper()
+	cmd := metered.Command{ID: id, Input: id, Name: "n", Charges: []budget.Charge{{Scope: "charged", Amount: 2, Limits: []budget.Limit{budget.Lifetime(1000)}}}}
+	out, err := metered.Do(t.Context(), c, cmd, func(ctx context.Context, tx *metered.Tx) (string, error) {
+		if _, err := tx.Enqueue(ctx, note{id}, &jobs.Options{Key: id, Tenant: "acme"}); err != nil {
+			return "", err
+		}
+		_, err := tx.Place(ctx, holds.Request{ID: id, Lines: []holds.Line{{Scope: "held", Amount: 3}, {Scope: "wallet", Amount: 1}}, TTL: time.Hour}, nil)
+		return id, err
+	})
+	require.NoError(t, err)
+	return out
+}
+
+// requireWork asserts what the ledger has after n calls of work.
+func requireWork(t *testing.T, pool *pgxpool.Pool, c *metered.Client, n int64) {
+	t.Helper()
+	for scope, want := range map[string][2]int64{"charged": {2, 0}, "held": {0, 3}, "wallet": {4 - 10, 1}} {
+		u, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: scope})
+		require.NoError(t, err)
+		require.Equal(t, [2]int64{n * want[0], n * want[1]}, [2]int64{u[0].Used, u[0].Held}, scope)
+	}
+	report, err := c.Budget.Verify(t.Context(), pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.True(t, report.OK(), report.Differences)
+}
+
+// rows are those of all tables, in the columns of the version before.
+func rows(t *testing.T, pool *pgxpool.Pool) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	found, err := pool.Query(t.Context(), `select format('select coalesce(json_agg(r order by r::text), ''[]'')::text from (select %s from metered.%s) r',
+			string_agg(quote_ident(a.attname), ', ' order by a.attnum), c.relname)
+		from pg_class c join pg_attribute a on a.attrelid = c.oid
+		where c.relnamespace = 'metered'::regnamespace and c.relkind = 'r' and a.attnum > 0 and not a.attisdropped
+		  and c.relname <> 'schema_version' and a.attname <> 'claimant' group by c.relname`)
+	require.NoError(t, err)
+	queries, err := pgx.CollectRows(found, pgx.RowTo[string])
+	require.NoError(t, err)
+	for _, sql := range queries {
+		all[sql] = value[string](t, pool, sql)
+	}
+	return all
+}
+
+// An upgraded schema is what a fresh one is, and has the rows that it had. The build before goes on: on what it calls until
+// that is dropped.
+func TestUpgrade_MakesWhatAFreshSchemaIsAndLosesNothing(t *testing.T) {
+	t.Parallel()
+	next := pgtest.Next(t)
+	fresh := freshly(t, next)
+	requireWhole(t, fresh, next)
+	pool := pgtest.Open(t)
+	c := pgtest.NewClient(t, pool, metered.Config{})
+	work(t, pool, c, "1")
+	before := rows(t, pool)
+	older := examine(t, pool, next, "")
+	require.ErrorIs(t, migrate.Err(next.Version, older.Version, older.Differences), fault.ErrNotMigrated)
+
+	report := mustUpgrade(t, pool, next, migrate.Options{})
+	require.Equal(t, migrate.Report{From: schema.Version, To: next.Version, Previous: next.Previous()}, report)
+	require.NotEmpty(t, report.Previous)
+	requireWhole(t, pool, next)
+	require.Equal(t, before, rows(t, pool))
+	require.Equal(t, "build before", value[string](t, pool, "select claimant from metered.job_keys"))
+
+	require.True(t, command(t, c, "1").Replayed)
+	work(t, pool, c, "2")
+	again := pgtest.NewClient(t, pool, metered.Config{})
+	work(t, pool, again, "3") // a process that starts now
+	requireWork(t, pool, again, 3)
+	there, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+	require.NoError(t, err)
+	require.Equal(t, metered.MigrateReport{From: next.Version, To: next.Version}, there)
+
+	report.From = next.Version
+	require.Equal(t, report, mustUpgrade(t, pool, next, migrate.Options{}))
+	last := mustUpgrade(t, pool, next, migrate.Options{DropPrevious: true})
+	require.Equal(t, migrate.Report{From: next.Version, To: next.Version, Dropped: report.Previous}, last)
+	requireWhole(t, pool, next)
+	requireSame(t, fresh, pool)
+	_, err = metered.Do[any](t.Context(), pgtest.NewClient(t, pool, metered.Config{}), metered.Command{ID: "4"}, nil)
+	require.ErrorIs(t, err, metered.ErrSchemaVersion)
+	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+	require.ErrorIs(t, err, metered.ErrSchemaVersion)
+}
+
+func TestUpgrade_CanDropAtOnce(t *testing.T) {
+	t.Parallel()
+	next := pgtest.Next(t)
+	pool := pgtest.Open(t)
+	report := mustUpgrade(t, pool, next, migrate.Options{DropPrevious: true})
+	require.Equal(t, next.Previous(), report.Dropped)
+	requireSame(t, freshly(t, next), pool)
+}
+
+// Many processes of both builds migrate at once, while those of the build before write. One does the work.
+func TestUpgrade_IsMadeOnceWhileTheBuildBeforeWorks(t *testing.T) {
+	t.Parallel()
+	next := pgtest.Next(t)
+	pool := pgtest.OpenWith(t, pgtest.Options{MaxConns: 30})
+	c := pgtest.NewClient(t, pool, metered.Config{})
+	var mu sync.Mutex
+	from := make(map[int]int)
+	require.NoError(t, pgtest.InParallel(12, func(i int) error {
+		switch i % 3 {
+		case 0:
+			work(t, pool, c, fmt.Sprint(i))
+			return nil
+		case 1:
+			_, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+			return err
+		}
+		report, err := upgrade(t.Context(), pool, next, migrate.Options{})
+		mu.Lock()
+		defer mu.Unlock()
+		from[report.From]++
+		return err
+	}))
+	require.Equal(t, map[int]int{schema.Version: 1, next.Version: 3}, from)
+	requireWhole(t, pool, next)
+	requireWork(t, pool, c, 4)
+}
+
+// Whatever ends it in its middle leaves the version before, which works, and the next attempt is a whole upgrade.
+func TestUpgrade_InterruptedLeavesTheVersionBefore(t *testing.T) {
+	t.Parallel()
+	next := pgtest.Next(t)
+	fresh := freshly(t, next)
+	for what, interrupt := range map[string]func(t *testing.T, pool *pgxpool.Pool, cancel func()){
+		"its context": func(_ *testing.T, _ *pgxpool.Pool, cancel func()) { cancel() },
+		"its session": func(t *testing.T, pool *pgxpool.Pool, _ func()) {
+			execute(t, pool, "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'")
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Open(t)
+			c := pgtest.NewClient(t, pool, metered.Config{})
+			work(t, pool, c, "1")
+			before := catalog(t, pool)
+			// The new type is there, and the table that changes is locked.
+			holder, err := pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = holder.Rollback(context.Background()) }()
+			_, err = holder.Exec(t.Context(), "lock table metered.job_keys in share mode")
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := pgtest.Going(func() error {
+				_, err := upgrade(ctx, pool, next, migrate.Options{})
+				return err
+			})
+			pgtest.WaitQueued(t, pool, 1)
+			interrupt(t, pool, cancel)
+			require.Error(t, <-done)
+			require.NoError(t, holder.Rollback(t.Context()))
+			require.Equal(t, before, catalog(t, pool))
+			work(t, pool, c, "2")
+			mustUpgrade(t, pool, next, migrate.Options{DropPrevious: true})
+			requireSame(t, fresh, pool)
+			requireWork(t, pool, c, 2)
+		})
+	}
+}
+
+// A long transaction of the application's has a table: Migrate says so, and lets go again and again, so that nobody waits for
+// long behind it.
+func TestUpgrade_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	next := pgtest.Next(t)
+	pool := pgtest.Open(t)
+	long := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["application_name"] = "a long report" })
+	tx, err := long.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(ctx, "lock table metered.schema_version in share mode") // against which the new version's row waits
+	require.NoError(t, err)
+
+	waiting := make(chan string, 100)
+	done := pgtest.Going(func() error {
+		_, err := upgrade(ctx, pool, next, migrate.Options{OnWait: func(_ context.Context, what string) { waiting <- what }})
+		return err
+	})
+	require.Contains(t, <-waiting, "metered.schema_version, which process ")
+	require.Contains(t, <-waiting, " holds (a long report), in a transaction since ")
+	reading, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	_, err = pool.Exec(reading, "select from metered.ledger limit 1")
+	require.NoError(t, err)
+
+	// A second one says what it waits for, and gives up when its time is over.
+	until, cancel := context.WithCancel(ctx)
+	defer cancel()
+	_, err = upgrade(until, pool, next, migrate.Options{OnWait: func(context.Context, string) { cancel() }})
+	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "waiting for ")
+	select {
+	case err := <-done:
+		t.Fatalf("it did not wait: %v", err)
+	default:
+	}
+	require.Equal(t, schema.Version, examine(t, pool, next, "").Version)
+	require.NoError(t, tx.Rollback(ctx))
+	require.NoError(t, <-done)
+	requireWhole(t, pool, next)
+}
+
+// What a tool runs does the same as Migrate, under any name of the schema.
+func TestUpgrade_AsAFileDoesTheSame(t *testing.T) {
+	t.Parallel()
+	next := pgtest.Next(t)
+	fresh := freshly(t, next)
+	for _, name := range []string{"metered", "money_1"} {
+		n, err := schema.Parse(name)
+		require.NoError(t, err)
+		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+		apply := func(from int, drop bool) error {
+			_, err := pool.Exec(t.Context(), next.Script(n, from, drop, ""), pgx.QueryExecModeSimpleProtocol)
+			return err
+		}
+		execute(t, pool, schema.Current().Script(n, 0, false, ""))
+		require.NoError(t, apply(schema.Version, false))
+		require.ErrorContains(t, apply(schema.Version, false), "the schema is not of version")
+		require.Equal(t, next.Previous(), examine(t, pool, next, name).Previous)
+		execute(t, pool, "drop function "+name+".clock()")
+		require.NoError(t, apply(next.Version, false))
+		require.NoError(t, apply(next.Version, true))
+		s := examine(t, pool, next, name)
+		require.Empty(t, s.Differences)
+		require.Empty(t, s.Previous)
+		if name == "metered" {
+			requireSame(t, fresh, pool)
+		}
+	}
+}
+
+// The roles of the build before need no new grants, and get no more than they had. A view is as readable as it was.
+func TestUpgrade_RolesCanDoWhatTheyCould(t *testing.T) {
+	t.Parallel()
+	next := pgtest.Next(t)
+	n, err := schema.Parse("")
+	require.NoError(t, err)
+	pool := pgtest.Open(t)
+	usage := pgtest.AsRole(t, pool, nil, `grant usage on schema metered to $role; grant execute on function metered.usage to $role;
+		grant select on metered.schema_version to $role`)
+	sets := []struct {
+		role   *pgxpool.Pool
+		render func(string, string) (string, error)
+		set    schema.Role
+	}{{nil, metered.GrantSQL, schema.Application}, {nil, metered.GrantMaintenanceSQL, schema.Maintenance}, {nil, metered.GrantReportingSQL, schema.Reporting}}
+	for i := range sets {
+		sets[i].role = pgtest.AsRole(t, pool, sets[i].render, "")
+	}
+	// What is missing costs no role its rights.
+	execute(t, pool, "drop function metered.sweep_holds")
+	mustUpgrade(t, pool, next, migrate.Options{DropPrevious: true})
+	for _, s := range sets {
+		grant := func(_, role string) (string, error) {
+			return next.GrantSQL(n, s.set, pgx.Identifier{role}.Sanitize()), nil
+		}
+		require.Equal(t, rightsOf(t, pool, pgtest.AsRole(t, pool, grant, "")), rightsOf(t, pool, s.role))
+	}
+	c, err := metered.New(usage, metered.Config{})
+	require.NoError(t, err)
+	_, err = c.Budget.Usage(t.Context(), usage, budget.Query{Scope: "s"})
+	require.NoError(t, err)
+	_, err = c.Budget.Check(t.Context(), usage, budget.Charge{Scope: "s", Amount: 1})
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
+}
+
+// rightsOf are what a role may do in the schema.
+func rightsOf(t *testing.T, owner, role *pgxpool.Pool) string {
+	t.Helper()
+	name := value[string](t, role, "select current_user::text")
+	return value[string](t, owner, `select string_agg(what, chr(10) order by what) from (
+		select 'execute ' || p.oid::regprocedure as what from pg_proc p
+		where p.pronamespace = 'metered'::regnamespace and has_function_privilege($1::text, p.oid, 'execute')
+		union all
+		select x || ' ' || c.oid::regclass from pg_class c, unnest(array['select', 'insert', 'update', 'delete', 'truncate']) x
+		where c.relnamespace = 'metered'::regnamespace and c.relkind in ('r', 'v') and has_table_privilege($1::text, c.oid, x)) r`, name)
+}
+
+// A member of the owner upgrades for it, and whoever is neither is told so.
+func TestUpgrade_EverythingBelongsToTheOwnerOfTheTables(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	next := pgtest.Next(t)
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	owner := pgtest.AsRole(t, pool, nil, "grant create on database "+pgx.Identifier{pool.Config().ConnConfig.Database}.Sanitize()+" to $role")
+	mustUpgrade(t, owner, schema.Current(), migrate.Options{})
+	role := pgtest.AsRole(t, pool, nil, "grant usage on schema metered to $role; grant select on metered.schema_version to $role")
+	name := value[string](t, role, "select current_user::text")
+	role.Close()
+	stranger := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) {
+		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "set session authorization "+name)
+			return err
+		}
+	})
+	_, err := upgrade(ctx, stranger, next, migrate.Options{})
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
+	require.ErrorContains(t, err, "the schema belongs to the role")
+
+	mustUpgrade(t, pool, next, migrate.Options{}) // as a superuser
+	requireWhole(t, pool, next)
+	mustUpgrade(t, stranger, next, migrate.Options{}) // there is nothing left to do
+	execute(t, pool, "alter function metered.clock() owner to current_user")
+	require.Contains(t, fmt.Sprint(examine(t, pool, next, "").Differences), "function clock() has another owner")
+	require.Len(t, mustUpgrade(t, pool, next, migrate.Options{}).Repaired, 1)
+	requireWhole(t, pool, next)
+}
+
+// A version that was set back by hand is told from an earlier one by what is there.
+func TestUpgrade_RefusesAVersionThatWasSetBack(t *testing.T) {
+	t.Parallel()
+	next := pgtest.Next(t)
+	pool := freshly(t, next)
+	execute(t, pool, "update metered.schema_version set version = 1")
+	before := catalog(t, pool)
+	_, err := upgrade(t.Context(), pool, next, migrate.Options{})
+	s := examine(t, pool, next, "")
+	for _, err := range []error{err, migrate.Err(next.Version, s.Version, s.Differences)} {
+		require.ErrorIs(t, err, migrate.ErrDiffers)
+		require.ErrorContains(t, err, "type claimant is of a later version than schema_version says: it was set back")
+	}
+	require.Equal(t, before, catalog(t, pool))
+}
+
+// A server in another encoding than UTF-8 refuses what it has no character for.
+func TestUpgrade_IsASCII(t *testing.T) {
+	t.Parallel()
+	n, err := schema.Parse("")
+	require.NoError(t, err)
+	for _, r := range pgtest.Next(t).Script(n, schema.Version, true, "") {
+		require.Less(t, r, rune(128))
+	}
+}
