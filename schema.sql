@@ -323,11 +323,11 @@ $$;
 
 -- The versions of this schema that were installed; the last one is the greatest.
 create table metered.schema_version (
-    version    int primary key,         -- a version that was installed
-    applied_at timestamptz not null default clock_timestamp() -- when
+    version      int primary key,       -- a version that was installed
+    installed_at timestamptz not null default clock_timestamp() -- when
 );
 
-insert into metered.schema_version (version) values (3);
+insert into metered.schema_version (version) values (1);
 
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its
@@ -486,7 +486,7 @@ create table metered.hold_lines (
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null, -- what is held
     refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
-    opened_seq bigint,                  -- the entry that holds its units; null of a hold of version 1
+    opened_seq bigint    not null,      -- the entry that holds its units
     at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
     primary key (hold, scope)
 );
@@ -667,7 +667,7 @@ create table metered.operations (
     ats         timestamptz[],          -- the time of each entry
     holds       text[],                 -- JSON: what was placed, captured, released; and what it drew of wallets by a step of its own
     refusal     json,                   -- of one that was refused: why; its result is empty
-    name        text collate "C",       -- what the command is; null for none, and of a record of version 1
+    name        text collate "C",       -- what the command is; null for none
     jobs        bigint[],               -- the ids of River's jobs that it made
     primary key (namespace, id)
 );
@@ -2298,13 +2298,9 @@ declare
     k       record;
     part    bigint;
 begin
-    if exists (select from metered.lots l where l.scope = tip.scope and l.open and l.no is distinct from made) then
-        raise exception 'a build of version 1 has charged the wallet' using errcode = '55000', detail = tip.scope;
-    end if;
     if tip.held = 0 then
         return;
     end if;
-    update metered.hold_lines l set opened_seq = -l.hold where l.scope = tip.scope and l.open > 0 and l.opened_seq is null;
     for k in
         select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0
         union all
@@ -7472,8 +7468,7 @@ $$;
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
--- command that was refused, whose transaction was rolled back; the result is empty, which a build that knows
--- no refusals cannot take for an answer.
+-- command that was refused, whose transaction was rolled back; the result is empty.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
@@ -8137,7 +8132,7 @@ from metered.lease_spends s;
 create view metered.operations_words as
 select o.namespace,                             -- keeps the ids of tenants apart
     o.id,                                       -- chosen by the caller
-    o.name,                                     -- what the command is; null of a usage event, and of a record of version 1
+    o.name,                                     -- what the command is; null of a usage event
     case when o.refusal is null then 'committed' else 'refused' end as state, -- what became of it
     o.at,                                       -- when it was completed
     o.issued_at,                                -- the time that the id carries, if it does
@@ -8246,7 +8241,7 @@ comment on type metered.counted is 'For functions of ours. What a limit that is 
 comment on type metered.hold_terms is 'For functions of ours. What an entry that holds units says of the hold: its id, and when it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is what counts as now, if the caller has read the clock under the locks.';
 comment on table metered.schema_version is 'The versions of this schema that were installed; the last one is the greatest.';
 comment on column metered.schema_version.version is 'a version that was installed';
-comment on column metered.schema_version.applied_at is 'when';
+comment on column metered.schema_version.installed_at is 'when';
 comment on table metered.ledger is 'The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed. Each entry carries its scope''s totals after it, so the state of a scope is its last entry, and the spending inside a window is a difference of two entries instead of a sum over many. Wide columns first: no padding between them.';
 comment on column metered.ledger.seq is '1, 2, 3 and so on in the scope, without a gap';
 comment on column metered.ledger.amount is '0 for a clock repair and a close';
@@ -8329,7 +8324,7 @@ comment on column metered.hold_lines.open is 'counted in the scope''s held';
 comment on column metered.hold_lines.due is 'holds.due';
 comment on column metered.hold_lines.scope is 'what is held';
 comment on column metered.hold_lines.refunded is 'of captured, what was given back by refund_holds';
-comment on column metered.hold_lines.opened_seq is 'the entry that holds its units; null of a hold of version 1';
+comment on column metered.hold_lines.opened_seq is 'the entry that holds its units';
 comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
 comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
 comment on column metered.lots.no is 'the number of the lot';
@@ -8417,7 +8412,7 @@ comment on column metered.operations.seqs is 'the number of each entry';
 comment on column metered.operations.ats is 'the time of each entry';
 comment on column metered.operations.holds is 'JSON: what was placed, captured, released; and what it drew of wallets by a step of its own';
 comment on column metered.operations.refusal is 'of one that was refused: why; its result is empty';
-comment on column metered.operations.name is 'what the command is; null for none, and of a record of version 1';
+comment on column metered.operations.name is 'what the command is; null for none';
 comment on column metered.operations.jobs is 'the ids of River''s jobs that it made';
 comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
@@ -8476,7 +8471,7 @@ comment on function metered.find_job_key(text, text) is 'The record of a key, or
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
-comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back; the result is empty, which a build that knows no refusals cannot take for an answer.';
+comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back; the result is empty.';
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command; running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.';
@@ -8576,7 +8571,7 @@ comment on column metered.lease_spends_words.reason is 'why';
 comment on view metered.operations_words is 'Commands that committed, and refusals that were to be remembered; usage events, too. Without the input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads an index; everything else reads all records.';
 comment on column metered.operations_words.namespace is 'keeps the ids of tenants apart';
 comment on column metered.operations_words.id is 'chosen by the caller';
-comment on column metered.operations_words.name is 'what the command is; null of a usage event, and of a record of version 1';
+comment on column metered.operations_words.name is 'what the command is; null of a usage event';
 comment on column metered.operations_words.state is 'what became of it';
 comment on column metered.operations_words.at is 'when it was completed';
 comment on column metered.operations_words.issued_at is 'the time that the id carries, if it does';
@@ -8645,32 +8640,31 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_fits,absence,add_lot,admit,after_due,after_due_lots,after_minima,announce,announced,append,
-            append_lot,as_far_as_admitted,balance,base,begin_command,block_commit,bound_lock_wait,by_system,
-            capture_holds,capture_lots,capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,
-            check_charge,check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,
-            collided,complete_command,consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,
-            cross_lowered,cross_thresholds,crossed_at,debt,draw,due_after,due_holds,due_lots,due_minima,
-            due_parts,end_line,end_lot,end_lots,end_minima,end_minima_of,end_named,ends_per_call,entry_for_write,
-            expire_and_check,expire_due,expire_hold,expire_rows,extend_holds,family,find_job_key,find_lot,
-            finish_command,first_due,first_for_write,fits,fits_at,fits_origin,free_lines,free_lots,fresh,
-            give_back,goes_on,gone_on,grant_lot,held_here,hold_as_json,hold_json,inspect_token,judge,keep_memory,
-            kept_told,key_fits,lags,lapsing,last_entry,later_due,lease_key,lease_to_settle,leased,leaves_at,
-            line_json,lock_all,lock_all_scopes,lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,
-            lock_scopes,look_place,lots_now,memory_kept,minima,minima_leave,minima_to_come,mint_tokens,
-            missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,of_spent,old_lot,
-            one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,owe,owed_before,own_entry,
-            pass_ended,pay_back,period_at,periods_of,place,placed_before,post,purge_holds,purge_job_keys,
-            purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,rearmed,receive_child,
-            recorded_events,recorded_meanwhile,refund,refund_end,refund_fate,refund_hold,refund_holds,refund_lots,
-            refund_parts,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,release_holds,
-            release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,retire_scopes,
-            revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle,
-            settle_away,settle_lease,shorter,spend,spend_range,spent_limits,spent_since,sweep_holds,sweep_lots,
-            take_back,take_lots,threshold_key,tip,tip_for_write,told_by_another_clock,told_lots,told_until,
-            try_each,try_keys,unbound_lock_wait,unfinished,unsettled_spends,untold,untold_crossing,untold_json,
-            usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,
-            write_charges,write_exact,write_plain,written_here}')
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_fits,absence,add_lot,admit,after_due,after_minima,announce,announced,append,append_lot,as_far_as_admitted,
+            balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,
+            capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,
+            check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
+            consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,
+            crossed_at,debt,draw,due_after,due_holds,due_lots,due_minima,end_line,end_lot,end_minima,end_minima_of,
+            end_named,ends_per_call,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,
+            extend_holds,family,find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_at,
+            fits_origin,free_lines,free_lots,fresh,give_back,goes_on,gone_on,grant_lot,held_here,hold_as_json,
+            hold_json,inspect_token,keep_memory,kept_told,key_fits,lags,lapsing,last_entry,later_due,lease_key,
+            lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,
+            lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,lots_now,minima,minima_leave,
+            mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,
+            of_spent,old_lot,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,owe,
+            owed_before,own_entry,pass_ended,pay_back,period_at,periods_of,place,placed_before,purge_holds,
+            purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,
+            rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_fate,refund_hold,refund_holds,
+            refund_lots,refund_parts,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
+            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
+            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,
+            settle,settle_away,settle_lease,shorter,spend,spend_range,spent_limits,spent_since,sweep_holds,
+            sweep_lots,take_back,take_lots,threshold_key,told_by_another_clock,told_lots,told_until,try_each,
+            try_keys,unbound_lock_wait,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,
+            usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
+            write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop
