@@ -133,7 +133,7 @@ func TestSweep_EndsLotsThatAreDue(t *testing.T) {
 	require.Contains(t, report.ok("top", "--count", "1"), "lots of wallets ended and not swept 1, the oldest 1h")
 	l := as(t, pool, metered.GrantSQL)
 	require.Equal(t, 0.0, l.object("sweep", "--no-lots")["lots"].(map[string]any)["ended"])
-	require.Equal(t, 1.0, l.object("sweep")["lots"].(map[string]any)["ended"], "that of ann is drawn empty, or was held by her session")
+	require.Equal(t, 2.0, l.object("sweep")["lots"].(map[string]any)["ended"], "bob's, and ann's gift, to which her session's hold gave back 6")
 	require.Contains(t, l.ok("sweep"), "lots    0     0")
 	require.Equal(t, []any{5.0}, values(report.objects("lots", "user/bob"), "lapsed"))
 	require.NotContains(t, report.ok("top", "--count", "1"), "lots of wallets")
