@@ -378,6 +378,7 @@ func TestUpgrade_RolesCanDoWhatTheyCould(t *testing.T) {
 	pool := pgtest.Open(t)
 	usage := pgtest.AsRole(t, pool, nil, `grant usage on schema metered to $role; grant execute on function metered.usage to $role;
 		grant select on metered.schema_version to $role`)
+	view := pgtest.AsRole(t, pool, nil, "grant usage on schema metered to $role; grant select on metered.tokens_words to $role")
 	sets := []struct {
 		role   *pgxpool.Pool
 		render func(string, string) (string, error)
@@ -395,6 +396,7 @@ func TestUpgrade_RolesCanDoWhatTheyCould(t *testing.T) {
 		}
 		require.Equal(t, rightsOf(t, pool, pgtest.AsRole(t, pool, grant, "")), rightsOf(t, pool, s.role))
 	}
+	require.Zero(t, value[int](t, view, "select count(*) from metered.tokens_words"))
 	c, err := metered.New(usage, metered.Config{})
 	require.NoError(t, err)
 	_, err = c.Budget.Usage(t.Context(), usage, budget.Query{Scope: "s"})
