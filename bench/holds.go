@@ -129,7 +129,7 @@ with placed as (
         1, 'h', '', 'load-' || $1 || '-' || g, '', '', array[$3::bigint]
     from generate_series(1, $2::int) g returning no, due, placed_at),
 lines as (
-    insert into metered.hold_lines (hold, key, amount, open, due, scope) select p.no, $3, 1, 1, p.due, $1 from placed p),
+    insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) select p.no, $3, 1, 1, p.due, $1, 1 from placed p),
 events as (
     insert into metered.hold_events (hold, at, deadline, version, kind) select p.no, p.placed_at, p.due, 1, 'h' from placed p)
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)

@@ -156,7 +156,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	pool, l, clock := open(t)
 	mustCharge(t, pool, l, "a", 2)
 	execute(t, pool, `update metered.ledger set held = 5, next_due = $1, hold = 'h', namespace = 'n', operation = 'o'`, start.Add(time.Minute))
-	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 0, 5, 5, $1, 'a')`, start.Add(time.Minute))
+	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) values (1, 0, 5, 5, $1, 'a', 1)`, start.Add(time.Minute))
 	clock.Advance(time.Second)
 	hourly, brief, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10, Window: 10 * time.Second}, budget.Lifetime(10)
 	due := time.Minute - time.Second

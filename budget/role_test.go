@@ -256,7 +256,7 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 	// So much spent and held that the sum of both would not fit.
 	execute(t, pool, `insert into metered.ledger (scope, seq, kind, amount, at, spent, refunded, credited, held, epoch, next_due)
 		values ('full', 1, 'c', 1, $1, $2, 0, 0, 100, 0, $1::timestamptz + interval '1 hour')`, start, int64(math.MaxInt64-50))
-	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 0, 100, 100, $1, 'full')`, start.Add(time.Hour))
+	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) values (1, 0, 100, 100, $1, 'full', 1)`, start.Add(time.Hour))
 	var full *budget.ExceededError
 	for _, limit := range append(limits, budget.Prepaid(), budget.PerWindow(0, time.Hour)) {
 		_, err := charge(ctx, pool, l, "full", budget.MaxAmount, limit)

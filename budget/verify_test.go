@@ -88,9 +88,9 @@ func TestVerify_NamesEveryKindOfDifference(t *testing.T) {
 		{`insert into metered.refund_sum values (1, 1, 2, 'a')`, []string{"256 refund sum of level 2"}},
 		{update + `refunded = refunded + 100 where scope = 'a' and seq = 24`, []string{"24 refunded", "24 refunded"}},
 		{update + `spent = -9, amount = -9 where scope = 'a' and seq = 1`, []string{"1 amount", "1 spent", "1 refunded", "2 spent"}},
-		{`insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 1, 3, 3, now(), 'a')`, []string{"24 units of open holds"}},
-		{`insert into metered.hold_lines (hold, key, amount, open, due, scope) values (1, 1, 3, -3, now(), 'a')`, []string{"24 units of open holds", "24 hold lines"}},
-		{`insert into metered.hold_lines (hold, key, amount, open, captured, due, scope) values (1, 1, 3, 0, -3, now(), 'a')`, []string{"24 hold lines"}},
+		{`insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) values (1, 1, 3, 3, now(), 'a', 1)`, []string{"24 units of open holds"}},
+		{`insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) values (1, 1, 3, -3, now(), 'a', 1)`, []string{"24 units of open holds", "24 hold lines"}},
+		{`insert into metered.hold_lines (hold, key, amount, open, captured, due, scope, opened_seq) values (1, 1, 3, 0, -3, now(), 'a', 1)`, []string{"24 hold lines"}},
 		{`update metered.refund_sum set amount = 4; ` + update + `refunded = 4, amount = case when seq = 21 then 4 else amount end
 			where scope = 'a' and seq >= 21`, []string{"17 refunds"}},
 	} {

@@ -30,7 +30,7 @@ func (f *fixture) crowd(scope string, n int, due time.Duration, open bool) {
 			insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
 			select $4::timestamptz, $5::timestamptz, $5, $5, 1, 'h', 'crowd', $1::text || '/' || $5::text || '/' || g, '', '\x00', array[$2::bigint] from generate_series(1, $3::int) g
 			returning no)
-		insert into metered.hold_lines (hold, key, amount, open, due, scope) select no, $2::bigint, 1, 1, $5, $1 from h`,
+		insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) select no, $2::bigint, 1, 1, $5, $1, 1 from h`,
 		`insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
 		select coalesce(max(seq), 0) + 1, $3::int, $4::timestamptz, coalesce(max(spent), 0), 0, 0,
 			coalesce((select held from metered.ledger where scope = $1 order by seq desc limit 1), 0) + $3::int, 0, 'h', $1::text,

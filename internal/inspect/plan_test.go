@@ -39,8 +39,8 @@ insert into metered.operations (namespace, id, at, fingerprint, result, scopes, 
 insert into metered.holds (placed_at, deadline, due, ceiling, ended_at, version, state, pending, tenant, id, holder, fingerprint, keys)
     select t.at, t.at, t.at, 'infinity', case when g % 10 <> 0 then t.at end, 1, case when g % 10 = 0 then 'h' else 'c' end::"char", g % 10 = 0, 't' || g % 5, 'h' || g, 'ann', '', array[1]
     from generate_series(1, $entries / 10) g, lateral (select now() + case when g % 20 = 0 then interval '-1 h' else interval '2 h' end + g * interval '1 ms' as at) t;
-insert into metered.hold_lines (hold, key, amount, open, due, scope)
-    select h.no, 1, 1, case when h.state = 'h' then 1 else 0 end, h.due, 'org/' || 1 + h.no % 3 from metered.holds h;
+insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
+    select h.no, 1, 1, case when h.state = 'h' then 1 else 0 end, h.due, 'org/' || 1 + h.no % 3, 1 from metered.holds h;
 insert into metered.hold_events (hold, at, deadline, version, kind, detail) select h.no, h.placed_at, h.deadline, 1, 'h', '{"lines":[]}' from metered.holds h;
 insert into metered.leases (opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, mode, scope, owner)
     select now(), now() + case when g % 200 = 0 then interval '-1 min' else interval '1 h' end, case when g % 100 <> 0 then now() end, 10, case when g % 100 <> 0 then 5 end, g, g, 's', 'org/' || 1 + g % 3, 'p'
