@@ -4323,7 +4323,8 @@ begin
         looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
         foreach l in array charge.limits loop
             i := i + 1;
-            room := least(room, l.max - looked.used[i] - looked.held[1]);
+            -- What is left may be beyond 64 bits, after large credits. A lease has at most 2^53 units.
+            room := least(room, greatest(-1, least(9007199254740992, l.max::numeric - looked.used[i] - looked.held[1])))::bigint;
         end loop;
         used := looked.used;
         held := looked.held[1];
@@ -5071,6 +5072,7 @@ declare
     before  text;
     r       metered.resources;
     tip     metered.ledger;
+    fences  bigint[];
     missing boolean := false;
 begin
     if array_lower(scopes, 1) <> 1
@@ -5082,8 +5084,24 @@ begin
     end if;
     perform metered.require(retiring is not null and cardinality(scopes) between 1 and 64
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+    if retiring then
+        -- A spend from a lease takes no lock of its scope, so the leases end with the scope. A lease's lock comes before its scope's.
+        fences := array(select y.fence from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's');
+        if fences <> '{}' then
+            perform metered.lock_keys(fences, wait_ms);
+        end if;
+    end if;
     perform metered.lock_all_scopes(scopes, null, wait_ms);
     clk := metered.clock();
+    if retiring then
+        if exists (select from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's' and y.fence <> all (fences)) then
+            perform metered.collided();     -- it was opened meanwhile
+        end if;
+        -- FOR UPDATE is what a spend with an older snapshot meets.
+        perform from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') for update;
+        update metered.leases y set ends_at = clk
+        where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
+    end if;
     for scope in select distinct u from unnest(scopes) u order by u loop
         r := metered.resource_for_write(scope, wait_ms);
         if r.scope is null then

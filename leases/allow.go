@@ -202,7 +202,7 @@ func (l Limiter) slow(ctx context.Context, n int64) error {
 func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error {
 	charges := make([]budget.Charge, len(slots))
 	for i, s := range slots {
-		charges[i] = budget.Charge{Scope: s.scope, Amount: amounts[i], Limits: s.limits, MustExist: s.exist}
+		charges[i] = budget.Charge{Scope: s.scope, Amount: amounts[i], Limits: s.limits, MustExist: s.exist, Note: p.note()}
 	}
 	call, err := prepare(p.ledger, charges...)
 	if err != nil {
@@ -248,6 +248,22 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	for _, s := range slots {
 		err = s.unavailable(err)
 	}
+	return unreachable(err)
+}
+
+// note names the process as the actor of a call that is nobody else's, where the ledger demands an actor.
+func (p *Pool) note() (n budget.Note) {
+	if p.cfg.Ledger.RequireActor {
+		n.Actor = p.cfg.Owner
+	}
+	return n
+}
+
+// unreachable is ErrUnavailable where the database could not be asked. An answer of the database, such as budget.ErrClock, stays as it is.
+func unreachable(err error) error {
+	if fault.Code(err) != "" && !fault.Retryable(err) {
+		return err
+	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
@@ -258,7 +274,7 @@ func (s *slot) away() error {
 	if s.failed == nil || time.Since(s.failure) >= failurePause {
 		return nil
 	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, s.failed)
+	return unreachable(s.failed)
 }
 
 // unavailable takes note that the database could not be asked.

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/schema"
@@ -63,7 +64,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 		mode = "memory"
 	}
 	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.Least, Share: s.rule.Share, TTL: s.rule.TTL}
-	call, err := prepare(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.exist})
+	call, err := prepare(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.exist, Note: p.note()})
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +83,9 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	}
 	if err = p.call(ctx, p.own, scan, p.sql.open, args(false)...); sqlstate.Of(err) == sqlstate.Crossing {
 		err = p.told(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) }, p.sql.open, args(true)...)
+	}
+	if known := call.Failed(err); err != nil && fault.Code(known) != "" {
+		return nil, known
 	}
 	if err != nil {
 		return nil, failed("open a lease", err)

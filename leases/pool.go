@@ -97,7 +97,11 @@ func (p *Pool) rule(scope string) *Rule {
 }
 
 func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (*slot, error) {
-	call, err := prepare(p.ledger, *c)
+	checked := *c
+	if memory {
+		checked.Note = p.note()
+	}
+	call, err := prepare(p.ledger, checked)
 	if err != nil {
 		return nil, err
 	}

@@ -48,7 +48,8 @@ begin
         looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
         foreach l in array charge.limits loop
             i := i + 1;
-            room := least(room, l.max - looked.used[i] - looked.held[1]);
+            -- What is left may be beyond 64 bits, after large credits. A lease has at most 2^53 units.
+            room := least(room, greatest(-1, least(9007199254740992, l.max::numeric - looked.used[i] - looked.held[1])))::bigint;
         end loop;
         used := looked.used;
         held := looked.held[1];

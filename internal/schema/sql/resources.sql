@@ -124,12 +124,29 @@ declare
     before  text;
     r       metered.resources;
     tip     metered.ledger;
+    fences  bigint[];
     missing boolean := false;
 begin
     perform metered.require(retiring is not null and cardinality(scopes) between 1 and 64
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
+    if retiring then
+        -- A spend from a lease takes no lock of its scope, so the leases end with the scope. A lease's lock comes before its scope's.
+        fences := array(select y.fence from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's');
+        if fences <> '{}' then
+            perform metered.lock_keys(fences, wait_ms);
+        end if;
+    end if;
     perform metered.lock_all_scopes(scopes, null, wait_ms);
     clk := metered.clock();
+    if retiring then
+        if exists (select from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's' and y.fence <> all (fences)) then
+            perform metered.collided();     -- it was opened meanwhile
+        end if;
+        -- FOR UPDATE is what a spend with an older snapshot meets.
+        perform from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') for update;
+        update metered.leases y set ends_at = clk
+        where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
+    end if;
     for scope in select distinct u from unnest(scopes) u order by u loop
         r := metered.resource_for_write(scope, wait_ms);
         if r.scope is null then

@@ -1,0 +1,108 @@
+package leases_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/leases"
+)
+
+// A scope that is retired ends its leases: no unit is spent after it, at any isolation level, also while spends run.
+func TestRetire_EndsTheLeasesOfItsScope(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t)
+			in := func(g func(tx pgx.Tx) error) error { return pgx.BeginFunc(f.Context(), f.db, g) }
+			require.NoError(t, in(func(tx pgx.Tx) error { _, err := f.ledger.Create(f.Context(), tx, "hot"); return err }))
+			p := f.pool(leases.Rule{Least: 1000})
+			c := charge(1, budget.Lifetime(1<<40))
+			c.MustExist = true
+			f.warm(p, c)
+			var spending sync.WaitGroup
+			for range 4 {
+				spending.Go(func() {
+					for {
+						if _, err := f.spend(p, level, c); err != nil {
+							if sqlstate.Collided(err) {
+								continue
+							}
+							if !errors.Is(err, budget.ErrScopeRetired) {
+								t.Error(err)
+							}
+							return
+						}
+					}
+				})
+			}
+			for {
+				err := in(func(tx pgx.Tx) error { _, err := f.ledger.Retire(f.Context(), tx, "hot"); return err })
+				if !errors.Is(err, budget.ErrSerialization) {
+					require.NoError(t, err)
+					break
+				}
+			}
+			spending.Wait()
+			var late int
+			require.NoError(t, f.db.QueryRow(f.Context(), `select count(*) from metered.lease_spends s, metered.resources r where s.at > r.retired_at`).Scan(&late))
+			require.Zero(t, late)
+		})
+	}
+}
+
+// Where each write needs an actor, slices are opened all the same, in the name of their process, and a charge without an actor is refused.
+func TestCharge_WhereAnActorIsRequired(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Open(t)
+	strict := budget.Config{RequireActor: true}
+	ledger, err := budget.New(strict)
+	require.NoError(t, err)
+	f := &fixture{t, db, ledger}
+	p, err := leases.New(db, leases.Config{Ledger: strict, Rules: []leases.Rule{{}}, Owner: "process"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(context.Background()) })
+	c := charge(1, budget.Lifetime(1<<40))
+	c.Note.Actor = "ann"
+	f.warm(p, c)
+	_, err = f.spend(p, pgx.ReadCommitted, charge(1, budget.Lifetime(1<<40)))
+	require.ErrorIs(t, err, budget.ErrArgument)
+	require.NoError(t, p.Allow(t.Context(), charge(1, budget.Lifetime(1<<30))), "the process is the actor")
+}
+
+// The answer of a database that was asked is not "unavailable".
+func TestAllow_AClockThatIsBehindIsNoUnreachableDatabase(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	c := charge(1, budget.PerWindow(100, time.Hour))
+	pgtest.SetClock(t, f.db, time.Now().Add(time.Hour))
+	require.NoError(t, pgx.BeginFunc(f.Context(), f.db, func(tx pgx.Tx) error { _, err := f.ledger.Charge(f.Context(), tx, c); return err }))
+	pgtest.SetClock(t, f.db, time.Now())
+	p := f.pool(leases.Rule{})
+	for range 5 {
+		err := p.Allow(f.Context(), c)
+		require.ErrorIs(t, err, budget.ErrClock)
+		require.NotErrorIs(t, err, leases.ErrUnavailable)
+	}
+}
+
+// A scope with as much credit as fits can be leased.
+func TestCharge_OfAVeryGreatCredit(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	_, err := f.db.Exec(t.Context(), `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
+		values (1, 1, clock_timestamp(), 0, 0, $1, 0, 0, 'd', 'hot')`, int64(math.MaxInt64-1))
+	require.NoError(t, err)
+	p := f.pool(leases.Rule{})
+	f.warm(p, charge(1, budget.CreditLine(1<<50)))
+}
