@@ -2,6 +2,8 @@ package metered_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -108,7 +112,7 @@ func TestClient_WorksOnTheVersionAfterIts(t *testing.T) {
 	require.ErrorIs(t, do(t, newClient(t, pool, metered.Config{}), "op"), metered.ErrSchemaVersion)
 }
 
-// A look that fails is no answer: the call goes on, and the next one looks again.
+// Without a look there is no call: it fails with what kept it from looking, and the next one looks again.
 func TestClient_LooksAgainIfItCouldNot(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Open(t)
@@ -120,7 +124,7 @@ func TestClient_LooksAgainIfItCouldNot(t *testing.T) {
 	require.NoError(t, err)
 	w.Each(nil)
 	for _, id := range []string{"a", "b"} {
-		require.NoError(t, do(t, c, id))
+		require.ErrorIs(t, do(t, c, id), metered.ErrNotGranted)
 	}
 	require.Equal(t, 2, looks(w))
 	execute(t, owner, "grant select on metered.schema_version to "+role)
@@ -130,8 +134,8 @@ func TestClient_LooksAgainIfItCouldNot(t *testing.T) {
 	require.Equal(t, 3, looks(w))
 }
 
-// The caller of DoTx has the only connection.
-func TestClient_DoesNotWaitForASecondConnection(t *testing.T) {
+// The caller of DoTx has the only connection, and the look is taken on that. It leaves the transaction as it was.
+func TestClient_LooksOnTheConnectionOfTheCall(t *testing.T) {
 	t.Parallel()
 	pool, w := pgtest.Tap(t, pgtest.Open(t), func(cfg *pgxpool.Config) { cfg.MaxConns = 1; unprepared(cfg) })
 	c, err := metered.New(pool, metered.Config{})
@@ -140,15 +144,91 @@ func TestClient_DoesNotWaitForASecondConnection(t *testing.T) {
 	defer cancel()
 	w.Each(nil)
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := metered.DoTx[any](ctx, c, tx, metered.Command{ID: "op"}, nil)
+		_, err := tx.Exec(ctx, "set local search_path = metered")
 		require.NoError(t, err)
+		_, err = metered.DoTx[any](ctx, c, tx, metered.Command{ID: "op"}, nil)
+		require.NoError(t, err)
+		require.Equal(t, "metered", queryRow[string](t, tx, "show search_path"))
 		_, err = c.Lookup(ctx, tx, "", "op")
 		return err
 	}))
-	require.Zero(t, looks(w))
 	_, err = c.Lookup(ctx, pool, "", "op")
 	require.NoError(t, err)
 	require.Equal(t, 1, looks(w))
+	for name, db := range map[string]budget.Querier{"a pool": pool, "only queries": struct{ budget.Querier }{pool}} {
+		c, err := metered.New(pool, metered.Config{})
+		require.NoError(t, err)
+		_, err = c.Lookup(ctx, db, "", "op")
+		require.NoError(t, err, name)
+	}
+	require.Equal(t, 3, looks(w))
+}
+
+// A build that the schema is too old for makes nothing, however busy the pool is, however slow the look, and whoever has left.
+func TestClient_MakesNothingBeforeItHasLooked(t *testing.T) {
+	t.Parallel()
+	const callers = 4
+	owner, _ := setUp(t, metered.Config{})
+	execute(t, owner, "alter table metered.hold_lines drop column refunded") // which these calls would not miss
+	pool := pgtest.Reopen(t, owner, func(cfg *pgxpool.Config) { cfg.MaxConns = callers })
+	doOne := func(ctx context.Context, c *metered.Client, id string) error {
+		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: id}, upload(id))
+		return err
+	}
+	doTx := func(ctx context.Context, c *metered.Client, id string) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: id, Input: id}, upload(id))
+			return err
+		})
+	}
+	open := func(ctx context.Context, c *metered.Client, id string) error {
+		_, err := metered.Open[string](ctx, c, metered.Reservation{ID: id, Lines: []holds.Line{{Scope: "s", Amount: 1}}})
+		return err
+	}
+	for _, test := range []struct {
+		name string
+		call func(context.Context, *metered.Client, string) error
+	}{{"DoTx", doTx}, {"Do", doOne}, {"Open", open}} {
+		name, call := test.name, test.call
+		// All connections are the callers' own, and more of them wait.
+		c := newClient(t, pool, metered.Config{})
+		inParallel(3*callers, func(i int) {
+			if err := call(t.Context(), c, fmt.Sprint(name, i)); !errors.Is(err, metered.ErrNotMigrated) {
+				t.Errorf("%s with a full pool: %v", name, err)
+			}
+		})
+		// The look does not end in time, or whoever takes it leaves. Then another one takes it, and it is decided.
+		slow, err := owner.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = slow.Exec(t.Context(), "lock table metered.schema_version in access exclusive mode")
+		require.NoError(t, err)
+		inParallel(callers, func(i int) {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			if err := call(ctx, c, fmt.Sprint(name, " slow ", i)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s with a slow look: %v", name, err)
+			}
+		})
+		leaving, leave := context.WithCancel(t.Context())
+		left := pgtest.Going(func() error { return call(leaving, c, name+" left") })
+		pgtest.WaitQueued(t, owner, 1)
+		var stayed []<-chan error
+		for i := range callers - 1 {
+			stayed = append(stayed, pgtest.Going(func() error { return call(t.Context(), c, fmt.Sprint(name, " stayed ", i)) }))
+		}
+		pgtest.WaitFor(t, "all connections to be taken", func() bool { return pool.Stat().AcquiredConns() == callers })
+		leave()
+		require.ErrorIs(t, <-left, context.Canceled, name)
+		require.NoError(t, slow.Rollback(t.Context()))
+		for _, err := range stayed {
+			require.ErrorIs(t, <-err, metered.ErrNotMigrated, name)
+		}
+	}
+	for _, table := range []string{"uploads", "metered.operations", "metered.holds"} {
+		require.Zero(t, count(t, owner, table), table)
+	}
+	execute(t, owner, "alter table metered.hold_lines add column refunded bigint not null default 0")
+	require.NoError(t, doOne(t.Context(), newClient(t, pool, metered.Config{}), "now"))
 }
 
 // dropFunctions drops all of that name, also one that only the build before calls.

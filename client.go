@@ -129,7 +129,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if cfg.Leases != nil && leaseSchema(cfg.Leases) != name {
 		return nil, invalid("Config.Leases", "is of schema %q, want %q", leaseSchema(cfg.Leases), name)
 	}
-	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), schema: name, check: migrate.NewCheck(schema.Current(), pool, name), sql: statements{
+	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), schema: name, check: migrate.NewCheck(schema.Current(), name), sql: statements{
 		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), purgeable: name.SQL(purgeableSQL), notify: notifyJobs(cfg.River),
 	}}
 	if err := c.checkNotify(); err != nil {
@@ -137,7 +137,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	}
 	c.engine = command.New(pool, command.Config{
 		Schema: name, LockTimeout: cfg.LockTimeout, MaxFuture: cfg.MaxFuture, ResolveTimeout: cfg.ResolveTimeout, MaxAttempts: cfg.MaxAttempts,
-		Observer: c.observer,
+		Observer: c.observer, Usable: c.check.Usable,
 	})
 	if err := c.setUpPieces(); err != nil {
 		return nil, err

@@ -18,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/purge"
+	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/tokens"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -52,7 +53,11 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	if err := checkID(namespace, id); err != nil {
 		return Operation{}, err
 	}
-	if err := c.check.Usable(ctx, true); err != nil {
+	var at schema.DB = c.pool
+	if own, ok := db.(schema.DB); ok {
+		at = own
+	}
+	if err := c.check.Usable(ctx, at); err != nil {
 		return Operation{}, err
 	}
 	var rec command.Record
@@ -136,7 +141,7 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	if err := o.Check(errArgument); err != nil {
 		return 0, err
 	}
-	if err := c.check.Usable(ctx, true); err != nil {
+	if err := c.check.Usable(ctx, pool); err != nil {
 		return 0, err
 	}
 	deleted, err := o.Run(ctx, c.observer, "operations", pool, c.sql.purgeable, c.sql.purge, c.cfg.LockTimeout.Milliseconds())

@@ -134,10 +134,6 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 	defer func() { c.ended(ctx, span, op, tx != nil, returned, err) }()
 	op, err = c.prepare(cmd, encoded(fn, &out.Result))
 	if err == nil {
-		if err = c.check.Usable(ctx, tx != nil); err != nil {
-			returned = true
-			return Outcome[R]{}, err
-		}
 		err = op.run(ctx, tx)
 		c.check.Doubt(err)
 	}

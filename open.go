@@ -145,9 +145,6 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 	if err != nil {
 		return nil, err
 	}
-	if err := c.check.Usable(ctx, false); err != nil {
-		return nil, err
-	}
 	var refusal error
 	began := time.Now()
 	step := command.Judged(call, &refusal, func(all []holds.Hold) { s.hold = all[0] })

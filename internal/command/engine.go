@@ -4,6 +4,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -26,6 +27,8 @@ type Config struct {
 	LockTimeout, MaxFuture, ResolveTimeout time.Duration
 	MaxAttempts                            int
 	Observer                               *observed.To
+	// Usable refuses operations on a schema that they cannot succeed on, before they begin on the connection. nil refuses none.
+	Usable func(ctx context.Context, db schema.DB) error
 }
 
 // Engine runs commands on a pool.
@@ -42,6 +45,9 @@ type statements struct{ begin, complete, finish, lockAll string }
 // New returns an Engine.
 func New(pool *pgxpool.Pool, cfg Config) *Engine {
 	n := cfg.Schema
+	if cfg.Usable == nil {
+		cfg.Usable = func(context.Context, schema.DB) error { return nil }
+	}
 	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), sql: statements{
 		begin: n.SQL(beginSQL), complete: n.SQL(completeSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
@@ -257,7 +263,10 @@ func (e *Engine) own(ctx context.Context, op *Operation, taken *bool) attempt {
 		return attempt{err: fmt.Errorf("metered: connect: %w", err)}
 	}
 	defer conn.Release()
-	a := e.attempt(ctx, op, &owned{conn: conn, op: op}, taken)
+	a := attempt{err: e.cfg.Usable(ctx, conn)}
+	if a.err == nil {
+		a = e.attempt(ctx, op, &owned{conn: conn, op: op}, taken)
+	}
 	a.over(ctx, conn)
 	if a.ending && a.err != nil && !a.unknown && conn.Conn().IsClosed() {
 		a.err = &fault.Lost{Err: a.err} // without an error of the function
@@ -315,6 +324,9 @@ func (e *Engine) Begin(ctx context.Context, opts pgx.TxOptions) (*pgxpool.Conn, 
 // DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and its
 // release; and another one where a threshold is to be told of.
 func (e *Engine) DoTx(ctx context.Context, tx pgx.Tx, op *Operation) (Record, error) {
+	if err := e.cfg.Usable(ctx, tx); err != nil {
+		return Record{}, cmp.Or((&lent{}).aborted(err), err)
+	}
 	a := e.attempt(ctx, op, &lent{bare: tx}, new(bool))
 	if op.tells(a.err) {
 		a = e.attempt(ctx, op, &lent{bare: tx}, new(bool))

@@ -34,7 +34,9 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt)
 	defer conn.Release()
 	o := &owned{conn: conn, op: op}
 	defer o.undo(ctx)
-	a.unknown, a.err = e.step(ctx, o, op, step, &a.begun)
+	if a.err = e.cfg.Usable(ctx, conn); a.err == nil {
+		a.unknown, a.err = e.step(ctx, o, op, step, &a.begun)
+	}
 	if a.over(ctx, conn); a.err != nil && !a.unknown && conn.Conn().IsClosed() {
 		a.err = &fault.Lost{Err: a.err}
 	}

@@ -6,18 +6,17 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
 // Check is a Client's look at the schema, before its first call.
 type Check struct {
 	release *schema.Release
-	pool    *pgxpool.Pool
 	name    schema.Name
 	passed  atomic.Bool
 	mu      sync.Mutex
@@ -25,65 +24,70 @@ type Check struct {
 }
 
 // NewCheck returns the Check of a Client that has not made a call yet.
-func NewCheck(r *schema.Release, pool *pgxpool.Pool, n schema.Name) *Check {
-	return &Check{release: r, pool: pool, name: n}
-}
+func NewCheck(r *schema.Release, n schema.Name) *Check { return &Check{release: r, name: n} }
 
-// look is one query, whose answer all get who came meanwhile.
+// look is one that those who come meanwhile wait for.
 type look struct {
-	done chan struct{}
-	err  error
+	done    chan struct{}
+	decided bool
+	err     error
 }
 
-// checkTimeout bounds a look where the caller has a connection already.
-const checkTimeout = time.Second
-
-// Usable refuses a call that cannot succeed because of what the schema is or lacks. Only
-// a good answer is remembered. If there is none, because the query fails, the call goes on, and
-// meets by itself what is wrong.
+// Usable refuses a call that cannot succeed because of what the schema is or lacks. It looks on the connection that the
+// call has, and before anything is written on it. If it cannot see what is there, the call fails with the reason. Only a
+// good answer is remembered.
 //
-// A caller that holds a connection of the pool, as in DoTx, must not wait for another one
-// (spare): if none is free now, a later call looks.
-func (c *Check) Usable(ctx context.Context, spare bool) error {
+// Calls that come at once share a look, but for those in a transaction of the caller's: that may hold what a look waits for.
+func (c *Check) Usable(ctx context.Context, db schema.DB) error {
 	if c.passed.Load() {
 		return nil
 	}
-	c.mu.Lock()
-	l, first := c.look, c.look == nil
-	if first {
-		l = &look{done: make(chan struct{})}
-		c.look = l
+	if _, lent := db.(pgx.Tx); lent {
+		_, err := c.decide(ctx, db)
+		return err
 	}
-	c.mu.Unlock()
-	if !first {
+	for {
+		c.mu.Lock()
+		l := c.look
+		if l == nil {
+			l = &look{done: make(chan struct{})}
+			c.look = l
+			c.mu.Unlock()
+			return c.take(ctx, db, l)
+		}
+		c.mu.Unlock()
 		select {
 		case <-l.done:
-			return l.err
 		case <-ctx.Done():
-			return nil
+			return fmt.Errorf("metered: look at the schema: %w", pause.Ended(ctx))
+		}
+		if l.decided {
+			return l.err
 		}
 	}
+}
+
+// take takes the look that others wait for.
+func (c *Check) take(ctx context.Context, db schema.DB, l *look) error {
 	defer func() {
 		c.mu.Lock()
 		c.look = nil
 		c.mu.Unlock()
 		close(l.done)
 	}()
-	if spare {
-		stat := c.pool.Stat()
-		if stat.AcquiredConns()+stat.ConstructingConns() >= stat.MaxConns() {
-			return nil
-		}
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
-		defer cancel()
-	}
-	catalog, err := c.release.Read(ctx, c.pool, c.name)
-	if err == nil {
-		l.err = usable(c.release, catalog)
-		c.passed.Store(l.err == nil)
-	}
+	l.decided, l.err = c.decide(ctx, db)
 	return l.err
+}
+
+// decide looks. Without an answer, which is then why, nothing is decided.
+func (c *Check) decide(ctx context.Context, db schema.DB) (decided bool, err error) {
+	catalog, err := c.release.Read(ctx, db, c.name)
+	if err != nil {
+		return false, fault.Failed("metered", "look at the schema", err)
+	}
+	err = usable(c.release, catalog)
+	c.passed.Store(err == nil)
+	return true, err
 }
 
 // Doubt has the next call look again if err says that something is missing: a later
