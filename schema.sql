@@ -3226,7 +3226,7 @@ begin
             room := l.max - own - c.amount;
             spent := u - least_due;
             if l.win = interval '0' then    -- it may be less than 0
-                room := room - spent;
+                room := greatest(-1, least(9223372036854775807, room::numeric - spent))::bigint;
                 spent := 0;
             end if;
             if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
@@ -5243,6 +5243,11 @@ begin
     end if;
     if coalesce(cardinality(written), 0) < cardinality(scopes) then
         if as_kind <> 'x' then
+            if 0 < (select count(*) from unnest(scopes) f(scope),
+                         lateral (select y.next_due, y.lots_end from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) t
+                    where (f.scope = any (written)) is not true and t.lots_end is null and (t.next_due <= clk) is not true) then
+                perform metered.collided();     -- nothing is due, so somebody else wrote the next entry
+            end if;
             perform metered.end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
         end if;
         for i in 1..cardinality(scopes) loop    -- in which something is due before

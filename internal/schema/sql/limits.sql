@@ -258,7 +258,7 @@ begin
             room := l.max - own - c.amount;
             spent := u - least_due;
             if l.win = interval '0' then    -- it may be less than 0
-                room := room - spent;
+                room := greatest(-1, least(9223372036854775807, room::numeric - spent))::bigint;
                 spent := 0;
             end if;
             if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
