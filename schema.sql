@@ -44,7 +44,7 @@ $$;
 -- planner works this constant out, and nothing is left of it. That takes and frees a block of a
 -- megabyte, and so has glibc's malloc keep up to 2 MB of free memory. Else it
 -- gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a
--- place, a capture or a release: 15 to 19 percent of their time. See ADR 20. Later versions do
+-- place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do
 -- that by themselves, and the block, taken at each statement that is planned, would be a third of
 -- the first call on a new connection.
 create function metered.keep_memory() returns boolean
@@ -3344,7 +3344,7 @@ $$;
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
 -- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
--- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
+-- and while what was spent and is held, less refunds, is not less than net. See ADR 15.
 
 -- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
 create function metered.of_spent(key text) returns boolean
@@ -3645,7 +3645,7 @@ $$;
 -- standing: the caller wants to know what each limit stands at (used). If it does not, a window
 -- is decided by a bound where that is enough: what was spent since the anchor of the last entry,
 -- or ever. The anchor is older than the window's beginning, and refunds only lower what is used.
--- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 27.
+-- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
@@ -8238,7 +8238,7 @@ from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
     left join metered.lots y on y.no = m.lot;
 
-comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 20. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
+comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
 comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
 comment on domain metered.units is 'The amount of an entry, never negative: nobody can make one that takes spending back. A domain, since a table''s check would be parsed anew for each statement that inserts: 6 microseconds.';
 comment on domain metered.amount is 'An amount from 1 to 2^53.';

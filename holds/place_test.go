@@ -219,7 +219,7 @@ func TestForget_NorFromOneOfTheSameTime(t *testing.T) {
 
 // With glibc's malloc as it starts out, a place or transition gives memory back to the
 // kernel and asks for it again up to four times, which each time has to clear it: 15 to 19
-// percent of its time. See docs/adr/0020-statements.md.
+// percent of its time. See docs/adr/0008-functions.md.
 func TestMemory_CallsTakeNoneFromTheKernel(t *testing.T) {
 	t.Parallel()
 	f := on(t, pgtest.Open(t), holds.Config{}, nil)                                            // with the real clock, which it is about

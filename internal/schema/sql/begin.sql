@@ -36,7 +36,7 @@ $$;
 -- planner works this constant out, and nothing is left of it. That takes and frees a block of a
 -- megabyte, and so has glibc's malloc keep up to 2 MB of free memory. Else it
 -- gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a
--- place, a capture or a release: 15 to 19 percent of their time. See ADR 20. Later versions do
+-- place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do
 -- that by themselves, and the block, taken at each statement that is planned, would be a third of
 -- the first call on a new connection.
 create function metered.keep_memory() returns boolean

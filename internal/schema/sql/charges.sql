@@ -12,7 +12,7 @@
 -- standing: the caller wants to know what each limit stands at (used). If it does not, a window
 -- is decided by a bound where that is enough: what was spent since the anchor of the last entry,
 -- or ever. The anchor is older than the window's beginning, and refunds only lower what is used.
--- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 27.
+-- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,

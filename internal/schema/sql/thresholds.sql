@@ -3,7 +3,7 @@
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
 -- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
 -- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
--- and while what was spent and is held, less refunds, is not less than net. See ADR 39.
+-- and while what was spent and is held, less refunds, is not less than net. See ADR 15.
 
 -- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
 create function metered.of_spent(key text) returns boolean
