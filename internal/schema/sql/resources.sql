@@ -144,7 +144,7 @@ begin
         end if;
         -- FOR UPDATE is what a spend with an older snapshot meets.
         perform from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') for update;
-        update metered.leases y set ends_at = clk
+        update metered.leases y set ends_at = clk + interval '1 microsecond'   -- later than each spend
         where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
     end if;
     for scope in select distinct u from unnest(scopes) u order by u loop
