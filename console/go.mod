@@ -4,7 +4,7 @@ go 1.26.0
 
 require (
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgmetered/metered v0.0.0
+	github.com/pgmetered/metered v0.1.0
 	github.com/stretchr/testify v1.12.1
 	golang.org/x/net v0.61.0
 	gonum.org/v1/plot v0.17.0
@@ -38,5 +38,3 @@ require (
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
 )
-
-replace github.com/pgmetered/metered => ../

@@ -27,7 +27,7 @@ func TestSystem_OnPostgresOfAContainer(t *testing.T) {
 func container(t *testing.T, image string) (connString string) {
 	t.Helper()
 	if err := docker(t); err != nil {
-		t.Skipf("%s was not tested: there is no Docker (%v). Start it, or set DOCKER_HOST; TestSystem_OnThisMachine ran on the server of this machine.", image, err)
+		t.Skipf("%s was not tested: there is no Docker (%v). Start it, or set DOCKER_HOST. TestSystem_OnThisMachine asks the same of the server of this machine.", image, err)
 	}
 	c, err := testcontainers.Run(t.Context(), image,
 		testcontainers.WithEnv(map[string]string{"POSTGRES_PASSWORD": "metered"}),

@@ -2,11 +2,6 @@ module github.com/pgmetered/metered/integration_test
 
 go 1.26.0
 
-replace (
-	github.com/pgmetered/metered => ../
-	github.com/pgmetered/metered/console => ../console
-)
-
 require (
 	ariga.io/atlas v0.32.1-0.20250325101103-175b25e1c1b9
 	github.com/chromedp/cdproto v0.159.0
@@ -15,8 +10,8 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/jackc/tern/v2 v2.3.4
 	github.com/lib/pq v1.10.9
-	github.com/pgmetered/metered v0.0.0
-	github.com/pgmetered/metered/console v0.0.0
+	github.com/pgmetered/metered v0.1.0
+	github.com/pgmetered/metered/console v0.1.0
 	github.com/pressly/goose/v3 v3.29.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0

@@ -141,7 +141,7 @@ func TestWatchdog_CleansUpOnSIGTERM(t *testing.T) {
 func TestStart_AsAnotherUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root to become another user; the other tests ran as an ordinary one")
+		t.Skip("needs root to become another user")
 	}
 	// The test binary lies in a directory that only root enters.
 	base, bin := sharedDir(t, 0o1777), filepath.Join(sharedDir(t, 0o755), "helper.test")
