@@ -418,7 +418,9 @@ create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
 create index leases_settled on metered.leases (settled_at) where settled_at is not null;
 
--- What was spent from leases, in the transactions that spent it. Each takes a range of its lease.
+-- What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease
+-- is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other's row:
+-- the second waits for the first one's transaction.
 create table metered.lease_spends (
     lease     bigint      not null,     -- leases.no
     at_offset bigint      not null,     -- where its range begins, from 0 on
@@ -427,7 +429,8 @@ create table metered.lease_spends (
     namespace text,                     -- of the operation
     operation text,                     -- the operation's id, where a command spent it
     note      jsonb,                    -- actor, tenant, correlation, reason
-    primary key (lease, at_offset)
+    primary key (lease, at_offset),
+    constraint lease_spends_apart exclude using gist (box(point(lease, at_offset), point(lease, at_offset + amount - 1)) with &&)
 );
 
 -- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
@@ -4362,8 +4365,8 @@ begin
 end
 $$;
 
--- Spends units of a lease from an offset on, and returns when; null if it cannot be spent from: it is closed, or the
--- range was spent.
+-- Spends units of a lease from an offset on, and returns when; null if it cannot be spent from: it is closed, or
+-- a unit of the range was spent (lease_spends_apart).
 create function metered.spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
 returns timestamptz
 language plpgsql volatile
@@ -4386,9 +4389,6 @@ begin
         from metered.leases l
         where l.no = of_lease and l.fence = of_fence and l.scope = of_scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
           and from_offset between 0 and l.granted - units and units > 0
-          and coalesce((select s.at_offset + s.amount from metered.lease_spends s
-                        where s.lease = of_lease and s.at_offset < from_offset + units
-                        order by s.at_offset desc limit 1), 0) <= from_offset
         on conflict do nothing;
         if found then
             return clk;
@@ -4429,9 +4429,10 @@ as $$
 declare
     c      metered.new_charge;
     chain  metered.new_charge[] := '{}';
+    spent  metered.new_charge[] := '{}';    -- by this call
     posted metered.charged;
     answer metered.charged;
-    n      int := 0;
+    n      int := 0;    -- of the chain's
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -4457,8 +4458,8 @@ begin
                 answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
                 exit;
             end if;
+            spent := spent || c;
         end if;
-        n := n + 1;
     end loop;
     if answer.denied is null and chain <> '{}' then
         posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
@@ -4468,14 +4469,13 @@ begin
         if mode = 'raise' then
             raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
         end if;
-        delete from metered.lease_spends s using unnest(charges[1:n]) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
+        delete from metered.lease_spends s using unnest(spent) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
         where s.lease = x.lease and s.at_offset = x.lease_offset;
         return answer;
     end if;
     if cardinality(charges) = 1 and chain = '{}' then
         return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[], null::jsonb);
     end if;
-    n := 0;
     for i in 1..cardinality(charges) loop
         if charges[i].lease is null then
             n := n + 1;
@@ -8310,7 +8310,7 @@ comment on column metered.leases.scope is 'whose units they are';
 comment on column metered.leases.owner is 'the process that opened it';
 comment on column metered.leases.settled_by is 'who settled it: its owner, or another';
 comment on column metered.leases.child is 'the scope that its units were carved for';
-comment on table metered.lease_spends is 'What was spent from leases, in the transactions that spent it. Each takes a range of its lease.';
+comment on table metered.lease_spends is 'What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other''s row: the second waits for the first one''s transaction.';
 comment on column metered.lease_spends.lease is 'leases.no';
 comment on column metered.lease_spends.at_offset is 'where its range begins, from 0 on';
 comment on column metered.lease_spends.amount is 'how long it is';

@@ -87,7 +87,7 @@ from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)
 // leasesSQL finds leases that captured something else than what was spent of them, or more than they held. A purge
 // takes spends before their lease, oldest lease first, so the oldest one may have lost some.
 const leasesSQL = `
-select l.no, l.opened_seq, l.spent, coalesce(s.units, 0)::bigint
+select l.no, l.opened_seq, l.spent, coalesce(s.units, 0)::bigint, l.granted
 from metered.leases l, lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no) s
 where l.scope = $1 and l.mode = 's' and (l.settled_at is not null and l.spent <> coalesce(s.units, 0)
         and (l.spent < s.units or l.settled_at > (select min(y.settled_at) from metered.leases y where y.settled_at is not null))
@@ -109,7 +109,7 @@ order by l.seq`
 
 // carvedSQL finds leases of a scope whose child was closed, and spent something else than they captured.
 const carvedSQL = `
-select l.no, l.opened_seq, l.spent, t.spent - t.refunded
+select l.no, l.opened_seq, l.spent, t.spent - t.refunded, null::bigint
 from metered.leases l, lateral (select * from metered.ledger y where y.scope = l.child order by y.seq desc limit 1) t
 where l.scope = $1 and l.mode in ('c', 'g') and l.settled_at is not null and t.next_due = '-infinity' and l.spent <> t.spent - t.refunded
 order by l.no`
@@ -384,14 +384,17 @@ func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope, sql string)
 	if err != nil {
 		return failed("verify leases", err)
 	}
-	var no, seq, want int64
-	var got *int64
-	_, err = pgx.ForEachRow(rows, []any{&no, &seq, &got, &want}, func() error {
-		shown := any("open")
-		if got != nil {
-			shown = *got
+	var no, seq, spent int64
+	var captured, granted *int64
+	_, err = pgx.ForEachRow(rows, []any{&no, &seq, &captured, &spent, &granted}, func() error {
+		at, most := Entry{Scope: scope, Seq: seq}, spent
+		if captured != nil && *captured != spent {
+			v.differs(at, fmt.Sprintf("captured for lease %d", no), *captured, spent)
+			most = max(most, *captured)
 		}
-		v.differs(Entry{Scope: scope, Seq: seq}, fmt.Sprintf("captured for lease %d", no), shown, want)
+		if granted != nil && most > *granted {
+			v.differs(at, fmt.Sprintf("units spent from lease %d", no), most, fmt.Sprintf("at most the %d that it was granted", *granted))
+		}
 		return nil
 	})
 	return failed("verify leases", err)

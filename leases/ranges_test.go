@@ -2,12 +2,14 @@ package leases_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -25,8 +27,6 @@ func TestRanges_AreSpentOnceAndWithinTheSlice(t *testing.T) {
 	require.Equal(t, "23514", state(l.spend(ctx, f.db, 50, 0)))
 	require.NoError(t, l.spend(ctx, f.db, 0, 10))
 	require.NoError(t, l.spend(ctx, f.db, 20, 80))
-	other := held{no: l.no, fence: l.fence + 1}
-	require.ErrorIs(t, other.spend(ctx, f.db, 0, 1), errRefused, "by another key there is no fence")
 
 	// A refused range takes back what the call has spent, and nothing else of its transaction.
 	k := f.open("rows", 100, time.Minute)
@@ -49,32 +49,187 @@ func TestRanges_AreSpentOnceAndWithinTheSlice(t *testing.T) {
 	require.Equal(t, int64(105), f.settled("hot"))
 }
 
-// Two processes that both count from the same state, as clones of a machine do, spend a range at the same time only if the
-// ranges differ and neither sees the other's. No unit of that goes uncounted, and Verify tells.
-func TestRanges_OfTwoOwnersAtATimeAreAllCounted(t *testing.T) {
+// By another key than that of the lease there is no fence: a range that is free is refused.
+func TestRanges_AreSpentByTheLeasesOwnKeyOnly(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		f := setUp(t)
+		l := f.open("rows", 100, time.Minute)
+		other := f.open("rows", 100, time.Minute)
+		for _, key := range []int64{l.fence + 1, other.fence} {
+			tx := f.begin(level)
+			require.ErrorIs(t, held{no: l.no, fence: key}.spend(t.Context(), tx, 0, 1), errRefused)
+			require.NoError(t, tx.Commit(t.Context()))
+		}
+		_, spent, err := l.settle(t.Context(), f.db, owner, time.Second)
+		require.NoError(t, err)
+		require.Zero(t, spent)
+	}
+}
+
+// Two sessions that both count from the same state, as clones of a machine do, or an intruder with the role of the application: of
+// ranges that share a unit one is spent, whichever session does not see what the other has spent.
+func TestRanges_OfTwoSessionsAtATimeAreSpentOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		for name, c := range map[string]struct {
+			first, second [2]int64
+			commits       bool
+		}{
+			"the same":           {[2]int64{0, 60}, [2]int64{0, 60}, true},
+			"one begins in both": {[2]int64{0, 60}, [2]int64{10, 90}, true},
+			"one ends in both":   {[2]int64{10, 90}, [2]int64{0, 11}, true},
+			"one within":         {[2]int64{0, 100}, [2]int64{99, 1}, true},
+			"one around":         {[2]int64{50, 1}, [2]int64{0, 100}, true},
+			"one is undone":      {[2]int64{0, 60}, [2]int64{10, 90}, false},
+			"they touch":         {[2]int64{0, 60}, [2]int64{60, 40}, true},
+		} {
+			t.Run(string(level)+", "+name, func(t *testing.T) {
+				t.Parallel()
+				f := setUp(t)
+				ctx := t.Context()
+				l := f.open("rows", 100, time.Minute)
+				apart := name == "they touch"
+				one, two := f.begin(level), f.begin(level)
+				for _, tx := range []pgx.Tx{one, two} { // neither sees the other's
+					_, err := tx.Exec(ctx, `select 1`)
+					require.NoError(t, err)
+				}
+				require.NoError(t, l.spend(ctx, one, c.first[0], c.first[1]))
+				second := pgtest.Going(func() error {
+					if err := l.spend(context.Background(), two, c.second[0], c.second[1]); err != nil {
+						return err
+					}
+					return two.Commit(context.Background())
+				})
+				if apart {
+					require.NoError(t, <-second, "nobody waits")
+				} else {
+					pgtest.WaitQueued(t, f.db, 1)
+				}
+				want := c.second[1]
+				if c.commits {
+					require.NoError(t, one.Commit(ctx))
+					want = c.first[1]
+				} else {
+					require.NoError(t, one.Rollback(ctx))
+				}
+				switch err := (error)(nil); {
+				case apart:
+					want = 100
+				case !c.commits:
+					require.NoError(t, <-second)
+				case level == pgx.ReadCommitted:
+					require.ErrorIs(t, <-second, errRefused)
+				default:
+					err = <-second
+					require.Equal(t, "40001", state(err), "%v", err)
+				}
+				_ = two.Rollback(ctx)
+				_, spent, err := l.settle(ctx, f.db, owner, time.Second)
+				require.NoError(t, err)
+				require.Equal(t, want, spent)
+				report, err := f.ledger.Verify(ctx, f.db, budget.VerifyOptions{})
+				require.NoError(t, err)
+				require.Empty(t, report.Differences)
+			})
+		}
+	}
+}
+
+// Verify says which it is: more was spent than the lease was granted, or something else was captured than was spent.
+func TestVerify_SaysWhatIsWrongWithALease(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	ctx := t.Context()
+	for range 2 {
+		l := f.open("rows", 17, time.Minute)
+		require.NoError(t, l.spend(ctx, f.db, 0, 17))
+		_, _, err := l.settle(ctx, f.db, owner, time.Second)
+		require.NoError(t, err)
+	}
+	open := f.open("rows", 17, time.Minute)
+	require.NoError(t, open.spend(ctx, f.db, 0, 17))
+	for _, c := range []struct {
+		edit string
+		want []string
+	}{
+		{`update metered.leases set granted = 10 where no = 2`, []string{"units spent from lease 2: 17, want at most the 10 that it was granted"}},
+		{`update metered.leases set granted = 17, spent = 16 where no = 2`, []string{"captured for lease 2: 16, want 17"}},
+		{`update metered.leases set spent = 18 where no = 2`, []string{"captured for lease 2: 18, want 17", "units spent from lease 2: 18, want at most the 17 that it was granted"}},
+		{`update metered.leases set spent = 17 where no = 2`, nil},
+		{`update metered.lease_spends set amount = 18 where lease = 3`, []string{"units spent from lease 3: 18, want at most the 17 that it was granted"}},
+	} {
+		_, err := f.db.Exec(ctx, c.edit)
+		require.NoError(t, err)
+		report, err := f.ledger.Verify(ctx, f.db, budget.VerifyOptions{})
+		require.NoError(t, err)
+		var got []string
+		for _, d := range report.Differences {
+			got = append(got, fmt.Sprintf("%s: %v, want %v", d.Field, d.Got, d.Want))
+		}
+		require.Equal(t, c.want, got, c.edit)
+	}
+}
+
+// A call that is refused takes back what it has spent itself, however its charges are laid out.
+func TestRanges_OfOthersAreNeverTakenBack(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	ctx := t.Context()
 	l := f.open("rows", 100, time.Minute)
-	one, two := f.begin(pgx.ReadCommitted), f.begin(pgx.ReadCommitted)
-	require.NoError(t, l.spend(ctx, one, 0, 60))
-	same := pgtest.Going(func() error {
-		return l.spend(context.Background(), f.db, 0, 60) // waits for the first
-	})
-	require.NoError(t, l.spend(ctx, two, 10, 90))
-	pgtest.WaitQueued(t, f.db, 1)
-	require.NoError(t, one.Commit(ctx))
-	require.ErrorIs(t, <-same, errRefused)
-	require.NoError(t, two.Commit(ctx))
-	_, spent, err := l.settle(ctx, f.db, owner, time.Second)
-	require.NoError(t, err)
-	require.Equal(t, int64(150), spent)
-	u := f.usage("hot")
-	require.Equal(t, int64(150), u.Used)
-	require.Zero(t, u.Held)
-	report, err := f.ledger.Verify(ctx, f.db, budget.VerifyOptions{})
-	require.NoError(t, err)
-	require.NotEmpty(t, report.Differences)
+	require.NoError(t, l.spend(ctx, f.db, 0, 60))
+	intruder := pgtest.AsRole(t, f.db, metered.GrantSQL, "")
+	const one = `row('hot', %[2]d, %[3]d, 0, '{}', null, null, %[1]d, %[4]d)::metered.new_charge`
+	victim, fresh := fmt.Sprintf(one, l.no, l.fence, 60, 0), fmt.Sprintf(one, l.no, l.fence, 5, 60)
+	for what, charges := range map[string]string{
+		"from 0":             `('[0:1]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
+		"from -1":            `('[-1:0]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
+		"from 2":             `('[2:3]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
+		"of two dimensions":  `array[array[%[2]s], array[%[1]s]]`,
+		"in order":           `array[%[2]s, %[1]s]`,
+		"the other way":      `array[%[1]s, %[2]s]`,
+		"twice":              `array[%[1]s, %[1]s]`,
+		"behind one that is": `array[%[2]s, %[2]s, %[1]s]`,
+	} {
+		var denied []byte
+		err := intruder.QueryRow(ctx, `select denied from metered.charge_leased(`+fmt.Sprintf(charges, victim, fresh)+`, '1 min', 5000, null, 'answer', true)`,
+			pgx.QueryExecModeSimpleProtocol).Scan(&denied)
+		if what[:2] == "fr" || what[:2] == "of" {
+			require.Equal(t, "22023", state(err), "%s: %v", what, err)
+		} else {
+			require.NoError(t, err, what)
+			require.NotNil(t, denied, what)
+		}
+		require.Equal(t, []int64{60}, pgtest.Value[[]int64](t, f.db, `select array_agg(amount) from metered.lease_spends`), what)
+	}
+	require.Equal(t, int64(60), f.usage("hot").Used)
+}
+
+// What the owner of a lease in memory says it used is taken up to what was granted; what anybody else says is not taken.
+func TestSettle_OfMemoryTakesTheOwnersWordUpToTheGrant(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		who        string
+		says, want int64
+	}{
+		"the owner": {owner, 3, 3}, "the owner, all": {owner, 100, 100}, "the owner, more than was granted": {owner, 101, 100},
+		"another, nothing": {"stranger", 0, 100}, "another, some": {"stranger", 3, 100}, "another, too many": {"stranger", 1 << 60, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t)
+			clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
+			l := f.open("memory", 100, 10*time.Second)
+			clock.Advance(10 * time.Second)
+			var status string
+			var spent int64
+			require.NoError(t, f.db.QueryRow(t.Context(), `select status, spent from metered.settle_lease($1, $2, $3, 1000, null, null)`, l.no, c.who, c.says).Scan(&status, &spent))
+			require.Equal(t, "settled", status)
+			require.Equal(t, c.want, spent)
+			require.Equal(t, c.want, f.settled("hot"))
+		})
+	}
 }
 
 // What a lease captures is dated no earlier than its spends, so that they do not leave a window early: a clock that was

@@ -87,8 +87,8 @@ begin
 end
 $$;
 
--- Spends units of a lease from an offset on, and returns when; null if it cannot be spent from: it is closed, or the
--- range was spent.
+-- Spends units of a lease from an offset on, and returns when; null if it cannot be spent from: it is closed, or
+-- a unit of the range was spent (lease_spends_apart).
 create function metered.spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
 returns timestamptz
 language plpgsql volatile
@@ -111,9 +111,6 @@ begin
         from metered.leases l
         where l.no = of_lease and l.fence = of_fence and l.scope = of_scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
           and from_offset between 0 and l.granted - units and units > 0
-          and coalesce((select s.at_offset + s.amount from metered.lease_spends s
-                        where s.lease = of_lease and s.at_offset < from_offset + units
-                        order by s.at_offset desc limit 1), 0) <= from_offset
         on conflict do nothing;
         if found then
             return clk;
@@ -141,9 +138,10 @@ as $$
 declare
     c      metered.new_charge;
     chain  metered.new_charge[] := '{}';
+    spent  metered.new_charge[] := '{}';    -- by this call
     posted metered.charged;
     answer metered.charged;
-    n      int := 0;
+    n      int := 0;    -- of the chain's
 begin
     if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise')) is not true then
         perform metered.require(false, 'charges');
@@ -159,8 +157,8 @@ begin
                 answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
                 exit;
             end if;
+            spent := spent || c;
         end if;
-        n := n + 1;
     end loop;
     if answer.denied is null and chain <> '{}' then
         posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
@@ -170,14 +168,13 @@ begin
         if mode = 'raise' then
             raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
         end if;
-        delete from metered.lease_spends s using unnest(charges[1:n]) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
+        delete from metered.lease_spends s using unnest(spent) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
         where s.lease = x.lease and s.at_offset = x.lease_offset;
         return answer;
     end if;
     if cardinality(charges) = 1 and chain = '{}' then
         return row(array[0]::bigint[], array[answer.at], null::bigint[], array[0]::bigint[], null::jsonb, answer.at, null::timestamptz[], null::jsonb);
     end if;
-    n := 0;
     for i in 1..cardinality(charges) loop
         if charges[i].lease is null then
             n := n + 1;

@@ -95,7 +95,9 @@ create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
 create index leases_settled on metered.leases (settled_at) where settled_at is not null;
 
--- What was spent from leases, in the transactions that spent it. Each takes a range of its lease.
+-- What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease
+-- is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other's row:
+-- the second waits for the first one's transaction.
 create table metered.lease_spends (
     lease     bigint      not null,     -- leases.no
     at_offset bigint      not null,     -- where its range begins, from 0 on
@@ -104,7 +106,8 @@ create table metered.lease_spends (
     namespace text,                     -- of the operation
     operation text,                     -- the operation's id, where a command spent it
     note      jsonb,                    -- actor, tenant, correlation, reason
-    primary key (lease, at_offset)
+    primary key (lease, at_offset),
+    constraint lease_spends_apart exclude using gist (box(point(lease, at_offset), point(lease, at_offset + amount - 1)) with &&)
 );
 
 -- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
