@@ -33,11 +33,11 @@ type look struct {
 	err     error
 }
 
-// Usable refuses a call that cannot succeed because of what the schema is or lacks. It looks on the connection that the
-// call has, and before anything is written on it. If it cannot see what is there, the call fails with the reason. Only a
-// good answer is remembered.
+// Usable refuses a call that the schema is too old or too incomplete for. It looks on the call's own connection, before the
+// call writes. If the look fails, so does the call, with the same error. Only a good answer is remembered.
 //
-// Calls that come at once share a look, but for those in a transaction of the caller's: that may hold what a look waits for.
+// Calls that come at once share a look. A call in a caller's transaction looks for itself: its transaction may hold a lock
+// that another look waits for.
 func (c *Check) Usable(ctx context.Context, db schema.DB) error {
 	if c.passed.Load() {
 		return nil
@@ -79,7 +79,7 @@ func (c *Check) take(ctx context.Context, db schema.DB, l *look) error {
 	return l.err
 }
 
-// decide looks. Without an answer, which is then why, nothing is decided.
+// decide looks. An error of the look itself decides nothing.
 func (c *Check) decide(ctx context.Context, db schema.DB) (decided bool, err error) {
 	catalog, err := c.release.Read(ctx, db, c.name)
 	if err != nil {

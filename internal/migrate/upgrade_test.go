@@ -52,7 +52,7 @@ func examine(t *testing.T, db schema.DB, r *schema.Release, name string) migrate
 	return s
 }
 
-// requireWhole asserts that the schema is what the release makes.
+// requireWhole asserts that the schema has all objects of the release.
 func requireWhole(t *testing.T, db schema.DB, r *schema.Release) {
 	t.Helper()
 	s := examine(t, db, r, "")
@@ -106,7 +106,7 @@ type note struct {
 
 func (note) Kind() string { return "note" }
 
-// work is all kinds of writes of one build, told apart by an id.
+// work makes writes of many kinds under an id.
 func work(t *testing.T, pool *pgxpool.Pool, c *metered.Client, id string) {
 	t.Helper()
 	ctx := t.Context()
@@ -144,7 +144,7 @@ func command(t *testing.T, c *metered.Client, id string) metered.Outcome[string]
 	return out
 }
 
-// requireWork asserts what the ledger has after n calls of work.
+// requireWork asserts the sums of the ledger after n calls of work.
 func requireWork(t *testing.T, pool *pgxpool.Pool, c *metered.Client, n int64) {
 	t.Helper()
 	for scope, want := range map[string][2]int64{"charged": {2, 0}, "held": {0, 3}, "wallet": {4 - 10, 1}} {
@@ -175,8 +175,8 @@ func rows(t *testing.T, pool *pgxpool.Pool) map[string]string {
 	return all
 }
 
-// An upgraded schema is what a fresh one is, and has the rows that it had. The build before goes on: on what it calls until
-// that is dropped.
+// An upgraded schema equals a fresh one and keeps its rows. The build before goes on until the functions that only it calls
+// are dropped.
 func TestUpgrade_MakesWhatAFreshSchemaIsAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	next := pgtest.Next(t)
@@ -340,7 +340,7 @@ func TestUpgrade_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
 	requireWhole(t, pool, next)
 }
 
-// What a tool runs does the same as Migrate, under any name of the schema.
+// The file of a tool does the same as Migrate, under any name of the schema.
 func TestUpgrade_AsAFileDoesTheSame(t *testing.T) {
 	t.Parallel()
 	next := pgtest.Next(t)
@@ -387,7 +387,7 @@ func TestUpgrade_RolesCanDoWhatTheyCould(t *testing.T) {
 	for i := range sets {
 		sets[i].role = pgtest.AsRole(t, pool, sets[i].render, "")
 	}
-	// What is missing costs no role its rights.
+	// A function that is missing costs no role its rights.
 	execute(t, pool, "drop function metered.sweep_holds")
 	mustUpgrade(t, pool, next, migrate.Options{DropPrevious: true})
 	for _, s := range sets {
@@ -405,7 +405,7 @@ func TestUpgrade_RolesCanDoWhatTheyCould(t *testing.T) {
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 }
 
-// rightsOf are what a role may do in the schema.
+// rightsOf lists the functions and tables that a role may use.
 func rightsOf(t *testing.T, owner, role *pgxpool.Pool) string {
 	t.Helper()
 	name := value[string](t, role, "select current_user::text")
@@ -417,7 +417,7 @@ func rightsOf(t *testing.T, owner, role *pgxpool.Pool) string {
 		where c.relnamespace = 'metered'::regnamespace and c.relkind in ('r', 'v') and has_table_privilege($1::text, c.oid, x)) r`, name)
 }
 
-// A member of the owner upgrades for it, and whoever is neither is told so.
+// A member of the owner upgrades for it. Another role gets an error that names the owner.
 func TestUpgrade_EverythingBelongsToTheOwnerOfTheTables(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -447,7 +447,7 @@ func TestUpgrade_EverythingBelongsToTheOwnerOfTheTables(t *testing.T) {
 	requireWhole(t, pool, next)
 }
 
-// A version that was set back by hand is told from an earlier one by what is there.
+// A newer type or function shows that somebody set the version back by hand.
 func TestUpgrade_RefusesAVersionThatWasSetBack(t *testing.T) {
 	t.Parallel()
 	next := pgtest.Next(t)

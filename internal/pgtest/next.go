@@ -12,15 +12,15 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Next is a made-up version of the schema, the one after this build's. The tests of upgrades go to it. It has what versions
-// may change: a column with what is in it, an index, a type, a function with other arguments beside that of the build
-// before, one with another body, and a view without a column.
+// Next is a made-up version of the schema, the one after this build's. The tests of upgrades go to it. It has one change of each
+// kind: a column that a migration fills, an index, a type, a function that gains an argument, a function with another body,
+// and a view that loses a column.
 func Next(t testing.TB) *schema.Release {
 	t.Helper()
 	return schema.Load(NextFiles(t), schema.Version+1)
 }
 
-// nextEdits are what the next version changes in the files of this one.
+// nextEdits are the changes of the next version to the files of this one.
 var nextEdits = []struct{ file, old, new string }{
 	{"sql/types.sql", "-- A fingerprint: a version byte", `-- Who claims the key of a job.
 create type metered.claimant as (
@@ -54,7 +54,7 @@ var nextCatalog = struct {
 	text string
 }{}
 
-// NextFiles are what Next is made of.
+// NextFiles are the source of Next.
 func NextFiles(t testing.TB) fstest.MapFS {
 	t.Helper()
 	files := make(fstest.MapFS)
@@ -88,7 +88,7 @@ func NextFiles(t testing.TB) fstest.MapFS {
 	return files
 }
 
-// catalogOf is what a fresh schema of the release has.
+// catalogOf is the catalog of a fresh schema of the release.
 func catalogOf(t testing.TB, r *schema.Release) string {
 	t.Helper()
 	pool := OpenWith(t, Options{Empty: true})

@@ -12,7 +12,7 @@ import (
 // Version is the version of the schema that this build makes.
 const Version = 1
 
-// Files are what the release of this build is made of.
+// Files are the source of this build's release.
 //
 //go:embed sql versions catalog.txt
 var Files embed.FS
@@ -25,7 +25,7 @@ type Release struct {
 	Version int
 
 	files       fs.FS
-	definitions func() string       // sql/*.sql as one text, with what functions share
+	definitions func() string       // sql/*.sql as one text, with attributes, bounds and comments
 	wanted      map[string]Object   // the catalog of a fresh schema
 	history     []map[string]Object // those of the versions before it, version 1 first
 }
@@ -102,7 +102,7 @@ func (r *Release) wants(key string) bool {
 	return ok
 }
 
-// Previous are the keys of what only the version before this one calls.
+// Previous are the keys of functions and types that only the version before this one calls.
 func (r *Release) Previous() []string { return slices.DeleteFunc(r.previous(), r.wants) }
 
 // signatures are the functions that bear the name.
