@@ -51,7 +51,7 @@ from tip t, (select sum(k.amount) as units from kept k where k.lot = 0) k
 where t.lots_end <= t.at and k.units > 0 and exists (select from lots l where l.open and l.expires_at > t.at)
 union all
 select t.seq, 'lots_end', t.lots_end::text, 'at most ' || l.expires_at
-from tip t, lots l where (l.open or l.held > 0 and l.expires_at > t.at) and t.lots_end > l.expires_at
+from tip t, lots l where l.open and t.lots_end > l.expires_at
 union all
 select l.granted_seq, 'held of lot ' || l.no, l.held::text, coalesce(k.units, 0)::text
 from lots l left join (select k.lot, sum(k.amount) as units from kept k group by k.lot) k on k.lot = l.no
