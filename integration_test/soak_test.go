@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // attempted is a command that was called once, and what Do said.
@@ -28,25 +30,36 @@ type attempted struct {
 // crashes: whatever Do said of each is true.
 func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	t.Parallel()
-	const workers, each, crashes = 8, 150, 3
-	const span = 7 * time.Second
+	const workers, crashes = 8, 3
+	each := pgtest.Size(60, 150)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = server.Stop() })
 	s := open(t, server.ConnString(), metered.Config{LockTimeout: 2 * time.Second, MaxAttempts: 50})
-	texts := s.mint(900)
-	texts = append(texts, s.mint(workers*each-len(texts))...)
+	var texts []string
+	for range workers {
+		texts = append(texts, s.mint(each)...)
+	}
 
-	begun := time.Now()
+	// Faults are paced by attempts that ended, so that a slow machine has as many attempts between two faults as a fast one.
+	var ended atomic.Int64
 	stop := make(chan struct{})
-	var chaos sync.WaitGroup
-	chaos.Go(func() { killBackends(t, server, stop) })
-	chaos.Go(func() {
-		for range crashes {
+	until := func(n int64) bool {
+		for ended.Load() < n {
 			select {
 			case <-stop:
+				return false
+			case <-time.After(time.Millisecond):
+			}
+		}
+		return true
+	}
+	var chaos sync.WaitGroup
+	chaos.Go(func() { killBackends(t, server, until) })
+	chaos.Go(func() {
+		for n := range crashes {
+			if !until(int64((n + 1) * workers * each / (crashes + 1))) {
 				return
-			case <-time.After(span / (crashes + 1)):
 			}
 			if err := server.Kill(); err != nil {
 				t.Error(err)
@@ -61,13 +74,11 @@ func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			for i := range each {
-				if time.Since(begun) > span {
-					return
-				}
 				a := s.attempt(w, i, texts[w*each+i])
 				all[w] = append(all[w], a)
+				ended.Add(1)
 				var away *pgconn.ConnectError
-				for errors.As(a.err, &away) && s.pool.Ping(context.Background()) != nil && time.Since(begun) < span {
+				for errors.As(a.err, &away) && s.pool.Ping(t.Context()) != nil && t.Context().Err() == nil && !t.Failed() {
 					time.Sleep(10 * time.Millisecond) // the server restarts: not all attempts are to meet that
 				}
 			}
@@ -80,18 +91,15 @@ func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	s.judge(all)
 }
 
-// killBackends ends the backend of somebody every few milliseconds.
-func killBackends(t *testing.T, server *pgserver.Server, stop chan struct{}) {
+// killBackends ends a random backend that is in a transaction, once in a few attempts.
+func killBackends(t *testing.T, server *pgserver.Server, until func(ended int64) bool) {
 	var conn *pgx.Conn
-	for {
-		select {
-		case <-stop:
-			if conn != nil {
-				_ = conn.Close(context.Background())
-			}
-			return
-		case <-time.After(rand.N(40 * time.Millisecond)):
+	defer func() {
+		if conn != nil {
+			_ = conn.Close(context.Background())
 		}
+	}()
+	for n := int64(0); until(n); n += 1 + rand.Int64N(6) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		if conn == nil || conn.IsClosed() {
 			conn, _ = pgx.Connect(ctx, server.ConnString())
