@@ -122,7 +122,7 @@ func ExampleSession_Cancel() {
 			log.Fatal(err)
 		}
 	}
-	usage, err := client.Budget.Usage(ctx, pool, budget.Query{Scope: "seconds/ann", Window: budget.Forever})
+	usage, err := client.Budget.Usage(ctx, pool, budget.Query{Scope: "seconds/ann"})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func says(n int64) metered.Func[usage] {
 // stands is what is used of a scope, and what is held.
 func stands(t *testing.T, pool *pgxpool.Pool, c *metered.Client, scope string) [2]int64 {
 	t.Helper()
-	all, err := c.Budget.Usage(context.Background(), pool, budget.Query{Scope: scope, Window: budget.Forever})
+	all, err := c.Budget.Usage(context.Background(), pool, budget.Query{Scope: scope})
 	require.NoError(t, err)
 	return [2]int64{all[0].Used, all[0].Held}
 }

@@ -147,7 +147,7 @@ func TestThreshold_ThatCannotBeToldIsNotCrossed(t *testing.T) {
 		require.ErrorAs(t, err, &crossing)
 	}
 	require.Empty(t, told(t, pool, "a"))
-	usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "a", Window: budget.Forever})
+	usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "a"})
 	require.NoError(t, err)
 	require.Zero(t, usage[0].Used)
 

@@ -292,7 +292,7 @@ func stranded(ctx context.Context, b *bench) (samples, error) {
 	var sum, n, most float64
 	for allowed.Load() < whole && ctx.Err() == nil && errors.Join(errs...) == nil {
 		used := allowed.Load()
-		u, err := k.client.Budget.Usage(ctx, k.Pool, budget.Query{Scope: hotScope(), Window: budget.Forever})
+		u, err := k.client.Budget.Usage(ctx, k.Pool, budget.Query{Scope: hotScope()})
 		if err != nil {
 			return samples{}, err
 		}

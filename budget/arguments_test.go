@@ -102,7 +102,7 @@ func TestCharge_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 		{"charges[1].Limits[0].Max", limited(budget.Lifetime(budget.MaxLimit + 1))},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Max: 2})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: -time.Second})},
-		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: budget.OfCredit - 1})},
+		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: -1})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: budget.MaxWindow + time.Microsecond})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: time.Microsecond + 1})},
 		{"charges[1].Note", with(func(c *budget.Charge) { c.Note.Actor = "somebody else" })},
@@ -166,7 +166,7 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	requireArgument(t, usage(), "queries")
 	requireArgument(t, usage(make([]budget.Query, budget.MaxQueries+1)...), "queries")
 	requireArgument(t, usage(budget.Query{Scope: "a"}, budget.Query{}), "queries[1].Scope")
-	requireArgument(t, usage(budget.Query{Scope: "a", Window: budget.OfCredit - 1}), "queries[0].Window")
+	requireArgument(t, usage(budget.Query{Scope: "a", Window: -1}), "queries[0].Window")
 	requireArgument(t, usage(budget.Query{Scope: "a", Window: 1}), "queries[0].Window")
 	requireArgument(t, entries("", budget.EntriesOptions{}), "scope")
 	requireArgument(t, entries("a", budget.EntriesOptions{After: -1}), "EntriesOptions.After")

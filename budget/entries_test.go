@@ -321,7 +321,7 @@ func TestRefusal_AsJSONSaysNeverAndHowLong(t *testing.T) {
 		`"retry_after_us":1500000,"hold_due_us":7}`
 	requireJSON(t, text, r)
 	requireJSON(t, `{"refusals":[`+text+`]}`, budget.ExceededError{Refusals: []budget.Refusal{r}})
-	requireJSON(t, `{"scope":"a","limit":{"max":0,"lifetime":true,"of_credit":true},"used":-4,"held":0,"requested":5,"available":4,"retry_after_us":null}`,
+	requireJSON(t, `{"scope":"a","limit":{"max":0,"prepaid":true},"used":-4,"held":0,"requested":5,"available":4,"retry_after_us":null}`,
 		budget.Refusal{Scope: "a", Limit: budget.Prepaid(), Used: -4, Requested: 5, Available: 4, RetryAfter: budget.Never})
 	requireJSON(t, `{"scope":"","limit":{"max":1,"lifetime":true},"used":0,"held":1,"requested":1,"available":0,"retry_after_us":0,"hold_due_us":0}`,
 		budget.Refusal{Limit: budget.Lifetime(1), Held: 1, Requested: 1}) // a hold that is due now
@@ -334,7 +334,7 @@ func TestUsage_AsJSONSaysItsWindow(t *testing.T) {
 	}
 	const sums = `"spent":3,"refunded":4,"credited":5,"seq":6`
 	requireJSON(t, `{"scope":"a","window_us":3600000000,"used":1,"held":2,"hold_due_us":1000000,`+sums+`}`, u)
-	u.Window, u.Held, u.HoldDue = budget.Forever, 0, 0
+	u.Window, u.Held, u.HoldDue = 0, 0, 0
 	requireJSON(t, `{"scope":"a","lifetime":true,"used":1,"held":0,`+sums+`}`, u)
 	u.Window = 0
 	text, err := json.Marshal(u)

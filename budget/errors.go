@@ -103,7 +103,7 @@ func (r Refusal) String() string {
 	case !r.Limit.Period.IsZero():
 		of = fmt.Sprintf("limit %d per %v", r.Limit.Max, r.Limit.Period)
 	case r.Limit.Window > 0:
-	case r.Limit.Window == OfCredit:
+	case r.Limit.Prepaid:
 		of, help = "which is the credit left", "more has to be credited"
 	default: // credit and refunds count here, time does not
 		of, help = fmt.Sprintf("limit %d for the lifetime", r.Limit.Max), "waiting makes no room"

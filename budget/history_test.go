@@ -48,7 +48,7 @@ func TestLedger_AgreesWithTheModel(t *testing.T) {
 
 var (
 	historyWindows = []time.Duration{
-		budget.Forever, time.Microsecond, 7 * time.Microsecond, 20 * time.Microsecond, 60 * time.Microsecond,
+		0, time.Microsecond, 7 * time.Microsecond, 20 * time.Microsecond, 60 * time.Microsecond,
 		250 * time.Microsecond, time.Millisecond,
 	}
 	historySerial atomic.Int64
@@ -99,7 +99,7 @@ func checkHistories(t *testing.T) {
 // the windows and some periods.
 func (h *history) begin() {
 	for _, w := range historyWindows {
-		h.kinds = append(h.kinds, budget.Limit{Window: w})
+		h.kinds = append(h.kinds, budget.Limit{Window: w, Lifetime: w == 0})
 	}
 	from := start
 	if rapid.Bool().Draw(h.T, "at a change of the clocks") {

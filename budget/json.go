@@ -68,7 +68,7 @@ type usageJSON struct {
 
 func (u Usage) MarshalJSON() ([]byte, error) {
 	return json.Marshal(usageJSON{
-		Scope: u.Scope, WindowUS: max(u.Window, 0).Microseconds(), Lifetime: u.Window <= 0 && u.Period.IsZero(),
+		Scope: u.Scope, WindowUS: u.Window.Microseconds(), Lifetime: u.Window == 0 && u.Period.IsZero(),
 		periodJSON: u.Period.json(),
 		plainUsage: (*plainUsage)(&u), HoldDueUS: dueMicros(u.Held, u.HoldDue),
 	})
@@ -84,9 +84,6 @@ func (u *Usage) UnmarshalJSON(text []byte) error {
 		return err
 	}
 	u.Query = Query{Scope: in.Scope, Window: time.Duration(in.WindowUS) * time.Microsecond, Period: period}
-	if in.Lifetime {
-		u.Window = Forever
-	}
 	u.HoldDue = ofMicros(in.HoldDueUS)
 	return nil
 }

@@ -7,28 +7,23 @@ import (
 	"time"
 	"unique"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Windows of limits over the scope's lifetime. The schema knows both as a window of 0: they differ in a denial alone.
-const (
-	Forever  time.Duration = -1
-	OfCredit time.Duration = -2 // of a limit on prepaid credit: a denial asks for more credit
-)
-
-// Limit is so many units per window, per period, or for the scope's lifetime: PerWindow, PerDay, PerWeek, PerMonth, PerYear,
-// PerPeriod, Lifetime, Prepaid and CreditLine make one. Limits are the same if they are ==.
+// Limit is a number of units per window, per period, or for the scope's lifetime: PerWindow, PerDay, PerWeek, PerMonth, PerYear,
+// PerPeriod, Lifetime, Prepaid and CreditLine make one. Exactly one of Window, Period, Lifetime and Prepaid is set. Limits are
+// the same if they are ==.
 //
-// In JSON it is {"name":"burst","max":9,"window_us":60000000}, and for a lifetime {"max":9,"lifetime":true}, with
-// "of_credit":true for OfCredit. A period is {"max":9,"period":"month","time_zone":"Europe/Berlin"}, or with a fixed
-// length {"max":9,"period_us":60000000}, with its "anchor".
+// In JSON it is {"name":"burst","max":9,"window_us":60000000}, {"max":9,"lifetime":true} or {"max":9,"prepaid":true}. A period
+// is {"max":9,"period":"month","time_zone":"Europe/Berlin"}, or with a fixed length {"max":9,"period_us":60000000}, with its
+// "anchor".
 type Limit struct {
-	Max    int64         // the number of units, from 0 to MaxLimit
-	Window time.Duration // how far back charges count, in microseconds up to MaxWindow, or Forever or OfCredit
-	Period Period        // in which charges count, in place of a Window; one of them is required
-	Name   string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few; defaults to ""
+	Max      int64         // the number of units, from 0 to MaxLimit
+	Window   time.Duration // how far back charges count, in microseconds up to MaxWindow
+	Period   Period        // charges of the current period count
+	Lifetime bool          // all charges of the scope count
+	Prepaid  bool          // as Lifetime; a denial asks for more credit
+	Name     string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few; defaults to ""
 
 	query      *query                       // what Max is to be; nil if it is that
 	thresholds unique.Handle[thresholdList] // of Tell; zero for none
@@ -43,13 +38,13 @@ type query struct {
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
 // Lifetime is a limit of max units in all: a stock, seats. Credits raise it.
-func Lifetime(max int64) Limit { return Limit{Max: max, Window: Forever} }
+func Lifetime(max int64) Limit { return Limit{Max: max, Lifetime: true} }
 
 // Prepaid lets only credited units be spent. Over HTTP its denial is a 402.
 func Prepaid() Limit { return CreditLine(0) }
 
 // CreditLine is Prepaid that may go max units below what was credited.
-func CreditLine(max int64) Limit { return Limit{Max: max, Window: OfCredit} }
+func CreditLine(max int64) Limit { return Limit{Max: max, Prepaid: true} }
 
 // Reach is how far back the limit counts at most, for PurgeOptions.OlderThan: its window, or the longest of its periods and up
 // to a day more, for clocks that are set back. A lifetime needs no entries: 0.
@@ -95,19 +90,28 @@ func (l Limit) check(field string) error {
 			return within(field, err)
 		}
 	}
-	switch {
+	switch kinds := l.kinds(); {
+	case kinds > 1:
+		return invalid(field+".Window", "Period, Lifetime and Prepaid exclude each other")
 	case !l.Period.IsZero():
-		if l.Window != 0 {
-			return invalid(field+".Period", "and a Window exclude each other")
-		}
 		return l.Period.check(field + ".Period")
-	case l.Window == 0:
+	case kinds == 0:
 		return invalid(field+".Window", "is missing: write budget.PerWindow(%d, window), or budget.Lifetime(%d) "+
 			"for a limit over the scope's lifetime", l.Max, l.Max)
-	case l.Window == Forever || l.Window == OfCredit:
+	case l.Lifetime || l.Prepaid:
 		return nil
 	}
 	return checkWindow(field+".Window", l.Window)
+}
+
+// kinds is how many of Window, Period, Lifetime and Prepaid are set.
+func (l Limit) kinds() (n int) {
+	for _, set := range []bool{l.Window != 0, !l.Period.IsZero(), l.Lifetime, l.Prepaid} {
+		if set {
+			n++
+		}
+	}
+	return n
 }
 
 // sentWith is the limit with another Max, as it is sent.
@@ -118,7 +122,7 @@ func (l Limit) sentWith(most int64) ledger.Limit {
 
 // sent is the limit as it is sent.
 func (l Limit) sent() ledger.Limit {
-	sent := ledger.Limit{Max: l.Max, Window: max(l.Window, 0), Period: l.Period.sent()}
+	sent := ledger.Limit{Max: l.Max, Window: l.Window, Period: l.Period.sent()}
 	if l.tells() {
 		of := l.sentThresholds()
 		sent.Thresholds, sent.TellAt, sent.Spent = of.text, of.tellAt, of.spent
@@ -126,23 +130,20 @@ func (l Limit) sent() ledger.Limit {
 	return sent
 }
 
-// windowInterval is a window as the functions in schema.sql want it: 0 for a lifetime.
-func windowInterval(window time.Duration) pgtype.Interval { return interval(max(window, 0)) }
-
 // limitJSON is a Limit as JSON. A lifetime is said, and not left to a missing window.
 type limitJSON struct {
 	Name     string `json:"name,omitempty"`
 	Max      int64  `json:"max"`
 	WindowUS int64  `json:"window_us,omitempty"`
 	Lifetime bool   `json:"lifetime,omitempty"`
-	OfCredit bool   `json:"of_credit,omitempty"`
+	Prepaid  bool   `json:"prepaid,omitempty"`
 	periodJSON
 	Thresholds []Threshold `json:"thresholds,omitempty"`
 }
 
 func (l Limit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(limitJSON{
-		Name: l.Name, Max: l.Max, WindowUS: max(l.Window, 0).Microseconds(), Lifetime: l.Window < 0, OfCredit: l.Window == OfCredit,
+		Name: l.Name, Max: l.Max, WindowUS: l.Window.Microseconds(), Lifetime: l.Lifetime, Prepaid: l.Prepaid,
 		periodJSON: l.Period.json(), Thresholds: l.Thresholds(),
 	})
 }
@@ -159,21 +160,9 @@ func (l *Limit) UnmarshalJSON(text []byte) error {
 	if err != nil {
 		return err
 	}
-	if !period.IsZero() && (in.WindowUS != 0 || in.Lifetime) {
-		return invalid("period", "and window_us or lifetime exclude each other")
-	}
-	*l = Limit{Name: in.Name, Max: in.Max, Window: time.Duration(in.WindowUS) * time.Microsecond, Period: period}
-	if in.Lifetime {
-		if in.WindowUS != 0 {
-			return invalid("lifetime", "and window_us exclude each other")
-		}
-		l.Window = Forever
-	}
-	if in.OfCredit {
-		if !in.Lifetime {
-			return invalid("of_credit", "is for a lifetime")
-		}
-		l.Window = OfCredit
+	*l = Limit{Name: in.Name, Max: in.Max, Window: time.Duration(in.WindowUS) * time.Microsecond, Period: period, Lifetime: in.Lifetime, Prepaid: in.Prepaid}
+	if l.kinds() > 1 {
+		return invalid("window_us", "period, lifetime and prepaid exclude each other")
 	}
 	if len(in.Thresholds) > MaxThresholds {
 		return invalid("thresholds", "are %d, want at most %d", len(in.Thresholds), MaxThresholds)

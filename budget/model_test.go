@@ -130,7 +130,7 @@ func (m *model) span(at time.Time, p budget.Period) span {
 
 // retryAfter tries the time at which each charge leaves the window.
 func (m *model) retryAfter(now time.Time, limit budget.Limit, amount int64) time.Duration {
-	if amount > limit.Max || limit.Window == budget.Forever {
+	if amount > limit.Max || limit.Lifetime {
 		return budget.Never
 	}
 	if !limit.Period.IsZero() {

@@ -62,9 +62,9 @@ func (l Limit) word() string {
 	switch {
 	case l.Name != "":
 		return l.Name
-	case l.Window == OfCredit:
+	case l.Prepaid:
 		return "credit"
-	case l.Window < 0:
+	case l.Lifetime:
 		return "lifetime"
 	case !l.Period.IsZero():
 		return l.Period.String()

@@ -206,7 +206,7 @@ func (t Threshold) check(l Limit) error {
 		return invalid(".Percent", "Used and Left exclude each other")
 	case t.Percent < 0 || t.Percent > 100:
 		return invalid(".Percent", "%d is not from 1 to 100", t.Percent)
-	case t.Percent > 0 && l.Window == OfCredit:
+	case t.Percent > 0 && l.Prepaid:
 		return invalid(".Percent", "is not for a limit of credit, of which there is no whole: write Left")
 	case t.Used < 0 || t.Used > MaxLimit:
 		return invalid(".Used", "%d is not from 1 to %d", t.Used, int64(MaxLimit))

@@ -213,7 +213,7 @@ func (h *tellings) thresholds(l budget.Limit) budget.Limit {
 	for i := range 1 + h.IntN(3) {
 		t := budget.Threshold{Name: fmt.Sprint(i), Spent: h.IntN(2) == 0} // the same, without holds
 		switch kind := h.IntN(4); {
-		case kind == 0 && l.Window != budget.OfCredit:
+		case kind == 0 && !l.Prepaid:
 			t.Percent = h.Int64N(100) + 1
 		case kind == 1:
 			t.Used = h.Int64N(60) + 1

@@ -177,12 +177,12 @@ func TestThreshold_ThatCannotBeToldFailsAlone(t *testing.T) {
 	_, err = l.ChargeNow(t.Context(), pool, budget.Charge{Scope: "now", Amount: 5, Limits: []budget.Limit{limit}})
 	require.ErrorIs(t, err, errVeto)
 	require.NotErrorIs(t, err, budget.ErrCommitUnknown)
-	require.Zero(t, usage(t, pool, l, "now", budget.Forever).Used)
+	require.Zero(t, usage(t, pool, l, "now", 0).Used)
 	tx := begin(t, pool, pgx.ReadCommitted)
 	_, err = l.ChargeEach(t.Context(), tx, budget.Charge{Scope: "each", Amount: 5, Limits: []budget.Limit{limit}})
 	require.ErrorIs(t, err, errVeto)
 	require.NoError(t, tx.Commit(t.Context()), "the transaction is as it was")
-	require.Zero(t, usage(t, pool, l, "each", budget.Forever).Used)
+	require.Zero(t, usage(t, pool, l, "each", 0).Used)
 }
 
 func TestThreshold_ArgumentsAreChecked(t *testing.T) {

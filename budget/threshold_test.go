@@ -172,7 +172,7 @@ func TestThreshold_WhatIsToldCommitsWithTheChargeOrNot(t *testing.T) {
 	require.True(t, isA[*budget.CrossingError](err))
 	require.NoError(t, tx.Commit(t.Context()), "the transaction is as usable as it was")
 	require.Empty(t, told(t, pool, "a"))
-	require.EqualValues(t, 79, usage(t, pool, l, "a", budget.Forever).Used)
+	require.EqualValues(t, 79, usage(t, pool, l, "a", 0).Used)
 
 	veto = false
 	mustCharge(t, pool, l, "a", 1, limit)

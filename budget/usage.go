@@ -14,11 +14,11 @@ import (
 // Query asks what a scope has used.
 type Query struct {
 	Scope  string        // the scope to look at
-	Window time.Duration // how far back charges count, as Limit.Window; 0 and Forever both mean the lifetime
+	Window time.Duration // how far back charges count, as Limit.Window; defaults to 0: the lifetime
 	Period Period        // in which charges count, as Limit.Period, in place of a Window
 }
 
-// Usage is what a scope stands at. In JSON its window is written as that of a Limit; a lifetime comes back as Forever.
+// Usage is what a scope stands at. In JSON its window is written as that of a Limit; a lifetime as "lifetime":true.
 type Usage struct {
 	Query `json:"-"`
 	// Used is what counts in this window or period, without holds. For a lifetime it is Spent - Refunded - Credited: less than 0
@@ -70,12 +70,12 @@ func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usa
 			}
 			scopes[i], periods[i] = q.Scope, q.Period.sent() // with a window of null
 			continue
-		case q.Window != Forever && q.Window != OfCredit:
+		case q.Window != 0:
 			if err := checkWindow(index("queries", i, ".Window"), q.Window); err != nil {
 				return nil, err
 			}
 		}
-		scopes[i], windows[i] = q.Scope, windowInterval(q.Window)
+		scopes[i], windows[i] = q.Scope, interval(q.Window)
 	}
 	rows, err := db.Query(ctx, l.sql.usage, scopes, windows, ledger.AllPeriods(periods))
 	if err != nil {

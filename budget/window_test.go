@@ -115,10 +115,10 @@ func TestWindow_BehindWhatIsRetainedIsAnError(t *testing.T) {
 	}
 	purge(t, pool, l, 20*time.Minute) // keeps 17 and later, made 16 minutes after the start
 	for window, known := range map[time.Duration]bool{
-		budget.Forever: true, time.Minute: true, 20 * time.Minute: true, 24 * time.Minute: true,
+		0: true, time.Minute: true, 20 * time.Minute: true, 24 * time.Minute: true,
 		24*time.Minute + time.Microsecond: false, time.Hour: false,
 	} {
-		limits := []budget.Limit{{Max: 100, Window: window}}
+		limits := []budget.Limit{{Max: 100, Window: window, Lifetime: window == 0}}
 		_, usageErr := l.Usage(ctx, pool, budget.Query{Scope: "a", Window: window})
 		_, checkErr := l.Check(ctx, pool, budget.Charge{Scope: "a", Amount: 1, Limits: limits})
 		tx := begin(t, pool, pgx.ReadCommitted)
@@ -286,10 +286,10 @@ func TestClock_RepairOfAnEmptyScopeDoesNothing(t *testing.T) {
 func TestLimit_ConstructorsSayTheKind(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, budget.Limit{Max: 9, Window: time.Hour}, budget.PerWindow(9, time.Hour))
-	require.Equal(t, budget.Limit{Max: 9, Window: budget.Forever}, budget.Lifetime(9))
-	require.Equal(t, budget.Limit{Max: 0, Window: budget.OfCredit}, budget.Prepaid())
+	require.Equal(t, budget.Limit{Max: 9, Lifetime: true}, budget.Lifetime(9))
+	require.Equal(t, budget.Limit{Max: 0, Prepaid: true}, budget.Prepaid())
 	nine := budget.Lifetime(9)
-	require.Equal(t, budget.Limit{Max: 9, Window: budget.Forever, Name: "stock"}, nine.Named("stock"))
+	require.Equal(t, budget.Limit{Max: 9, Lifetime: true, Name: "stock"}, nine.Named("stock"))
 	require.Empty(t, nine.Name, "Named returns another one")
 	require.True(t, budget.Lifetime(9) == nine, "limits can be compared")
 }
@@ -314,7 +314,7 @@ func TestUsage_NoWindowAndForeverAreBothTheLifetime(t *testing.T) {
 	_, err := charge(t.Context(), pool, l, "a", 3, budget.Lifetime(5))
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	require.Equal(t, int64(3), usage(t, pool, l, "a", 0).Used)
-	require.Equal(t, int64(3), usage(t, pool, l, "a", budget.Forever).Used)
+	require.Equal(t, int64(3), usage(t, pool, l, "a", 0).Used)
 	require.Zero(t, usage(t, pool, l, "a", time.Hour).Used)
 }
 
@@ -323,8 +323,8 @@ func TestLimit_AsJSONSaysItsKindAndComesBack(t *testing.T) {
 	for text, limit := range map[string]budget.Limit{
 		`{"max":9,"window_us":60000000}`:                 budget.PerWindow(9, time.Minute),
 		`{"name":"stock","max":9,"lifetime":true}`:       budget.Lifetime(9).Named("stock"),
-		`{"max":0,"lifetime":true,"of_credit":true}`:     budget.Prepaid(),
-		`{"max":7,"lifetime":true,"of_credit":true}`:     budget.CreditLine(7),
+		`{"max":0,"prepaid":true}`:                       budget.Prepaid(),
+		`{"max":7,"prepaid":true}`:                       budget.CreditLine(7),
 		`{"max":0,"lifetime":true}`:                      budget.Lifetime(0),
 		`{"max":1,"window_us":3155760000000000}`:         budget.PerWindow(1, budget.MaxWindow),
 		`{"max":4611686018427387904,"lifetime":true}`:    budget.Lifetime(budget.MaxLimit),
@@ -347,7 +347,7 @@ func TestLimit_AsJSONSaysItsKindAndComesBack(t *testing.T) {
 		require.Equal(t, receipt, again)
 	}
 	for _, text := range []string{
-		`{"max":9,"window_us":-1}`, `{"max":9,"window_us":3155760000000001}`, `{"max":9,"window_us":60000000,"lifetime":true}`, `{"max":9,"of_credit":true}`,
+		`{"max":9,"window_us":-1}`, `{"max":9,"window_us":3155760000000001}`, `{"max":9,"window_us":60000000,"lifetime":true}`, `{"max":9,"lifetime":true,"prepaid":true}`,
 	} {
 		require.ErrorIs(t, json.Unmarshal([]byte(text), new(budget.Limit)), budget.ErrArgument, text)
 	}

@@ -52,15 +52,8 @@ func (h *Handler) limitsOf(ctx context.Context, in *inspect.Reader, scope, typed
 	return l, "", err
 }
 
-var windowWords = map[string]time.Duration{"lifetime": budget.Forever, "credit": budget.OfCredit}
-
 // window is the length of a window, as it is typed.
 func window(d time.Duration) string {
-	for word, w := range windowWords {
-		if w == d {
-			return word
-		}
-	}
 	if d%day == 0 && d > 0 {
 		return fmt.Sprintf("%dd", d/day)
 	}
@@ -76,7 +69,12 @@ func window(d time.Duration) string {
 
 // windowOf is what a limit counts in, as it is typed.
 func windowOf(l budget.Limit) string {
-	if !l.Period.IsZero() {
+	switch {
+	case l.Lifetime:
+		return "lifetime"
+	case l.Prepaid:
+		return "credit"
+	case !l.Period.IsZero():
 		return inspect.PeriodText(l.Period)
 	}
 	return window(l.Window)
@@ -152,19 +150,23 @@ func parseLimit(item string) (budget.Limit, error) {
 	if period, ok, err := inspect.ParsePeriod(length); ok {
 		return budget.Limit{Max: most, Period: period}, err
 	}
-	w, word := windowWords[length]
-	if days, ok := strings.CutSuffix(length, "d"); !word && ok {
+	switch length {
+	case "lifetime":
+		return budget.Lifetime(most), nil
+	case "credit":
+		return budget.CreditLine(most), nil
+	}
+	var w time.Duration
+	if days, ok := strings.CutSuffix(length, "d"); ok {
 		n, err := strconv.ParseUint(days, 10, 16)
 		if err != nil {
 			return budget.Limit{}, fmt.Errorf("%q is not a number of days", days)
 		}
 		w = time.Duration(n) * day
-	} else if !word {
-		if w, err = time.ParseDuration(length); err != nil {
-			return budget.Limit{}, fmt.Errorf("%q is not a window such as 1h, 30d, lifetime or credit", length)
-		}
+	} else if w, err = time.ParseDuration(length); err != nil {
+		return budget.Limit{}, fmt.Errorf("%q is not a window such as 1h, 30d, lifetime or credit", length)
 	}
-	if !word && (w < time.Microsecond || w > budget.MaxWindow || w%time.Microsecond != 0) {
+	if w < time.Microsecond || w > budget.MaxWindow || w%time.Microsecond != 0 {
 		return budget.Limit{}, fmt.Errorf("the window %q is not from 1µs to a century, in whole microseconds", length)
 	}
 	return budget.Limit{Max: most, Window: w}, nil

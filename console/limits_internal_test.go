@@ -17,8 +17,8 @@ func TestParseLimits_ReadsWhatTheFormShows(t *testing.T) {
 	list := []budget.Limit{
 		{Max: 1000, Window: time.Hour, Name: "hourly"},
 		{Max: 20_000, Window: 30 * day},
-		{Max: 500, Window: budget.Forever},
-		{Max: 0, Window: budget.OfCredit, Name: "prepaid"},
+		{Max: 500, Lifetime: true},
+		{Max: 0, Prepaid: true, Name: "prepaid"},
 		{Max: 9, Window: 90 * time.Minute},
 		{Max: 9, Window: 1500 * time.Microsecond, Name: `a, "b" = c/d`},
 		{Max: budget.MaxLimit, Window: budget.MaxWindow, Name: "line\nbreak"},

@@ -29,7 +29,7 @@ type plotted struct {
 func (p plotted) Caption() string {
 	what := "of the last " + length(p.Limit.Window)
 	switch {
-	case p.Limit.Window < 0:
+	case p.Limit.Lifetime || p.Limit.Prepaid:
 		what = "of its lifetime"
 	case !p.Limit.Period.IsZero():
 		what = "of this " + inspect.PeriodText(p.Limit.Period)
@@ -69,7 +69,7 @@ func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Li
 // usageOver is what counted against a limit over time, holds aside, as the ledger sees it now: a refund counts at the time
 // of its charge.
 func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, limit budget.Limit) ([]usagePoint, error) {
-	if limit.Window < 0 {
+	if limit.Lifetime || limit.Prepaid {
 		return lifetimeOver(ctx, in, d)
 	}
 	if !limit.Period.IsZero() {

@@ -333,7 +333,7 @@ func wrongCalls() []call {
 		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "a", Amount: budget.MaxAmount}} }),
 		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(-1)) }),
 		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(budget.MaxLimit + 1)) }),
-		placeCall("Request.Lines[0].Limits[1].Window", func(r *holds.Request) { r.Lines = limited(budget.Prepaid(), budget.Limit{Window: budget.OfCredit - 1}) }),
+		placeCall("Request.Lines[0].Limits[1].Window", func(r *holds.Request) { r.Lines = limited(budget.Prepaid(), budget.Limit{Window: -1}) }),
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: budget.MaxWindow + time.Microsecond}) }),
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: 1500}) }),
 		placeCall("Request.Lines[0].Limits", func(r *holds.Request) { r.Lines = limited(make([]budget.Limit, budget.MaxLimits+1)...) }),

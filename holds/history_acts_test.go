@@ -37,7 +37,7 @@ func (h *history) limits(scope string) (limits []budget.Limit) {
 	for range rapid.SampledFrom([]int{0, 0, 1, 1, 2}).Draw(h.T, "limits") {
 		window := rapid.SampledFrom(modelWindows).Draw(h.T, "window")
 		held, _ := h.m.held(scope, h.now)
-		limits = append(limits, budget.Limit{Window: window, Max: max(0, h.m.used(scope, h.now, window)+held+int64(rapid.SampledFrom([]int{-1, 1, 3, 5, 8, 12, 20, 40}).Draw(h.T, "room")))})
+		limits = append(limits, budget.Limit{Window: window, Lifetime: window == 0, Max: max(0, h.m.used(scope, h.now, window)+held+int64(rapid.SampledFrom([]int{-1, 1, 3, 5, 8, 12, 20, 40}).Draw(h.T, "room")))})
 	}
 	return limits
 }

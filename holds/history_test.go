@@ -65,7 +65,7 @@ const modelLifetime = 2 * time.Minute
 
 var (
 	modelConfig   = holds.Config{MaxTTL: time.Minute, MaxLifetime: modelLifetime}
-	modelWindows  = []time.Duration{budget.Forever, 10 * time.Second, time.Minute}
+	modelWindows  = []time.Duration{0, 10 * time.Second, time.Minute}
 	historySerial atomic.Int64
 )
 

@@ -29,7 +29,7 @@ func TestAtLeast_CountsWhenItFellDueSweptOrNot(t *testing.T) {
 	month := budget.PerMonth(100, time.UTC, time.Time{})
 	usage := func() (all []int64) {
 		for _, scope := range []string{"a", "b", "c"} {
-			for _, q := range []budget.Query{{Scope: scope, Window: budget.Forever}, {Scope: scope, Window: time.Hour},
+			for _, q := range []budget.Query{{Scope: scope}, {Scope: scope, Window: time.Hour},
 				{Scope: scope, Window: 20 * time.Minute}, {Scope: scope, Period: month.Period}} {
 				u, err := f.ledger.Usage(t.Context(), f.pool, q)
 				require.NoError(t, err)
@@ -117,7 +117,7 @@ func TestAtLeast_IsChargedOnceByWhoeverComesFirst(t *testing.T) {
 		_, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 		require.NoError(t, err)
 		for of, want := range map[string]int64{scope: 3*n + 20, scope + "/2": 4 * n} {
-			u, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: of, Window: budget.Forever})
+			u, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: of})
 			require.NoError(t, err)
 			require.Equal(t, want, u[0].Used, of)
 			require.Zero(t, u[0].Held)

@@ -115,12 +115,12 @@ func (m *model) used(scope string, now time.Time, window time.Duration) (used in
 	s := m.scopes[scope]
 	since := later(now, s.last).Add(-window)
 	for _, c := range s.charges {
-		if window == budget.Forever || c.at.After(since) {
+		if window == 0 || c.at.After(since) {
 			used += c.amount - c.refunded
 		}
 	}
 	for _, c := range m.minima(scope, now) {
-		if window == budget.Forever || c.at.After(since) {
+		if window == 0 || c.at.After(since) {
 			used += c.amount
 		}
 	}
@@ -216,7 +216,7 @@ func (m *model) retry(c budget.Charge, l budget.Limit, now time.Time, held int64
 			units = 0
 		}
 		for _, spent := range append(minima, m.scopes[c.Scope].charges...) {
-			if (fallen || !spent.due.After(now)) && (l.Window == budget.Forever || spent.at.After(later(t, m.scopes[c.Scope].last).Add(-l.Window))) {
+			if (fallen || !spent.due.After(now)) && (l.Lifetime || spent.at.After(later(t, m.scopes[c.Scope].last).Add(-l.Window))) {
 				units += spent.amount - spent.refunded
 			}
 		}

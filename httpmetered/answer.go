@@ -161,7 +161,7 @@ func Write(w http.ResponseWriter, err error) (status int) {
 func denial(e *budget.ExceededError, attempts bool) Problem {
 	var credit, reserved, lifetime bool
 	for _, r := range e.Refusals {
-		if r.Limit.Window == budget.OfCredit {
+		if r.Limit.Prepaid {
 			credit = true
 			reserved = reserved || r.Held > 0
 		}

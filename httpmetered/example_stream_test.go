@@ -101,7 +101,7 @@ func Example_stream() {
 		_ = response.Body.Close()
 		fmt.Printf("%d %q\n", response.StatusCode, body)
 	}
-	usage, err := client.Budget.Usage(context.Background(), pool, budget.Query{Scope: budget.ScopeKey("words", "ann", ""), Window: budget.Forever})
+	usage, err := client.Budget.Usage(context.Background(), pool, budget.Query{Scope: budget.ScopeKey("words", "ann", "")})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -153,8 +153,8 @@ func check(field string, limit budget.Limit) error {
 	case limit.Max < 0 || limit.Max > budget.MaxLimit:
 		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max, int64(budget.MaxLimit))
 	case !limit.Period.IsZero() && limit.Window == 0 && length(limit.Period) > 0:
-	case limit.Window != budget.Forever && limit.Window != budget.OfCredit && (limit.Window <= 0 || limit.Window > budget.MaxWindow):
-		return fault.Invalid(errArgument, field+".Window", "%v is neither from 1µs to %v nor budget.Forever", limit.Window, budget.MaxWindow)
+	case !limit.Lifetime && !limit.Prepaid && (limit.Window <= 0 || limit.Window > budget.MaxWindow):
+		return fault.Invalid(errArgument, field+".Window", "%v is not from 1µs to %v", limit.Window, budget.MaxWindow)
 	}
 	return checkText(field+".Name", limit.Name)
 }

@@ -215,7 +215,7 @@ func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
 		{Shared: many},
 		{Limits: []budget.Limit{budget.Lifetime(-1).Named("n")}},
 		{Limits: []budget.Limit{{Name: "n", Max: 1}}},
-		{Limits: []budget.Limit{{Name: "n", Max: 1, Window: budget.OfCredit - 1}}},
+		{Limits: []budget.Limit{{Name: "n", Max: 1, Window: -1}}},
 		{Limits: named("a"), Units: map[string]string{"b": "requests"}},
 		{Limits: named("a"), Shared: named("b"), Units: map[string]string{"b": "requests"}},
 		{Limits: named("a"), Units: map[string]string{"a": "by\ntes"}},

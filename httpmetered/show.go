@@ -27,7 +27,7 @@ func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
 		for _, s := range entry.Standings {
-			within := max(s.Limit.Window, 0)
+			within := s.Limit.Window
 			if !s.PeriodEnd.IsZero() {
 				within = max(untilEnd(s, entry.At), 1)
 			}
@@ -53,7 +53,7 @@ func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	left := map[string]service{}
 	for _, r := range e.Refusals {
 		wait := max(r.RetryAfter, 1)
-		if r.RetryAfter == budget.Never || r.Limit.Window == budget.OfCredit {
+		if r.RetryAfter == budget.Never || r.Limit.Prepaid {
 			wait = 0
 		}
 		add(left, r.Limit.Name, service{r.Available, wait})

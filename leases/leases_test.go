@@ -75,7 +75,7 @@ func (f *fixture) warm(p *leases.Pool, c budget.Charge) (spent int64) {
 }
 
 func (f *fixture) usage(scope string) budget.Usage {
-	u, err := f.ledger.Usage(f.Context(), f.db, budget.Query{Scope: scope, Window: budget.Forever})
+	u, err := f.ledger.Usage(f.Context(), f.db, budget.Query{Scope: scope})
 	require.NoError(f, err)
 	return u[0]
 }

@@ -23,7 +23,7 @@ type Config struct {
 	Overdraft int64
 	// Priorities are those of lots by category, for grants that name none: lower is drawn first. Defaults to 0 for every category.
 	Priorities  map[string]int
-	LateRefunds time.Duration // sets Grant.LateRefunds, where that is 0; defaults to DefaultLateRefunds
+	LateRefunds Late // sets Grant.LateRefunds, where that is 0; defaults to DefaultLateRefunds
 	// Thresholds are of what can be drawn, for budget.Config.OnThreshold: Left is so many units, Overdraft among them (none: nothing
 	// is left), and Used so many below zero. Draws, charges and lines of the Book tell, and so do Expire, ExpireWallet, Revoke and
 	// Rollover of what they take back, each once. With Spent, what is held is left: the capture of a line tells, and not the hold. A lot that
@@ -33,17 +33,19 @@ type Config struct {
 	Subscribers []Subscriber
 }
 
-// What becomes of a refund to a lot that has ended.
+// Late is how long the new lot lasts into which a refund to an ended lot goes: a duration up to MaxDuration, Lapse or Forever.
+type Late time.Duration
+
 const (
-	DefaultLateRefunds               = 30 * 24 * time.Hour
-	Lapse              time.Duration = -1 // it lapses at once
-	Forever            time.Duration = -2 // a new lot that never ends
+	DefaultLateRefunds      = Late(30 * 24 * time.Hour)
+	Lapse              Late = -1 // there is no new lot: the refund lapses at once
+	Forever            Late = -2 // the new lot never ends
 )
 
 // Bounds.
 const (
 	MaxReferenceBytes = 255                    // of a reference and of a category, in UTF-8
-	MaxDuration       = 36525 * 24 * time.Hour // of Grant.For, RollFor and LateRefunds, about a century
+	MaxDuration       = 36525 * 24 * time.Hour // of Grant.For, RollFor and Late, about a century
 )
 
 // Book grants lots to wallets, and draws them. It is safe for concurrent use.

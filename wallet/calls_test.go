@@ -58,7 +58,7 @@ func TestCalls_WhatIsOutOfBoundsIsRefusedBeforeAnySQL(t *testing.T) {
 		"Grant.For": func(g *wallet.Grant) { g.For = -time.Hour }, "Grant.Expires": func(g *wallet.Grant) { g.Expires = time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC) },
 		"Grant.Category": func(g *wallet.Grant) { g.Category = long }, "Grant.Reference": func(g *wallet.Grant) { g.Reference = "\xff" },
 		"Grant.Priority": func(g *wallet.Grant) { g.Priority = new(int); *g.Priority = math.MaxInt }, "Grant.RollCap": func(g *wallet.Grant) { g.RollCap, g.RollFor = 1, time.Hour },
-		"Grant.RollFor": func(g *wallet.Grant) { g.RollFor = time.Hour }, "Grant.LateRefunds": func(g *wallet.Grant) { g.LateRefunds = time.Nanosecond },
+		"Grant.RollFor": func(g *wallet.Grant) { g.RollFor = time.Hour }, "Grant.LateRefunds": func(g *wallet.Grant) { g.LateRefunds = wallet.Late(time.Nanosecond) },
 		"charges[0].Note.Actor": func(g *wallet.Grant) { g.Note = budget.Note{} },
 	} {
 		g := good
@@ -72,7 +72,7 @@ func TestCalls_WhatIsOutOfBoundsIsRefusedBeforeAnySQL(t *testing.T) {
 	requireField(err, "Revoke.Lot")
 	_, err = book.Revoke(t.Context(), noSQL{}, wallet.Revoke{Wallet: "a", Lot: 1, Amount: -1})
 	requireField(err, "Revoke.Amount")
-	_, err = book.Rollover(t.Context(), noSQL{}, wallet.Rollover{Wallet: "a", Lot: 1, Cap: 1})
+	_, err = book.Rollover(t.Context(), noSQL{}, wallet.Rollover{Wallet: "a", Lot: 1, Cap: 1, For: -1})
 	requireField(err, "Rollover.For")
 	_, err = book.Expire(t.Context(), new(pgxpool.Pool), wallet.ExpireOptions{Batch: 10_001})
 	requireField(err, "ExpireOptions.Batch")

@@ -78,7 +78,7 @@ func TestLot_EndsWhenItIsDueSweptOrNot(t *testing.T) {
 	// A look without a lock judges the same, and writes nothing.
 	_, err := f.ledger.Check(t.Context(), f.pool, f.book.Charge("ann", 6))
 	require.ErrorIs(t, err, budget.ErrExceeded)
-	u, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "ann", Window: budget.Forever})
+	u, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "ann"})
 	require.NoError(t, err)
 	require.EqualValues(t, -5, u[0].Used)
 	kinds, _ := f.kinds(1)

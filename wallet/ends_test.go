@@ -28,7 +28,7 @@ func (f *fixture) rollover(r wallet.Rollover) wallet.Rolled {
 
 func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 	t.Parallel()
-	for name, policy := range map[string]time.Duration{"lapses": wallet.Lapse, "new lot": time.Hour, "for ever": wallet.Forever, "default": 0} {
+	for name, policy := range map[string]wallet.Late{"lapses": wallet.Lapse, "new lot": wallet.Late(time.Hour), "for ever": wallet.Forever, "default": 0} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{})
@@ -50,7 +50,7 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 			case "for ever":
 				require.Zero(t, f.balance().Lots[1].Expires)
 			case "default":
-				require.Equal(t, noon.Add(time.Hour+wallet.DefaultLateRefunds), f.balance().Lots[0].Expires)
+				require.Equal(t, noon.Add(time.Hour+time.Duration(wallet.DefaultLateRefunds)), f.balance().Lots[0].Expires)
 			}
 			require.Equal(t, map[string]int64{"b": 5, "": 1}, f.left())
 			f.refund(d.Seq, 4)
@@ -155,7 +155,7 @@ func TestRollover_IsDoneOnceWhoeverEndsTheLot(t *testing.T) {
 				f.draw(1)
 			}
 			f.has(3)
-			require.True(t, f.rollover(wallet.Rollover{Reference: "month", Cap: 9, For: wallet.Forever}).Replayed)
+			require.True(t, f.rollover(wallet.Rollover{Reference: "month", Cap: 9, For: 0}).Replayed)
 			f.clock.Set(noon.Add(40 * day))
 			f.has(0)
 		})

@@ -66,9 +66,9 @@ func checkDuration(field string, d time.Duration) error {
 	return nil
 }
 
-func checkLate(field string, d time.Duration) error {
+func checkLate(field string, d Late) error {
 	if d == Lapse || d == Forever {
 		return nil
 	}
-	return checkDuration(field, d)
+	return checkDuration(field, time.Duration(d))
 }

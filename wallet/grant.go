@@ -30,14 +30,12 @@ type Grant struct {
 	// once, until a purge has taken its lot. Another one is ErrConflict. So make Expires of the payment's time, or use For:
 	// time.Now is another at the second delivery of a webhook. Defaults to none: each call grants.
 	Reference string
-	// RollCap is how much of what is left goes on in another lot at the lot's end, which lasts RollFor longer, or for ever
-	// (Forever). With Expires at the end of a month, the end of the next one is RollFor: next.Sub(expires). It is done once: that
-	// lot does not roll over. Whoever ends the lot does it, so no sweep can be too early. Defaults to 0: nothing.
-	RollCap int64
-	RollFor time.Duration
-	// LateRefunds is what becomes of a refund to the lot after its end: Lapse, Forever, or how long it lasts, in a new lot. Defaults to that of
-	// the Config.
-	LateRefunds time.Duration
+	// RollCap is how many units go on in another lot at the lot's end, at most. That lot lasts RollFor longer, or never ends if
+	// RollFor is 0. With Expires at the end of a month, RollFor for the end of the next one is next.Sub(expires). The other lot
+	// does not roll over again. The call that ends the lot does it, so no sweep can be too early. Defaults to 0: none.
+	RollCap     int64
+	RollFor     time.Duration
+	LateRefunds Late        // where a refund to the lot goes after the lot's end; defaults to Config.LateRefunds
 	Note        budget.Note // is stored with the entry; defaults to none
 }
 
@@ -131,20 +129,20 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 		if g.For == 0 && g.Expires.IsZero() {
 			return ledger.Lot{}, invalid("Grant.RollCap", "is for a lot that ends")
 		}
-		if g.RollFor != Forever {
+		if g.RollFor != 0 {
 			if err := checkDuration("Grant.RollFor", g.RollFor); err != nil {
 				return ledger.Lot{}, err
 			}
-			lot.RollFor = g.RollFor
 		}
+		lot.RollFor = g.RollFor
 	}
 	late := cmp.Or(g.LateRefunds, b.cfg.LateRefunds)
 	if err := checkLate("Grant.LateRefunds", late); err != nil {
 		return ledger.Lot{}, err
 	}
 	if late != Lapse {
-		late = max(0, late) // 0 is for ever
-		lot.Late = &late
+		lasts := max(0, time.Duration(late)) // 0 is for ever
+		lot.Late = &lasts
 	}
 	if g.Reference != "" {
 		lot.Fingerprint = g.fingerprint()

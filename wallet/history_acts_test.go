@@ -71,11 +71,11 @@ func (h *history) grant() {
 	}
 	if !l.ends.IsZero() && h.once("rolls", 3) {
 		g.RollCap, l.rollCap = h.units("cap", 1, 10), 0
-		g.RollFor = rapid.SampledFrom([]time.Duration{wallet.Forever, 5 * time.Second, 30 * time.Second}).Draw(h.T, "roll for")
+		g.RollFor = rapid.SampledFrom([]time.Duration{0, 5 * time.Second, 30 * time.Second}).Draw(h.T, "roll for")
 		l.rollCap, l.rollFor = g.RollCap, g.RollFor
 	}
 	if h.once("late refunds", 3) {
-		g.LateRefunds = rapid.SampledFrom([]time.Duration{wallet.Lapse, wallet.Forever, 7 * time.Second}).Draw(h.T, "late")
+		g.LateRefunds = rapid.SampledFrom([]wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(7 * time.Second)}).Draw(h.T, "late")
 		l.late = g.LateRefunds
 	}
 	if h.once("referenced", 2) {
@@ -274,7 +274,7 @@ func (h *history) revoke() {
 func (h *history) rollOver() {
 	i, no, reference := h.lot()
 	r := wallet.Rollover{Wallet: h.scope, Lot: no, Reference: reference, Cap: h.units("cap", 1, 12),
-		For: rapid.SampledFrom([]time.Duration{wallet.Forever, 5 * time.Second, 30 * time.Second}).Draw(h.T, "for")}
+		For: rapid.SampledFrom([]time.Duration{0, 5 * time.Second, 30 * time.Second}).Draw(h.T, "for")}
 	var want int
 	var units int64
 	var before bool

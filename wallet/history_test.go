@@ -79,7 +79,7 @@ type history struct {
 	nos   []int64 // the numbers of the model's lots
 	lags  bool    // lots that have ended may not be written
 	ids   int
-	lates time.Duration
+	lates wallet.Late
 	told  int64 // what subscribers were told has lapsed, unless that was rolled back
 	least int64 // how far below zero it may be: captures can allow more than the overdraft
 }
@@ -88,7 +88,7 @@ func newHistory(rt *rapid.T, f *fixture) *history {
 	cfg := wallet.Config{
 		Overdraft:   rapid.SampledFrom([]int64{0, 5, 20}).Draw(rt, "overdraft"),
 		Priorities:  map[string]int{"paid": 10, "promotional": 5},
-		LateRefunds: rapid.SampledFrom([]time.Duration{wallet.Lapse, wallet.Forever, 20 * time.Second}).Draw(rt, "late refunds"),
+		LateRefunds: rapid.SampledFrom([]wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(20 * time.Second)}).Draw(rt, "late refunds"),
 	}
 	h := &history{T: rt, f: f, now: noon, scope: fmt.Sprint("wallet ", historySerial.Add(1)), m: &model{overdraft: cfg.Overdraft}}
 	cfg.Subscribers = []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {

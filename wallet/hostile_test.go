@@ -194,7 +194,7 @@ func TestCarve_WhatAChildOverspentIsOfNoLotThatHasEnded(t *testing.T) {
 // A refund pays back what is held and overdrawn, too, where some of it goes on in a new lot because its lot has ended.
 func TestRefund_PaysBackWhatIsHeldThoughPartOfItIsLate(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, wallet.Config{Overdraft: 20, LateRefunds: 2 * time.Hour})
+	f := setUp(t, wallet.Config{Overdraft: 20, LateRefunds: wallet.Late(2 * time.Hour)})
 	f.grant(wallet.Grant{Amount: 5, Reference: "hour", For: time.Hour})
 	f.grant(wallet.Grant{Amount: 7, Reference: "ever"})
 	d := f.draw(12)

@@ -126,7 +126,7 @@ func TestWallet_OfAProcessThatIsKilled(t *testing.T) {
 		wallets = append(wallets, act.name)
 	}
 	for _, w := range wallets {
-		f.grant(wallet.Grant{Wallet: w, Amount: 20, Reference: "a", For: time.Hour, RollCap: 5, RollFor: day, LateRefunds: day})
+		f.grant(wallet.Grant{Wallet: w, Amount: 20, Reference: "a", For: time.Hour, RollCap: 5, RollFor: day, LateRefunds: wallet.Late(day)})
 		f.grant(wallet.Grant{Wallet: w, Amount: 30, Reference: "b"})
 		_, err := f.tryDraw(wallet.Draw{Wallet: w, Amount: 5})
 		require.NoError(t, err)

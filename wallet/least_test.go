@@ -102,7 +102,7 @@ func minimumsReadTheSame(t *testing.T, seed uint64) {
 				g.For = time.Duration(1+r.IntN(8)) * time.Minute
 			}
 			if g.For > 0 && r.IntN(4) == 0 {
-				g.RollCap, g.RollFor, rolls[w] = 1+r.Int64N(10), []time.Duration{wallet.Forever, 4 * time.Minute}[r.IntN(2)], true
+				g.RollCap, g.RollFor, rolls[w] = 1+r.Int64N(10), []time.Duration{0, 4 * time.Minute}[r.IntN(2)], true
 			}
 			f.grant(g)
 		}

@@ -33,7 +33,8 @@ type mLot struct {
 	lapsed, revoked     int64
 	rolled              int64
 	rollCap             int64
-	rollFor, late       time.Duration
+	rollFor             time.Duration
+	late                wallet.Late
 	grant               wallet.Grant
 	child               int // the number of the lot that it rolled over into, and one; 0 for none
 	from                int // the number of the lot that its units were in before, and one; 0 for none
@@ -214,7 +215,7 @@ func (m *model) add(l mLot) {
 func (m *model) roll(i int, units int64, from time.Time, lasts time.Duration, no int) {
 	l := &m.lots[i]
 	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: i + 1, no: no}
-	if lasts != wallet.Forever {
+	if lasts != 0 {
 		next.ends = from.Add(lasts)
 	}
 	l.rolled += units
@@ -363,7 +364,7 @@ func (m *model) giveBack(lot int, units int64, at time.Time) {
 	}
 	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: lot + 1}
 	if l.late != wallet.Forever {
-		next.ends = at.Add(l.late)
+		next.ends = at.Add(time.Duration(l.late))
 	}
 	l.rolled += units
 	m.add(next)

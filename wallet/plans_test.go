@@ -131,7 +131,7 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 			return err
 		}
 	})
-	f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 2, RollFor: time.Hour, LateRefunds: time.Hour})
+	f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 2, RollFor: time.Hour, LateRefunds: wallet.Late(time.Hour)})
 	d := f.draw(2)
 	f.grant(wallet.Grant{Amount: 10, Reference: "ever"})
 	f.place("r", 4, time.Hour)
@@ -144,7 +144,7 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.ledger.Check(t.Context(), pool, f.book.Charge("ann", 1))
 	require.NoError(t, err)
-	_, err = f.ledger.Usage(t.Context(), pool, budget.Query{Scope: "ann", Window: budget.Forever})
+	_, err = f.ledger.Usage(t.Context(), pool, budget.Query{Scope: "ann"})
 	require.NoError(t, err)
 	for _, act := range []func(ctx context.Context, tx pgx.Tx) error{
 		func(ctx context.Context, tx pgx.Tx) error {

@@ -52,9 +52,9 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 				g.For = time.Duration(1+r.IntN(10)) * time.Hour
 			}
 			if g.For > 0 && r.IntN(3) == 0 {
-				g.RollCap, g.RollFor = 1+r.Int64N(10), []time.Duration{wallet.Forever, time.Hour, 5 * time.Hour}[r.IntN(3)]
+				g.RollCap, g.RollFor = 1+r.Int64N(10), []time.Duration{0, time.Hour, 5 * time.Hour}[r.IntN(3)]
 			}
-			g.LateRefunds = []time.Duration{wallet.Lapse, wallet.Forever, 2 * time.Hour}[r.IntN(3)]
+			g.LateRefunds = []wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(2 * time.Hour)}[r.IntN(3)]
 			what = fmt.Sprintf("%+v", g)
 			f.grant(g)
 			grants++

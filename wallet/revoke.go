@@ -77,7 +77,7 @@ type Rollover struct {
 	Lot       int64         // which lot: its number,
 	Reference string        // or the reference of its grant
 	Cap       int64         // how many units at most, up to budget.MaxAmount; what is beyond that stays in the lot until its end
-	For       time.Duration // how long the new lot lasts from now on, or Forever
+	For       time.Duration // how long the new lot lasts from now on; defaults to 0: it never ends
 	Note      budget.Note
 }
 
@@ -100,7 +100,7 @@ func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Roll
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkAmount("Rollover.Cap", r.Cap)); err != nil {
 		return Rolled{}, err
 	}
-	if r.For != Forever {
+	if r.For != 0 {
 		if err := checkDuration("Rollover.For", r.For); err != nil {
 			return Rolled{}, err
 		}
@@ -114,7 +114,7 @@ func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Roll
 	var status string
 	var at, expires *time.Time
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = tx.QueryRow(ctx, b.sql.rollover, r.Wallet, named.key, named.lot, named.reference, r.Cap, max(0, r.For), charges, b.waitMS(), named.origin).
+		err = tx.QueryRow(ctx, b.sql.rollover, r.Wallet, named.key, named.lot, named.reference, r.Cap, r.For, charges, b.waitMS(), named.origin).
 			Scan(&status, &rolled.Lot, &rolled.Amount, &rolled.Seq, &at, &expires, &crossed)
 		return crossed, failed("roll over", err)
 	})

@@ -56,7 +56,7 @@ func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 		_, err := tx.Exec(ctx, `insert into told values ($1, $2)`, b.Wallet, b.Amount)
 		return err
 	}
-	book, err := wallet.New(c.Budget, wallet.Config{Overdraft: stressOverdraft, LateRefunds: time.Minute, Subscribers: []wallet.Subscriber{tell}})
+	book, err := wallet.New(c.Budget, wallet.Config{Overdraft: stressOverdraft, LateRefunds: wallet.Late(time.Minute), Subscribers: []wallet.Subscriber{tell}})
 	require.NoError(t, err)
 
 	var all []*stress
@@ -246,7 +246,7 @@ func (s *stress) verify(db *pgxpool.Pool) {
 	require.Empty(s, report.Differences, s.name)
 	b, err := s.book.Balance(s.Context(), db, s.name)
 	require.NoError(s, err)
-	u, err := s.c.Budget.Usage(s.Context(), db, budget.Query{Scope: s.name, Window: budget.Forever})
+	u, err := s.c.Budget.Usage(s.Context(), db, budget.Query{Scope: s.name})
 	require.NoError(s, err)
 	require.Zero(s, b.Held, s.name)
 	require.Equal(s, s.drawn.Load()+s.captured.Load(), u[0].Spent, s.name)

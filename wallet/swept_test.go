@@ -50,7 +50,7 @@ func TestWallet_WhatFallsDueFirstHappensFirst(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{Overdraft: 200})
-			f.grant(wallet.Grant{Amount: 111, Reference: "a", For: 39 * time.Hour, RollCap: 76, RollFor: wallet.Forever})
+			f.grant(wallet.Grant{Amount: 111, Reference: "a", For: 39 * time.Hour, RollCap: 76, RollFor: 0})
 			f.place("h", 93, 33*time.Hour)
 			f.clock.Set(noon.Add(34 * time.Hour))
 			require.EqualValues(t, 111, f.balance().Units)
@@ -232,9 +232,9 @@ func (h *trail) play(seed uint64, swept bool) {
 			g := wallet.Grant{Wallet: "ann", Amount: 1 + r.Int64N(30), Reference: fmt.Sprint(grants), Priority: new(int), For: time.Duration(1+r.IntN(10)) * time.Hour}
 			*g.Priority = r.IntN(2)
 			if r.IntN(3) == 0 {
-				g.RollCap, g.RollFor = 1+r.Int64N(20), []time.Duration{wallet.Forever, time.Hour, 5 * time.Hour}[r.IntN(3)]
+				g.RollCap, g.RollFor = 1+r.Int64N(20), []time.Duration{0, time.Hour, 5 * time.Hour}[r.IntN(3)]
 			}
-			g.LateRefunds = []time.Duration{wallet.Lapse, wallet.Forever, 2 * time.Hour}[r.IntN(3)]
+			g.LateRefunds = []wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(2 * time.Hour)}[r.IntN(3)]
 			granted := f.grant(g)
 			granted.Seq = 0
 			h.say("grant", granted, nil)

@@ -316,7 +316,7 @@ func TestThresholds_AreNotArmedByWhatHasEnded(t *testing.T) {
 // What a refund gives to a lot that has ended, and that lets it lapse, is there for nobody: it arms nothing. What goes on in a new lot does.
 func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 	t.Parallel()
-	for late, told := range map[time.Duration][]string{wallet.Lapse: nil, 2 * time.Hour: {"ann low 25"}} {
+	for late, told := range map[wallet.Late][]string{wallet.Lapse: nil, wallet.Late(2 * time.Hour): {"ann low 25"}} {
 		cfg := low(25) // of which 20 are overdraft
 		cfg.Overdraft, cfg.LateRefunds = 20, late
 		f := setUpTelling(t, cfg, nil)

@@ -240,8 +240,8 @@ func TestParse_LimitsDurationsAndTimes(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"1000/1h": `{"max":1000,"window_us":3600000000}`, "day=5/1d": `{"name":"day","max":5,"window_us":86400000000}`,
-		"20/lifetime": `{"max":20,"lifetime":true}`, "prepaid": `{"max":0,"lifetime":true,"of_credit":true}`,
-		"a=credit/50": `{"name":"a","max":50,"lifetime":true,"of_credit":true}`, "1/1d12h": `{"max":1,"window_us":129600000000}`,
+		"20/lifetime": `{"max":20,"lifetime":true}`, "prepaid": `{"max":0,"prepaid":true}`,
+		"a=credit/50": `{"name":"a","max":50,"prepaid":true}`, "1/1d12h": `{"max":1,"window_us":129600000000}`,
 		"plan=9/month@Europe/Berlin": `{"name":"plan","max":9,"period":"month","time_zone":"Europe/Berlin"}`,
 	} {
 		limit, err := parseLimit(text)

@@ -141,7 +141,7 @@ func explainedLimit(l inspect.ExplainedLimit) []any {
 func limitName(l budget.Limit) string {
 	rule := windowText(l.Window)
 	switch {
-	case l.Window == budget.OfCredit:
+	case l.Prepaid:
 		rule = "credit"
 	case !l.Period.IsZero():
 		rule = inspect.PeriodText(l.Period)

@@ -65,7 +65,7 @@ func (a *app) printUsage(all []budget.Usage) error {
 
 func parseWindow(text string) (time.Duration, error) {
 	if strings.EqualFold(text, "lifetime") {
-		return budget.Forever, nil
+		return 0, nil
 	}
 	d, err := parseDuration(text)
 	if err == nil && d == 0 {

@@ -76,7 +76,7 @@ func (s *sale) sellMany(ctx context.Context, n map[string]int) error {
 func (s *sale) sold(ctx context.Context, cluster string) (int64, error) {
 	var u []budget.Usage
 	err := again(ctx, func() (err error) {
-		u, err = s.clients[cluster].Budget.Usage(ctx, s.pools[cluster], budget.Query{Scope: scopes[cluster], Window: budget.Forever})
+		u, err = s.clients[cluster].Budget.Usage(ctx, s.pools[cluster], budget.Query{Scope: scopes[cluster]})
 		return err
 	})
 	if err != nil {

@@ -30,7 +30,7 @@ func (g *gateway) standings(ctx context.Context, c *caller) ([]standing, error) 
 	for _, m := range c.measures() {
 		for _, l := range m.limits {
 			all = append(all, standing{Account: m.account, Limit: l.Name, Max: l.Max})
-			queries = append(queries, budget.Query{Scope: m.scope, Window: max(l.Window, 0), Period: l.Period})
+			queries = append(queries, budget.Query{Scope: m.scope, Window: l.Window, Period: l.Period})
 		}
 	}
 	usages, err := g.metered.Budget.Usage(ctx, g.pool, queries...)

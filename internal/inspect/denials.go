@@ -73,9 +73,9 @@ func label(l budget.Limit) string {
 	switch {
 	case l.Name != "":
 		return l.Name
-	case l.Window == budget.OfCredit:
+	case l.Prepaid:
 		return fmt.Sprintf("credit line %d", l.Max)
-	case l.Window < 0:
+	case l.Lifetime:
 		return fmt.Sprintf("lifetime %d", l.Max)
 	case !l.Period.IsZero():
 		return fmt.Sprintf("%d per %v", l.Max, l.Period)

@@ -53,7 +53,7 @@ type ExplainedLimit struct {
 func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation, error) {
 	e := Explanation{Scope: charge.Scope, Amount: charge.Amount}
 	for i, l := range charge.Limits {
-		if l != (budget.Limit{Max: l.Max, Window: l.Window, Period: l.Period, Name: l.Name}) {
+		if l != (budget.Limit{Max: l.Max, Window: l.Window, Period: l.Period, Lifetime: l.Lifetime, Prepaid: l.Prepaid, Name: l.Name}) {
 			return e, invalid(fmt.Sprintf("charge.Limits[%d].MaxFrom", i), "is a query, which Explain does not run")
 		}
 	}
@@ -153,7 +153,7 @@ func (r *Reader) explainLimit(ctx context.Context, scope string, l budget.Limit,
 	}
 	u := usages[0]
 	out.Used, out.Held, out.Leased, out.Available = u.Used, u.Held, u.Leased, u.Available(l.Max)
-	if l.Window < 0 || u.Seq == 0 {
+	if l.Lifetime || l.Prepaid || u.Seq == 0 {
 		return out, nil
 	}
 	since := now.Add(-l.Window)

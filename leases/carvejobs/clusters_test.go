@@ -155,7 +155,7 @@ func TestClusters_AChildThatIsInUseGetsNothing(t *testing.T) {
 	}))
 	w.carve("used", 100, time.Hour)
 	require.Zero(t, w.settled("used").Spent)
-	u, err := w.away.app.Budget.Usage(t.Context(), w.away.local, budget.Query{Scope: "used", Window: budget.Forever})
+	u, err := w.away.app.Budget.Usage(t.Context(), w.away.local, budget.Query{Scope: "used"})
 	require.NoError(t, err)
 	require.Equal(t, int64(5), u[0].Credited)
 }

@@ -216,7 +216,7 @@ func (w *world) addsUp() {
 	for scope, c := range away {
 		require.True(w, home[scope] || c.Credited == 0, scope)
 	}
-	u, err := w.home.app.Budget.Usage(ctx, w.home.local, budget.Query{Scope: "acme", Window: budget.Forever})
+	u, err := w.home.app.Budget.Usage(ctx, w.home.local, budget.Query{Scope: "acme"})
 	require.NoError(w, err)
 	require.Equal(w, []int64{captured + w.direct, open}, []int64{u[0].Spent, u[0].Leased})
 	require.LessOrEqual(w, u[0].Spent+u[0].Leased, w.budget)
