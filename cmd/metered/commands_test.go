@@ -18,10 +18,10 @@ import (
 func TestMigrate_CreatesUpgradesAndSaysWhatIsThere(t *testing.T) {
 	t.Parallel()
 	l := cli(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}))
-	missing := l.exits(exitDifferences, "migrate", "status", "--json").objects()[0]
+	missing := l.exits(exitSchema, "migrate", "status", "--json").objects()[0]
 	require.Equal(t, map[string]any{"schema": "metered", "version": 0.0, "wants": float64(metered.SchemaVersion), "ok": false,
 		"differences": []any{}, "previous": []any{}}, missing)
-	require.Contains(t, l.exits(exitDifferences, "migrate", "validate").out, "There is no schema metered")
+	require.Equal(t, "There is no schema metered. Create it with: metered migrate up\n", l.exits(exitSchema, "migrate", "validate").out)
 	require.Contains(t, l.exits(exitSchema, "verify").err, "metered migrate up")
 	require.Equal(t, float64(metered.SchemaVersion), l.object("migrate", "up", "--river")["to"])
 	require.Contains(t, l.ok("migrate"), "as this build needs it")
@@ -37,14 +37,16 @@ func TestMigrate_OfASchemaThatDiffers(t *testing.T) {
 	l := cli(t, pool)
 	l.ok("verify")
 	execute(t, pool, `alter table metered.holds drop column entity cascade`)
-	require.Contains(t, l.exits(exitDifferences, "migrate", "validate").out, "column holds.entity")
+	said := l.exits(exitDifferences, "migrate", "validate").out
+	require.Regexp(t, `^Schema metered is of version 1, and \d+ objects differ from what this build needs\n`, said)
+	require.Contains(t, said, "\n  column holds.entity is missing\n")
 	execute(t, pool, `insert into metered.schema_version (version) values ($1)`, metered.SchemaVersion+2)
 	require.Contains(t, l.exits(exitSchema, "usage", "org/acme").err, "use a newer build")
 	execute(t, pool, `truncate metered.schema_version`)
 	older := l.exits(exitSchema, "usage", "org/acme")
 	require.Contains(t, older.err, fmt.Sprintf("is of version 0, this build needs %d", metered.SchemaVersion))
 	require.Contains(t, older.err, "metered migrate up")
-	require.Contains(t, l.exits(exitDifferences, "migrate", "validate").out, "says no version")
+	require.Contains(t, l.exits(exitDifferences, "migrate", "validate").out, "Schema metered cannot be used: table schema_version says no version")
 	require.Contains(t, l.exits(exitSchema, "migrate", "up").err, "says no version")
 }
 
@@ -71,9 +73,9 @@ func TestUsageEntriesStatementSeries_AgreeWithTheLedger(t *testing.T) {
 	t.Parallel()
 	pool, _ := shop(t)
 	l := as(t, pool, metered.GrantReportingSQL)
-	rows := l.objects("usage", "org/acme", "org/nobody", "--window", "1h,lifetime")
-	require.Equal(t, []any{14.0, -36.0, 0.0, 0.0}, values(rows, "used"))
-	require.Equal(t, []any{8.0, 8.0, 0.0, 0.0}, values(rows, "held"))
+	rows := l.objects("usage", "org/acme", "--window", "1h,lifetime")
+	require.Equal(t, []any{14.0, -36.0}, values(rows, "used"))
+	require.Equal(t, []any{8.0, 8.0}, values(rows, "held"))
 
 	entries := l.objects("entries", "org/acme")
 	require.Equal(t, []any{8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0}, values(entries, "seq"))
@@ -134,7 +136,7 @@ func TestHolds_ListsAndTellsOfOne(t *testing.T) {
 	require.Contains(t, text, "captured")
 	require.Contains(t, text, "order-7")
 	unknown := l.exits(exitUnknown, "hold", "seat-21B", "--json")
-	require.JSONEq(t, `{"error":"holds: no such hold","code":"hold_unknown","exit":5}`, unknown.err)
+	require.JSONEq(t, `{"error":"no such hold as \"seat-21B\"; if it has a tenant, give it with --tenant","code":"hold_unknown","exit":5}`, unknown.err)
 }
 
 func TestOperation_SaysWhatBecameOfIt(t *testing.T) {
@@ -150,7 +152,7 @@ func TestOperation_SaysWhatBecameOfIt(t *testing.T) {
 	refused := l.object("operation", "order-43", "--namespace", "shop")
 	require.Equal(t, "refused", refused["state"])
 	require.Equal(t, "budget_exceeded", refused["code"])
-	l.exits(exitUnknown, "operation", "order-42")
+	require.Contains(t, l.exits(exitUnknown, "operation", "order-42").err, "--namespace")
 }
 
 func TestExplain_SaysWhichLimitRefusesAndWhen(t *testing.T) {
@@ -227,8 +229,8 @@ func TestJSON_IsWhatEachCommandPrints(t *testing.T) {
 	l := cli(t, pool)
 	for _, args := range [][]string{
 		{"migrate"}, {"migrate", "status"}, {"migrate", "up"}, {"migrate", "validate"}, {"migrate", "sql"}, {"grant", "maintenance", "x"},
-		{"verify"}, {"sweep"}, {"purge", "--older-than", "400d"}, {"top", "--count", "1"}, {"usage", "a"}, {"series", "a"}, {"entries", "org/acme"},
-		{"statement", "a"}, {"holds"}, {"hold", "seat-1"}, {"operation", "order-42", "--namespace", "shop"}, {"explain", "a", "1"},
+		{"verify"}, {"sweep"}, {"purge", "--older-than", "400d"}, {"top", "--count", "1"}, {"usage", "org/acme"}, {"series", "org/acme"}, {"entries", "org/acme"},
+		{"statement", "org/acme"}, {"holds"}, {"hold", "seat-1"}, {"operation", "order-42", "--namespace", "shop"}, {"explain", "a", "1"},
 		{"wallet", "user/ann"}, {"lots", "user/ann"}, {"statement", "user/ann", "--by-lot"}, {"holds", "--sessions"},
 	} {
 		require.NotEmpty(t, l.objects(args...), "%v", args)
@@ -263,4 +265,57 @@ func TestParse_LimitsDurationsAndTimes(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, at.Equal(time.Date(2026, 11, 23, 0, 0, 0, 0, time.UTC)), text)
 	}
+}
+
+// A scope without entries used nothing, or its name is mistyped: nobody may take the one for the other.
+func TestScopes_WithoutEntriesAreSaid(t *testing.T) {
+	t.Parallel()
+	pool, c := shop(t)
+	l := as(t, pool, metered.GrantReportingSQL)
+	for _, command := range []string{"usage", "series", "entries", "statement"} {
+		r := l.exits(exitUnknown, command, "org/acmee")
+		require.Equal(t, "metered: scope \"org/acmee\" has no entries\n", r.err)
+		require.Empty(t, r.out, command)
+	}
+	r := l.exits(exitUnknown, "usage", "org/acmee", "org/acme", "--json")
+	require.Equal(t, []any{"org/acme"}, values(r.objects(), "scope"), "the others are there")
+	require.JSONEq(t, `{"error":"scope \"org/acmee\" has no entries","code":"not_found","exit":5}`, r.err)
+	require.Contains(t, l.ok("explain", "org/acmee", "5"), "The scope has no entries.")
+	require.NotContains(t, l.ok("explain", "org/acme", "5"), "no entries")
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := c.Budget.Create(t.Context(), tx, "org/new")
+		return err
+	}))
+	require.Equal(t, []any{0.0}, values(l.objects("usage", "org/new"), "used"), "it was declared")
+}
+
+func TestErrors_AreSaidOnceAndNameTheSchema(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	l := cli(t, pool)
+	l.ok("migrate", "up", "--schema", "second")
+	database := pgtest.Value[string](t, pool, `select current_database()`)
+	require.Equal(t, "metered: database "+database+" has no schema metered of metered: create it with metered migrate up, or name another with --schema\n",
+		l.exits(exitSchema, "usage", "org/acme").err)
+	execute(t, pool, `alter table second.leases rename to gone`)
+	said := l.exits(exitDifferences, "migrate", "validate", "--schema", "second")
+	require.NotContains(t, said.out, "metered.")
+	require.Contains(t, said.out, "\n  table leases is missing\n")
+	require.NotContains(t, said.out, "column leases.", "the table stands for them")
+	require.Less(t, len(said.out), 2000)
+	all := l.exits(exitDifferences, "migrate", "validate", "--schema", "second", "--json").out
+	require.Contains(t, all, `\"second\".leases`)
+	require.NotContains(t, all, "metered.")
+	failed := l.exits(exitSchema, "sweep", "--schema", "second").err
+	require.Contains(t, failed, `something is missing in schema second: list leases: ERROR: relation "second.leases" does not exist`)
+	require.NotContains(t, failed, "metered: metered")
+	require.Equal(t, 1, strings.Count(failed, "metered: "), failed)
+}
+
+func TestVersion_SaysBuildLibraryAndSchema(t *testing.T) {
+	t.Parallel()
+	l := &line{t: t, ctx: t.Context()}
+	require.Regexp(t, fmt.Sprintf(`^metered \S+ \(library \S+, schema version %d\)\n$`, metered.SchemaVersion), l.ok("--version"))
+	require.Equal(t, "metered: requires at least 1 arg(s), only received 0\nUsage: metered usage SCOPE... [flags]\nSee metered usage --help.\n",
+		l.exits(exitUsage, "usage").err)
 }

@@ -87,13 +87,16 @@ func (a *app) usable(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 	switch err = fault.Failed("metered", "look for schema "+a.schema, err); {
 	case errors.Is(err, metered.ErrNotMigrated):
-		return fmt.Errorf("%w: there is no schema %s of metered in database %s", metered.ErrNotMigrated, a.schema, pool.Config().ConnConfig.Database)
+		return &schemaError{metered.ErrNotMigrated, fmt.Sprintf("database %s has no schema %s of metered: create it with metered migrate up, or name another with --schema",
+			pool.Config().ConnConfig.Database, a.schema)}
 	case err != nil:
 		return err
 	case installed < metered.SchemaVersion:
-		return fmt.Errorf("%w: schema %s is of version %d, this build needs %d", metered.ErrNotMigrated, a.schema, installed, metered.SchemaVersion)
+		return &schemaError{metered.ErrNotMigrated, fmt.Sprintf("schema %s is of version %d, this build needs %d: upgrade it with metered migrate up",
+			a.schema, installed, metered.SchemaVersion)}
 	case installed > metered.SchemaVersion+1:
-		return fmt.Errorf("%w: schema %s is of version %d, this build knows %d: use a newer build", metered.ErrSchemaVersion, a.schema, installed, metered.SchemaVersion)
+		return &schemaError{metered.ErrSchemaVersion, fmt.Sprintf("schema %s is of version %d, this build knows %d: use a newer build",
+			a.schema, installed, metered.SchemaVersion)}
 	}
 	return nil
 }

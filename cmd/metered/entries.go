@@ -35,7 +35,12 @@ go on behind the last one of a page. For a period of time, and for CSV, see mete
 		if err != nil {
 			return err
 		}
-		return a.read(ctx, func(tx pgx.Tx) error { return a.entries(ctx, tx, ledger, args[0], opts) })
+		return a.read(ctx, func(tx pgx.Tx) error {
+			if err := a.known(ctx, tx, args[0]); err != nil {
+				return err
+			}
+			return a.entries(ctx, tx, ledger, args[0], opts)
+		})
 	})
 }
 

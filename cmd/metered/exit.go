@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
@@ -52,8 +55,8 @@ const (
 	needOwner       need = "owner"
 )
 
-// finish tells what went wrong, and returns the exit code.
-func (a *app) finish(ctx context.Context, err error) int {
+// finish says what went wrong in a command, and returns the exit code.
+func (a *app) finish(ctx context.Context, c *cobra.Command, err error) int {
 	var done found
 	if err == nil || errors.As(err, &done) {
 		return int(done)
@@ -70,7 +73,7 @@ func (a *app) finish(ctx context.Context, err error) int {
 	}
 	fmt.Fprintf(a.err, "metered: %s\n", text)
 	if code == exitUsage && !a.started {
-		fmt.Fprintln(a.err, "See metered help.")
+		fmt.Fprintf(a.err, "Usage: %s\nSee %s --help.\n", c.UseLine(), c.CommandPath())
 	}
 	return code
 }
@@ -112,8 +115,22 @@ func (a *app) advice(err error) string {
 	case notGranted(err):
 		return fmt.Sprintf("role %s lacks the %s grants; the schema's owner gives them with: metered grant %[2]s %s --apply (%v)",
 			role, a.needs, shellWord(role), err)
-	case errors.Is(err, metered.ErrNotMigrated) && a.started:
-		return fmt.Sprintf("%v; see metered migrate status, and bring it up with: metered migrate up", err)
 	}
-	return err.Error()
+	text := err.Error()
+	if missing := metered.ErrNotMigrated.Error(); strings.Contains(text, missing) { // it speaks to programs
+		text = strings.ReplaceAll(text, missing, "something is missing in schema "+a.schema) + "; see metered migrate validate"
+	}
+	return packageNames.ReplaceAllString(text, "$1")
 }
+
+// packageNames begin the errors of the library, which a user of the command line does not know.
+var packageNames = regexp.MustCompile(`(^|: )(?:inspect: not found|metered|budget|tokens|jobs|holds|wallet|leases|console|inspect): `)
+
+// schemaError is of a schema that this build cannot work with.
+type schemaError struct {
+	kind error
+	text string
+}
+
+func (e *schemaError) Error() string { return e.text }
+func (e *schemaError) Unwrap() error { return e.kind }

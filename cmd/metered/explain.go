@@ -64,7 +64,13 @@ func (a *app) printExplanation(e inspect.Explanation) error {
 	if !e.Fits {
 		verdict = "would be refused"
 	}
+	if len(e.Limits) == 0 && e.Fits {
+		verdict += ", for no limit was given"
+	}
 	fmt.Fprintf(a.out, "At %s a charge of %d on %s %s.\n", instant(e.Now), e.Amount, shown(e.Scope), verdict)
+	if e.Usage.Seq == 0 {
+		fmt.Fprintln(a.out, "The scope has no entries. If it should have, its name is mistyped.")
+	}
 	switch {
 	case e.Fits:
 	case e.Code == "budget_exceeded" && e.FitsAfter == budget.Never:

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -119,7 +120,9 @@ func (a *app) listHolds(ctx context.Context, r *inspect.Reader, f holdFlags) err
 			}
 			t.row(named(h.Tenant, h.ID), h.State, dash(h.Holder), h.PlacedAt, h.Due, lines(h.Lines))
 		}
-		listed += len(page)
+		if listed += len(page); listed == 0 && more == "" && !a.json {
+			fmt.Fprintln(a.err, "There are none.")
+		}
 		if more == "" {
 			return t.flush()
 		}
@@ -160,6 +163,8 @@ func (a *app) holdCmd() *cobra.Command {
 			}
 			d, err := r.Hold(ctx, tenant, args[0])
 			switch {
+			case errors.Is(err, holds.ErrUnknown) && tenant == "":
+				return fmt.Errorf("%w as %q; if it has a tenant, give it with --tenant", err, args[0])
 			case err != nil:
 				return err
 			case a.json:

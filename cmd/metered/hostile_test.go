@@ -137,7 +137,7 @@ func TestDatabase_ThatCannotBeHad(t *testing.T) {
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	for _, schema := range []string{"metered", "other"} {
 		r := cli(t, pool).exits(exitSchema, "usage", "a", "--schema", schema)
-		require.Contains(t, r.err, "there is no schema "+schema)
+		require.Contains(t, r.err, "has no schema "+schema)
 	}
 	require.Contains(t, cli(t, pool).exits(exitUsage, "usage", "a", "--schema", "Not; valid").err, "--schema")
 }

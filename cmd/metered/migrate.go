@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -64,9 +66,11 @@ func (a *app) state(ctx context.Context) (s state, err error) {
 
 func (s state) String() string {
 	switch {
+	case s.differs && s.Version != s.Wants:
+		return fmt.Sprintf("Schema %s cannot be used: %s %s", s.Schema, s.Differences[0].Object, s.Differences[0].Problem)
 	case s.differs:
-		return fmt.Sprintf("Schema %s is of version %d, and differs in %d objects from what this build needs: see metered migrate validate",
-			s.Schema, s.Version, len(s.Differences))
+		return fmt.Sprintf("Schema %s is of version %d, and %s from what this build needs: see metered migrate validate",
+			s.Schema, s.Version, plural(len(s.Differences), "object differs", "objects differ"))
 	case s.Version == 0:
 		return fmt.Sprintf("There is no schema %s. Create it with: metered migrate up", s.Schema)
 	case s.Version < s.Wants:
@@ -82,12 +86,22 @@ func (s state) String() string {
 	return fmt.Sprintf("Schema %s is of version %d, as this build needs it.", s.Schema, s.Version)
 }
 
-// end is 3 unless the schema is as it should be.
+// end is 3 if objects differ, and 7 if there is no schema, or it is of a version that this build does not work with.
 func (s state) end() error {
-	if s.OK {
+	switch {
+	case s.OK:
 		return nil
+	case s.differs:
+		return found(exitDifferences)
 	}
-	return found(exitDifferences)
+	return found(exitSchema)
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
 }
 
 func (a *app) migrateStatus(ctx context.Context, _ []string) error {
@@ -104,9 +118,10 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 
 func (a *app) migrateStatusCmd() *cobra.Command {
 	return a.does(&cobra.Command{
-		Use:     "status",
-		Short:   "Say which version is installed, and whether this build works with it",
-		Long:    "Status says which version of the schema is installed, and whether this build works with it. If not, it exits with 3.",
+		Use:   "status",
+		Short: "Say which version is installed, and whether this build works with it",
+		Long: `Status says which version of the schema is installed, and whether this build works with it. If there is none, or the
+version is another, it exits with 7; if objects of it differ, with 3.`,
 		Example: "  metered migrate status --json",
 	}, needReporting, a.migrateStatus)
 }
@@ -116,7 +131,8 @@ func (a *app) migrateValidateCmd() *cobra.Command {
 		Use:   "validate",
 		Short: "Compare the schema, object by object, with what this build needs",
 		Long: `Validate compares tables, columns, indexes, constraints, types, functions, their owners and their grants to everybody
-with what this build needs, and prints each difference. If there is one, it exits with 3.`,
+with what this build needs. It names the objects that differ, up to 20 of them, and exits with 3; --json has all, with both
+definitions. If there is no schema, or it is of another version, it says so alone, and exits with 7.`,
 		Example: "  metered migrate validate",
 	}, needReporting, func(ctx context.Context, args []string) error {
 		s, err := a.state(ctx)
@@ -126,16 +142,37 @@ with what this build needs, and prints each difference. If there is one, it exit
 		case a.json:
 			return cmp.Or(a.print(s), s.end())
 		}
-		t := a.table("OBJECT", "PROBLEM", "WANT", "HAVE")
-		for _, d := range s.Differences {
-			t.row(d.Object, d.Problem, cmp.Or(d.Want, "-"), cmp.Or(d.Have, "-"))
+		fmt.Fprintln(a.out, s.verdict())
+		if s.differs && s.Version == s.Wants || s.Version > s.Wants { // what an older one lacks is what an upgrade makes
+			a.listDifferences(s.Differences)
 		}
-		if err := t.flush(); err != nil {
-			return err
-		}
-		fmt.Fprintln(a.out, s)
 		return s.end()
 	})
+}
+
+// verdict is what validate says of a schema before it names the differences.
+func (s state) verdict() string {
+	said, _, _ := strings.Cut(s.String(), ": see metered migrate validate")
+	return said
+}
+
+// listDifferences names differences, a few of them. A table that is missing stands for its columns.
+func (a *app) listDifferences(all []metered.SchemaDifference) {
+	missing := func(table string) bool {
+		return slices.ContainsFunc(all, func(d metered.SchemaDifference) bool { return d.Object == "table "+table && d.Problem == "is missing" })
+	}
+	all = slices.DeleteFunc(slices.Clone(all), func(d metered.SchemaDifference) bool {
+		kind, name, _ := strings.Cut(d.Object, " ")
+		table, _, of := strings.Cut(name, ".")
+		return of && (kind == "column" || kind == "constraint") && missing(table)
+	})
+	const most = 20
+	for _, d := range all[:min(most, len(all))] {
+		fmt.Fprintf(a.out, "  %s %s\n", shown(d.Object), d.Problem)
+	}
+	if len(all) > most {
+		fmt.Fprintf(a.out, "  and %d more: --json has all\n", len(all)-most)
+	}
 }
 
 func (a *app) migrateUpCmd() *cobra.Command {

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -16,7 +18,7 @@ func (a *app) operationCmd() *cobra.Command {
 		Short: "Say what became of an operation, and what it charged",
 		Long: `Operation says what became of a command or a usage event: whether it committed or was refused, what it charged, which
 holds it placed or ended, and which jobs it made. A refusal is on record only if the command asked for that
-(RecordRefusal). One that is not on record has not committed, or was purged: it exits with 5.`,
+(RecordRefusal). One that is not on record has not committed, or was purged, or is of another namespace: it exits with 5.`,
 		Example: "  metered operation order-42 --namespace shop",
 		Args:    cobra.ExactArgs(1),
 	}
@@ -30,6 +32,8 @@ holds it placed or ended, and which jobs it made. A refusal is on record only if
 			}
 			d, err := r.WithRiver(river).Operation(ctx, namespace, args[0])
 			switch {
+			case errors.Is(err, inspect.ErrUnknown) && namespace == "":
+				return fmt.Errorf("%w; if it has a namespace, give it with --namespace", err)
 			case err != nil:
 				return err
 			case a.json:

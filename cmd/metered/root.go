@@ -1,13 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"runtime/debug"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -37,8 +40,8 @@ func run(ctx context.Context, args []string, s streams) int {
 func runApp(ctx context.Context, a *app, args []string) int {
 	root := a.root()
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	return a.finish(ctx, err)
+	c, err := root.ExecuteContextC(ctx)
+	return a.finish(ctx, c, err)
 }
 
 const rootLong = `metered runs the schema of github.com/pgmetered/metered: budgets, holds, tokens and operations in Postgres.
@@ -60,7 +63,7 @@ const exitCodes = `The exit code says what came of a command:
   2    the command line was not understood, or an argument is out of bounds
   3    differences were found: verify, migrate status, migrate validate
   4    refused: explain says that the charge would be, or a question was not answered with yes
-  5    there is no such hold, operation, scope or wallet
+  5    there is no such hold, operation or wallet, or the scope has no entries
   6    the role lacks a grant; the message says which
   7    the schema is missing, or older or newer than this build works with
   130  interrupted: by Ctrl-C or SIGTERM (top, serve and demo end so, with 0)
@@ -81,6 +84,7 @@ func (a *app) root() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetVersionTemplate("metered {{.Version}}\n")
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
@@ -106,12 +110,21 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
+// version says which build this is: of the command, of the library in it, and of the schema that it works with.
 func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
+	command, library := "(devel)", "(devel)"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		command = cmp.Or(info.Main.Version, command)
+		for _, m := range info.Deps {
+			if m.Path == libraryPath && m.Replace == nil {
+				library = m.Version
+			}
+		}
 	}
-	return "(devel)"
+	return fmt.Sprintf("%s (library %s, schema version %d)", command, library, metered.SchemaVersion)
 }
+
+const libraryPath = "github.com/pgmetered/metered"
 
 // does makes a command of a function.
 func (a *app) does(c *cobra.Command, needs need, f func(ctx context.Context, args []string) error) *cobra.Command {

@@ -51,6 +51,9 @@ If entries of the period were purged, it fails, instead of counting too little.`
 			return err
 		}
 		return a.read(ctx, func(tx pgx.Tx) error {
+			if err := a.known(ctx, tx, args[0]); err != nil {
+				return err
+			}
 			if end.IsZero() {
 				if err := tx.QueryRow(ctx, "select clock_timestamp()").Scan(&end); err != nil {
 					return err

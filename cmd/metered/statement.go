@@ -53,6 +53,9 @@ What was spent from a lease is one capture. If entries of the period were purged
 			return err
 		}
 		return a.read(ctx, func(tx pgx.Tx) error {
+			if err := a.known(ctx, tx, args[0]); err != nil {
+				return err
+			}
 			if to.IsZero() {
 				if err := tx.QueryRow(ctx, "select clock_timestamp()").Scan(&to.Time); err != nil {
 					return err

@@ -96,7 +96,7 @@ func lotCells(m wallet.Move) []string {
 
 func orUnknownWallet(err error, name string) error {
 	if err == nil {
-		err = fmt.Errorf("%w: wallet %q", inspect.ErrUnknown, name)
+		err = fmt.Errorf("%w: scope %q is no wallet: it has no lots", inspect.ErrUnknown, name)
 	}
 	return err
 }

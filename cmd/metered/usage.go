@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/inspect"
 )
 
 func (a *app) usageCmd() *cobra.Command {
@@ -18,7 +21,9 @@ func (a *app) usageCmd() *cobra.Command {
 		Use:   "usage SCOPE...",
 		Short: "Say what scopes have used, in windows up to now",
 		Long: `Usage says what each scope has used in each window up to now, and over its lifetime what was spent, refunded and
-credited, from one snapshot. What is held, and leased, counts beside what is used. For days and months see metered series.`,
+credited, from one snapshot. What is held, and leased, counts beside what is used. For days and months see metered series.
+
+A scope that has no entries, and was not declared, is left out: it exits with 5.`,
 		Example: `  metered usage org/acme
   metered usage org/acme org/globex --window 1h,30d,lifetime --json`,
 		Args: cobra.MinimumNArgs(1),
@@ -44,7 +49,16 @@ credited, from one snapshot. What is held, and leased, counts beside what is use
 			if err != nil {
 				return err
 			}
-			return a.printUsage(all)
+			var unknown error
+			all = slices.DeleteFunc(all, func(u budget.Usage) bool {
+				if u.Seq > 0 {
+					return false
+				}
+				err := a.known(ctx, tx, u.Scope)
+				unknown = cmp.Or(unknown, err)
+				return err != nil
+			})
+			return cmp.Or(a.printUsage(all), unknown)
 		})
 	})
 }
@@ -61,6 +75,15 @@ func (a *app) printUsage(all []budget.Usage) error {
 		t.row(u.Scope, windowText(u.Window), u.Used, u.Held, u.Leased, u.Spent, u.Refunded, u.Credited, u.Seq)
 	}
 	return t.flush()
+}
+
+// known refuses a scope that has no entries: its name may be mistyped, and nothing is not what it used.
+func (a *app) known(ctx context.Context, tx pgx.Tx, scope string) error {
+	r, err := inspect.New(tx, a.schema)
+	if err != nil {
+		return err
+	}
+	return r.Known(ctx, scope)
 }
 
 func parseWindow(text string) (time.Duration, error) {

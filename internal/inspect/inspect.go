@@ -13,7 +13,6 @@ package inspect
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -35,8 +34,8 @@ const (
 
 // Errors of this package, beside those of the public calls.
 var (
-	ErrArgument error = errArgument                                                     // every refused argument; the error is a *budget.ArgumentError
-	ErrUnknown        = errors.New("inspect: there is no such thing, or it was purged") // of a scope or an operation
+	ErrArgument error = errArgument                                  // every refused argument; the error is a *budget.ArgumentError
+	ErrUnknown  error = fault.New("not_found", "inspect: not found") // of a scope, an operation or a wallet
 )
 
 var errArgument = fault.New("invalid_argument", "inspect: invalid argument")

@@ -186,7 +186,7 @@ func (r *Reader) Operation(ctx context.Context, namespace, id string) (Operation
 	case err != nil:
 		return OperationDetail{}, failed("operation", err)
 	case len(found) == 0:
-		return OperationDetail{}, fmt.Errorf("%w: operation %q in namespace %q", ErrUnknown, id, namespace)
+		return OperationDetail{}, fmt.Errorf("%w: operation %q in namespace %q is not on record", ErrUnknown, id, namespace)
 	}
 	d.Operation = found[0]
 	d.Jobs, err = r.Jobs(ctx, d.JobIDs)

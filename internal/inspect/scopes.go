@@ -193,6 +193,27 @@ from (select metered.clock() as now offset 0) c, lateral (
     select y.id, y.state, y.due from metered.holds y where y.no = x.hold limit 1) h
 where h.state = 'h' and h.due > c.now and h.id ~ ` + sessionIDs
 
+// Known is nil if a scope has entries or was declared, and else ErrUnknown.
+func (r *Reader) Known(ctx context.Context, name string) error {
+	if err := checkText("name", name); err != nil {
+		return err
+	}
+	var known bool
+	err := r.row(ctx, knownSQL, name).Scan(&known)
+	if err == nil && !known {
+		return unknownScope(name)
+	}
+	return failed("scope", err)
+}
+
+const knownSQL = `
+select (select l.seq from metered.ledger l where l.scope = $1 limit 1) is not null
+    or (select r.scope from metered.resources r where r.scope = $1) is not null`
+
+func unknownScope(name string) error {
+	return fmt.Errorf("%w: scope %q has no entries", ErrUnknown, name)
+}
+
 const declaredSQL = `
 select metered.clock(), r.created_at, r.retired_at from metered.resources r where r.scope = $1`
 
@@ -201,7 +222,7 @@ func (r *Reader) declared(ctx context.Context, d ScopeDetail) (ScopeDetail, erro
 	var created, retired *time.Time
 	err := r.row(ctx, declaredSQL, d.Scope.Scope).Scan(&d.Now, &created, &retired)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return ScopeDetail{}, fmt.Errorf("%w: scope %q", ErrUnknown, d.Scope.Scope)
+		return ScopeDetail{}, unknownScope(d.Scope.Scope)
 	}
 	d.Now, d.Created, d.Retired = d.Now.UTC(), moment(created), moment(retired)
 	return d, failed("scope", err)

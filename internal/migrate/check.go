@@ -107,7 +107,7 @@ func usable(r *schema.Release, c schema.Catalog) error {
 		return stateOf(r, c).err(r.Version)
 	}
 	if len(wrong) > 0 {
-		return fmt.Errorf("%w: %s", fault.ErrNotMigrated, listed(differences(wrong)))
+		return fmt.Errorf("%w: %s", fault.ErrNotMigrated, listed(differences(c, wrong)))
 	}
 	return nil
 }

@@ -83,7 +83,7 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
 		if err := irreparable(before, wrong); err != nil {
 			return report, err
 		}
-		report.Repaired = differences(wrong)
+		report.Repaired = differences(before, wrong)
 	}
 	upgrade := schema.Upgrade{To: to, From: before.Version, DropPrevious: m.opts.DropPrevious, Missing: before.Missing()}
 	report.Dropped = present(before, upgrade.Drops())

@@ -47,7 +47,7 @@ func stateOf(r *schema.Release, c schema.Catalog) State {
 	if c.Version > r.Version {
 		wrong = c.Unusable()
 	}
-	return State{Version: c.Version, Differences: differences(wrong), Previous: previous(r, c)}
+	return State{Version: c.Version, Differences: differences(c, wrong), Previous: previous(r, c)}
 }
 
 func (s State) err(needs int) error { return Err(needs, s.Version, s.Differences) }
@@ -94,11 +94,11 @@ func present(c schema.Catalog, keys []string) (there []string) {
 	return there
 }
 
-func differences(wrong []schema.Difference) (all []Difference) {
+func differences(c schema.Catalog, wrong []schema.Difference) (all []Difference) {
 	for _, d := range wrong {
-		diff := Difference{Object: d.Object.Key(), Problem: string(d.Problem)}
+		diff := Difference{Object: c.Named(d.Object.Key()), Problem: string(d.Problem)}
 		if d.Problem == schema.Other {
-			diff.Want, diff.Have = d.Object.Definition, d.Have
+			diff.Want, diff.Have = c.Named(d.Object.Definition), c.Named(d.Have)
 		}
 		all = append(all, diff)
 	}
@@ -111,7 +111,7 @@ func irreparable(c schema.Catalog, wrong []schema.Difference) error {
 	if len(left) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s", ErrDiffers, listed(differences(left)))
+	return fmt.Errorf("%w: %s", ErrDiffers, listed(differences(c, left)))
 }
 
 // listed names up to ten differences.

@@ -44,6 +44,7 @@ type Catalog struct {
 	// Version is that of the schema, 0 if there is none.
 	Version int
 	release *Release // that of the build that reads
+	schema  Name
 	objects map[string]Object
 }
 
@@ -58,7 +59,7 @@ var catalogSQL string
 // Read reads what is installed in the schema n. It changes nothing, neither in a
 // transaction that is given to it.
 func (r *Release) Read(ctx context.Context, db DB, n Name) (c Catalog, err error) {
-	c.release = r
+	c.release, c.schema = r, n
 	tx, err := db.Begin(ctx)
 	if err != nil {
 		return c, err
@@ -99,6 +100,9 @@ func (n Name) unqualified(text string) string {
 	}
 	return regexp.MustCompile(`\b`+n.plain+`\.`).ReplaceAllLiteralString(text, Default+".")
 }
+
+// Named is a key or a definition under the schema's own name: a catalog has the default name for it.
+func (c Catalog) Named(text string) string { return c.schema.SQL(text) }
 
 // Has reports whether there is an object of that key.
 func (c Catalog) Has(key string) bool {
