@@ -59,9 +59,10 @@ func TestWallet_SaysWhatIsThereByLotAndCategory(t *testing.T) {
 		require.Contains(t, text, part)
 	}
 	require.NotContains(t, l.ok("wallet", "user/ann"), "before")
-	for _, args := range [][]string{{"wallet", "org/acme"}, {"wallet", "nobody"}, {"lots", "nobody"}, {"statement", "nobody", "--by-lot"}} {
+	for _, args := range [][]string{{"wallet", "org/acme"}, {"wallet", "nobody"}, {"lots", "nobody"}, {"statement", "org/acme", "--by-lot"}} {
 		require.Contains(t, l.exits(exitUnknown, args...).err, "wallet", args)
 	}
+	require.Contains(t, l.exits(exitUnknown, "statement", "nobody", "--by-lot").err, `scope "nobody" has no entries`)
 	l.exits(exitUsage, "wallet", "user/ann", "--expiring-before", "soon")
 
 	lots := l.objects("lots", "user/ann")
