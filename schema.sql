@@ -406,7 +406,8 @@ create table metered.leases (
     scope       text collate "C" not null, -- whose units they are
     owner       text collate "C" not null, -- the process that opened it
     settled_by  text collate "C",       -- who settled it: its owner, or another
-    child       text collate "C"        -- the scope that its units were carved for
+    child       text collate "C",       -- the scope that its units were carved for
+    home_at     timestamptz             -- of mode g: when the parent's cluster was known to have settled its side
 );
 
 -- A scope is carved for once.
@@ -4630,7 +4631,8 @@ end
 $$;
 
 -- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
--- after is the last of the batch before.
+-- after is the last of the batch before. The child's side of another cluster's units stays until the parent's side is known to be settled, and
+-- its time was over before cutoff: until then a message can ask for the units that the child used.
 create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 security definer
@@ -4654,6 +4656,7 @@ begin
     for l in
         select y.no, y.settled_at from metered.leases y
         where y.settled_at is not null and y.settled_at >= coalesce(after, '-infinity') and y.settled_at < cutoff
+          and (y.mode <> 'g' or y.home_at is not null and y.ends_at < cutoff)
         order by y.settled_at limit max_rows for update skip locked
     loop
         delete from metered.lease_spends s where s.lease = l.no and s.at_offset = any (array(
@@ -4682,8 +4685,9 @@ $$;
 -- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
 -- lease that is open, so its own lock, of those who spend rows, is not needed.
 --
--- On another cluster the child has a row of its own, of mode g; the parent's is of mode r, and is
--- settled when it is told what was used (settle_away), and not before.
+-- On another cluster the child has a row of its own, of mode g. The parent's row is of mode r, and settle_away settles it with the
+-- units that the child used. Messages between the clusters can come again, and in any order. So a row of mode g stays, and answers each
+-- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
 -- Refuses what would be new in a closed scope. e is its last entry, or one that is to follow it.
 create function metered.refuse_closed(e metered.ledger) returns void
@@ -4763,7 +4767,7 @@ begin
     end if;
     if not away then
         tip := metered.entry_for_write(terms.child);
-        if tip.seq > 0 then
+        if tip.seq > 0 or exists (select from metered.leases y where y.child = terms.child and y.mode = 'g') then
             status := 'used';
             return;
         end if;
@@ -4844,9 +4848,9 @@ begin
 end
 $$;
 
--- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or
--- after that, it is closed at once, and gets nothing. status: received; late; exists (it was received,
--- or closed before); used (the child has entries).
+-- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets
+-- nothing, now or later: the row says so, and the scope gets no entry. status: received; late; exists (a row of this child is
+-- there); used (the child has entries).
 create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text, note text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
@@ -4882,14 +4886,12 @@ begin
     clk := metered.clock();
     status := case when units = 0 or ends <= clk then 'late' else 'received' end;
     own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
-    if status = 'late' then
-        perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
-    else
+    if status = 'received' then
         perform metered.credit(of_child, null, units, false, wait_ms, row(null, null, json), true);
     end if;
     insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, settled_seq, mode, scope, owner, settled_by, child)
     overriding system value
-    values (own, clk, ends, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
+    values (own, clk, case when units = 0 then clk + interval '3660 days' else ends end, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
         case when status = 'late' then 0 end, metered.lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
         case when status = 'late' then by_whom end, of_child)
     on conflict do nothing
@@ -4901,7 +4903,8 @@ end
 $$;
 
 -- Settles the parent's side of units that were carved for another cluster, of which so many were used there; null is
--- all of them. status: settled; closed (it had been: spent is what was captured then); unknown.
+-- all of them. status: settled; closed (it had been: spent is what was captured then); unknown. On the child's cluster it notes in the
+-- child's row that the parent's side is settled: status noted; unknown.
 create function metered.settle_away(of_child text, units bigint, by_whom text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
@@ -4916,9 +4919,10 @@ begin
         raise exception 'out of bounds: an argument of settle_away' using errcode = '22023';
     end if;
     perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
-    select * into lease from metered.leases y where y.child = of_child and y.mode = 'r';
-    if not found then
-        status := 'unknown';
+    update metered.leases y set home_at = metered.clock() where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
+    select * into lease from metered.leases y where y.child = of_child and (y.mode = 'r' or y.home_at is not null) order by y.mode = 'r' desc limit 1;
+    status := case when lease.no is null then 'unknown' when lease.mode = 'g' then 'noted' end;
+    if status is not null then
         return;
     end if;
     perform metered.lock_all_scopes(array[lease.scope], null, wait_ms);
@@ -8310,6 +8314,7 @@ comment on column metered.leases.scope is 'whose units they are';
 comment on column metered.leases.owner is 'the process that opened it';
 comment on column metered.leases.settled_by is 'who settled it: its owner, or another';
 comment on column metered.leases.child is 'the scope that its units were carved for';
+comment on column metered.leases.home_at is 'of mode g: when the parent''s cluster was known to have settled its side';
 comment on table metered.lease_spends is 'What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other''s row: the second waits for the first one''s transaction.';
 comment on column metered.lease_spends.lease is 'leases.no';
 comment on column metered.lease_spends.at_offset is 'where its range begins, from 0 on';
@@ -8461,11 +8466,11 @@ comment on function metered.open_lease(metered.new_charge, metered.lease_terms, 
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
 comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is spent, of limits, which are not told of.';
-comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before.';
+comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before. The child''s side of another cluster''s units stays until the parent''s side is known to be settled, and its time was over before cutoff: until then a message can ask for the units that the child used.';
 comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the child has entries); denied. A child of a child ends no later than that one.';
 comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is closed, and something is held); closed (it had been settled); unknown.';
-comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after that, it is closed at once, and gets nothing. status: received; late; exists (it was received, or closed before); used (the child has entries).';
-comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster, of which so many were used there; null is all of them. status: settled; closed (it had been: spent is what was captured then); unknown.';
+comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets no entry. status: received; late; exists (a row of this child is there); used (the child has entries).';
+comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster, of which so many were used there; null is all of them. status: settled; closed (it had been: spent is what was captured then); unknown. On the child''s cluster it notes in the child''s row that the parent''s side is settled: status noted; unknown.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
 comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
 comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';

@@ -160,14 +160,14 @@ func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child)
 // Received is a child's side of a Carving that is Away.
 type Received struct {
 	Child  string      // the scope
-	Amount int64       // of the Carving; 0 closes the child, which then cannot receive anything any more
+	Amount int64       // of the Carving; with 0 the child cannot receive anything any more
 	EndsAt time.Time   // Lease.EndsAt of the parent's side
 	Note   budget.Note // is stored with the credit; defaults to none
 }
 
 // Receive credits a child on this cluster with what was carved for it on another. After EndsAt, by this cluster's clock, it
-// gives nothing and closes the child: the Lease has SettledAt, and nothing Spent. Called again for a child it does nothing
-// and returns its lease. Close ends it, and Lease.Spent then is what SettleAway has to be told. Package carvejobs does all
+// gives nothing, now or later: the Lease has SettledAt, and nothing Spent. Called again for a child it does nothing
+// and returns its lease. Close ends it, and Lease.Spent then is the number of units for SettleAway. Package carvejobs does all
 // that. Errors: ErrChildUsed.
 func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, error) {
 	if err := cmp.Or(c.checkNote(r.Note), notNil("tx", tx), checkChild("Received.Child", r.Child)); err != nil {
@@ -184,7 +184,8 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, err
 }
 
 // SettleAway settles the parent's side of a Carving that is Away, of which used units were used. A second call does
-// nothing and returns the lease as it was settled.
+// nothing and returns the lease as it was settled. Then call it on the child's cluster: it notes there that the parent's side
+// is settled. Without that note a purge leaves the child's row, so that a message which comes again gets the right answer.
 func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64, note budget.Note) (Lease, error) {
 	if used < 0 {
 		return Lease{}, invalid("used", "%d is negative", used)

@@ -136,7 +136,7 @@ type PurgeOptions struct {
 const purgeableSQL = `
 select coalesce(pg_catalog.sum(1 + (select count(*) from metered.lease_spends s where s.lease = y.no)), 0)::bigint
 from metered.leases y, (select metered.clock() - $1::interval as at) cutoff
-where y.settled_at < cutoff.at`
+where y.settled_at < cutoff.at and (y.mode <> 'g' or y.home_at is not null and y.ends_at < cutoff.at)`
 
 const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
 

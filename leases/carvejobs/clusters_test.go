@@ -40,7 +40,12 @@ func TestClusters_OneBudgetServesTwo(t *testing.T) {
 	require.ErrorIs(t, err, budget.ErrScopeClosed)
 	w.close("a") // again
 	w.addsUp()
-	require.Zero(t, pgtest.Value[int](t, w.home.local, `select count(*) from river_job where state <> 'completed'`))
+	w.eventually("the jobs' end", func(context.Context) error {
+		if pgtest.Value[int](t, w.home.local, `select count(*) from river_job where state <> 'completed'`) > 0 {
+			return errOpen
+		}
+		return nil
+	})
 }
 
 // A child that nobody closes is closed at its end, by a job; the hold in it is waited for.

@@ -15,6 +15,7 @@
 //	away: credit   the child has them; after their time it gets nothing, and tells that
 //	away: close    at the deadline, or early by Close: nothing new is let in; what was used is known
 //	home: settle   what was used is captured at the parent, and the rest is free there
+//	away: note     the parent's side is settled: a purge may take the child's row, after its end
 //
 // Until home is told, all units count there, after the deadline too. So no limit is exceeded while a cluster or the
 // network is away, and what is unused comes back soon after both are there again. For a cluster that is lost for good

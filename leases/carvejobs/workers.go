@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered"
@@ -111,14 +112,24 @@ func (c *Clusters) closeDue(ctx context.Context, args CloseArgs, note budget.Not
 	return err
 }
 
-// settle settles a child at home.
+// settle settles a child at home, and notes on the child's cluster that this is done.
 func (c *Clusters) settle(ctx context.Context, args TellArgs, note budget.Note) error {
-	home, _, err := c.find(args.Link)
+	home, away, err := c.find(args.Link)
 	if err != nil {
 		return err
 	}
 	_, err = do(ctx, home, settleStep, args.Child, args, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
 		return home.carver.SettleAway(ctx, tx, args.Child, args.Used, note)
 	})
+	if err != nil {
+		return err
+	}
+	err = away.client.RunTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := away.carver.SettleAway(ctx, tx, args.Child, args.Used, note)
+		return err
+	})
+	if errors.Is(err, leases.ErrUnknownChild) { // the scope was another's, or the row is purged
+		return nil
+	}
 	return err
 }

@@ -9,8 +9,9 @@
 -- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
 -- lease that is open, so its own lock, of those who spend rows, is not needed.
 --
--- On another cluster the child has a row of its own, of mode g; the parent's is of mode r, and is
--- settled when it is told what was used (settle_away), and not before.
+-- On another cluster the child has a row of its own, of mode g. The parent's row is of mode r, and settle_away settles it with the
+-- units that the child used. Messages between the clusters can come again, and in any order. So a row of mode g stays, and answers each
+-- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
 -- Refuses what would be new in a closed scope. e is its last entry, or one that is to follow it.
 create function metered.refuse_closed(e metered.ledger) returns void
@@ -75,7 +76,7 @@ begin
     end if;
     if not away then
         tip := metered.entry_for_write(terms.child);
-        if tip.seq > 0 then
+        if tip.seq > 0 or exists (select from metered.leases y where y.child = terms.child and y.mode = 'g') then
             status := 'used';
             return;
         end if;
@@ -148,9 +149,9 @@ begin
 end
 $$;
 
--- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or
--- after that, it is closed at once, and gets nothing. status: received; late; exists (it was received,
--- or closed before); used (the child has entries).
+-- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets
+-- nothing, now or later: the row says so, and the scope gets no entry. status: received; late; exists (a row of this child is
+-- there); used (the child has entries).
 create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text, note text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
@@ -177,14 +178,12 @@ begin
     clk := metered.clock();
     status := case when units = 0 or ends <= clk then 'late' else 'received' end;
     own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
-    if status = 'late' then
-        perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
-    else
+    if status = 'received' then
         perform metered.credit(of_child, null, units, false, wait_ms, row(null, null, json), true);
     end if;
     insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, settled_seq, mode, scope, owner, settled_by, child)
     overriding system value
-    values (own, clk, ends, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
+    values (own, clk, case when units = 0 then clk + interval '3660 days' else ends end, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
         case when status = 'late' then 0 end, metered.lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
         case when status = 'late' then by_whom end, of_child)
     on conflict do nothing
@@ -196,16 +195,18 @@ end
 $$;
 
 -- Settles the parent's side of units that were carved for another cluster, of which so many were used there; null is
--- all of them. status: settled; closed (it had been: spent is what was captured then); unknown.
+-- all of them. status: settled; closed (it had been: spent is what was captured then); unknown. On the child's cluster it notes in the
+-- child's row that the parent's side is settled: status noted; unknown.
 create function metered.settle_away(of_child text, units bigint, by_whom text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
 as $$
 begin
     perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
-    select * into lease from metered.leases y where y.child = of_child and y.mode = 'r';
-    if not found then
-        status := 'unknown';
+    update metered.leases y set home_at = metered.clock() where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
+    select * into lease from metered.leases y where y.child = of_child and (y.mode = 'r' or y.home_at is not null) order by y.mode = 'r' desc limit 1;
+    status := case when lease.no is null then 'unknown' when lease.mode = 'g' then 'noted' end;
+    if status is not null then
         return;
     end if;
     perform metered.lock_all_scopes(array[lease.scope], null, wait_ms);

@@ -317,7 +317,8 @@ end
 $$;
 
 -- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
--- after is the last of the batch before.
+-- after is the last of the batch before. The child's side of another cluster's units stays until the parent's side is known to be settled, and
+-- its time was over before cutoff: until then a message can ask for the units that the child used.
 create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 as $$
@@ -332,6 +333,7 @@ begin
     for l in
         select y.no, y.settled_at from metered.leases y
         where y.settled_at is not null and y.settled_at >= coalesce(after, '-infinity') and y.settled_at < cutoff
+          and (y.mode <> 'g' or y.home_at is not null and y.ends_at < cutoff)
         order by y.settled_at limit max_rows for update skip locked
     loop
         delete from metered.lease_spends s where s.lease = l.no and s.at_offset = any (array(

@@ -83,7 +83,8 @@ create table metered.leases (
     scope       text collate "C" not null, -- whose units they are
     owner       text collate "C" not null, -- the process that opened it
     settled_by  text collate "C",       -- who settled it: its owner, or another
-    child       text collate "C"        -- the scope that its units were carved for
+    child       text collate "C",       -- the scope that its units were carved for
+    home_at     timestamptz             -- of mode g: when the parent's cluster was known to have settled its side
 );
 
 -- A scope is carved for once.
