@@ -45,7 +45,8 @@ const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
 // Retire declares that up to MaxScopes scopes exist no more. It takes their locks: once tx has committed, calls with
-// MustExist are refused. Entries stay, and open holds go on: roll back if Resource.Held forbids it. If one was never
+// MustExist are refused. Its leases end then, those of Pool.Allow too: nothing more is spent from them, and any process may settle
+// one, units in the memory of a process that is gone as spent. Entries stay, and open holds go on: roll back if Resource.Held forbids it. If one was never
 // created it is a *ScopeError, and nothing is retired.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)

@@ -40,7 +40,8 @@ type ListenOptions struct {
 // the order of commit. An expiry is heard when Sweep or Expire announces it. It returns an *ArgumentError, ctx.Err() or
 // handle's error.
 //
-// A notice is a hint, not a record: Postgres keeps none for a listener that is away. After each connect handle first
+// A notice is a hint, not a record. Every role that may connect to the database can send one, so read the hold (Get) before you act
+// on it. Postgres keeps no notice for a listener that is away. After each connect handle first
 // gets a notice with Missed. If handle then reads what it needs (List, Get, Usage) it misses nothing, but may hear of a
 // transition again: compare the Version. Missed also stands for a notice that cannot be understood, and for all that
 // wait once more than 10,000 do, or 16 MiB. A slow handle delays this listener only.

@@ -21,6 +21,7 @@ import (
 const (
 	directPause  = 250 * time.Millisecond // after too little was left for a slice
 	recallPause  = time.Second            // after units were recalled
+	recallApart  = 5 * time.Second        // between two notices that a slot follows
 	failurePause = 100 * time.Millisecond // after the database could not be asked
 	warmAt       = 3                      // so many charges without a slice, in warmFor, make one worth its while
 	warmFor      = 250 * time.Millisecond

@@ -34,7 +34,7 @@ func (p *Pool) recall(of string) {
 		return
 	}
 	p.observer.Event(p.live, observe.Event{Kind: observe.LeaseRecalled})
-	p.recalled(of)
+	p.recalled(of, func(s *slot) { s.giveBack(p, recallPause) })
 	p.keep()
 	if p.isClosed() {
 		return
@@ -53,12 +53,12 @@ func (p *Pool) recall(of string) {
 // recallEvery bounds how often a process asks for recalls of a scope.
 const recallEvery = 20 * time.Millisecond
 
-// recalled gives back what there is of a scope.
-func (p *Pool) recalled(of string) {
+// recalled calls give with each slot of a scope.
+func (p *Pool) recalled(of string, give func(*slot)) {
 	for _, slots := range []*sync.Map{&p.rows, &p.memory} {
 		if found, ok := slots.Load(of); ok {
 			for _, s := range *found.(*scope).slots.Load() {
-				s.giveBack(p, recallPause)
+				give(s)
 			}
 		}
 	}
@@ -76,7 +76,7 @@ func (p *Pool) listen(ctx context.Context) {
 		Parse: func(payload string) (string, bool) { return payload, payload != "" },
 	}, func(_ context.Context, scope string) error {
 		if scope != "" {
-			p.recalled(scope)
+			p.recalled(scope, func(s *slot) { s.notice(p, time.Now()) })
 		}
 		return nil
 	})

@@ -215,6 +215,7 @@ func (p *Pool) maintain() {
 func (s *slot) age(p *Pool, now time.Time) (left int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.follow(p, now)
 	cur := s.now.Load()
 	idle := false
 	if cur != nil {

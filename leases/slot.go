@@ -28,6 +28,8 @@ type slot struct {
 	pinned  bool          // a Limiter has it
 	retired bool          // it was forgotten, and has no slices any more
 	direct  time.Time     // until then charges go to the ledger directly
+	recall  time.Time     // when a notice of another process last made it give back its slices
+	asked   bool          // a notice came since, too soon to be followed
 	warmth  int           // charges that found no slice, within a short time
 	warmed  time.Time
 	rate    float64 // units a second, of late
@@ -199,10 +201,32 @@ func (s *slot) retire(now time.Time) bool {
 	return s.retired
 }
 
-// giveBack settles what the slot has, and charges directly for a while.
+// notice follows the notice of another process that recalls the slot's units. Whoever may connect to the database can send one. So a slot
+// follows one in recallApart, and those between at the end of that time (age).
+func (s *slot) notice(p *Pool, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = true
+	s.follow(p, now)
+}
+
+// follow gives back the slot's slices, if a notice asked for it and the last one is long enough ago. mu is held.
+func (s *slot) follow(p *Pool, now time.Time) {
+	if s.asked && now.Sub(s.recall) >= recallApart {
+		s.asked, s.recall = false, now
+		s.giveUp(p, recallPause)
+	}
+}
+
+// giveBack settles the slot's slices, and charges directly for a while.
 func (s *slot) giveBack(p *Pool, direct time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.giveUp(p, direct)
+}
+
+// giveUp is giveBack; mu is held.
+func (s *slot) giveUp(p *Pool, direct time.Duration) {
 	if direct > 0 {
 		s.direct = time.Now().Add(direct)
 	}

@@ -1,6 +1,7 @@
 package leases
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -58,4 +59,30 @@ func TestSlot_ARefusalIsRememberedForSecondsAndForItsAmount(t *testing.T) {
 		s.refuse(100+amount, refused(100+amount, month, time.Hour))
 	}
 	require.Len(t, *s.refused.Load(), maxRefusals)
+}
+
+// A slot gives back its slices at the first notice, then at most once in recallApart however many come, and does not forget one that came too soon.
+func TestSlot_AFloodOfNoticesIsFollowedNowAndThen(t *testing.T) {
+	t.Parallel()
+	closed, end := context.WithCancel(t.Context())
+	end()
+	p, s := &Pool{live: closed, keeping: true, active: map[*slot]struct{}{}}, &slot{rule: &Rule{Idle: time.Hour}}
+	start := time.Now()
+	given := -1
+	refill := func() {
+		if s.now.Load() == nil {
+			given++
+			s.now.Store(&slice{ends: start.Add(time.Hour), endsWall: start.Add(time.Hour).UnixNano(), seenAt: start})
+		}
+	}
+	refill()
+	for now := start; now.Before(start.Add(time.Minute)); now = now.Add(10 * time.Millisecond) {
+		s.notice(p, now)
+		refill()
+	}
+	require.Equal(t, int(time.Minute/recallApart), given)
+	require.True(t, s.asked, "the last notices wait")
+	s.age(p, start.Add(time.Minute))
+	require.Nil(t, s.now.Load())
+	require.False(t, s.asked)
 }
