@@ -96,7 +96,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 //	arguments       invalid_argument ttl_too_short ttl_too_long
 //	set-up          not_migrated not_granted schema_version schema_differs no_river job_plugin
 //	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
-//	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry budget_time_zone limit_query
+//	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry budget_time_zone limit_query budget_thresholds
 //	                budget_entry_purged budget_not_charge budget_refund_exceeds scope_unknown scope_retired scope_closed
 //	                carve_conflict carve_child_used carve_unknown
 //	tokens, jobs    token_exists job_conflict job_key_not_found

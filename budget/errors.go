@@ -30,6 +30,8 @@ var (
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
 	ErrWindowPurged  error = errWindowPurged                                                                 // an answer by time is a *PurgedError
 	ErrTimeZone      error = fault.New("budget_time_zone", "budget: the server does not know the time zone") // of a limit by period
+	// ErrThresholds: a scope would have to remember more than MaxScopeThresholds thresholds as reported.
+	ErrThresholds error = fault.New("budget_thresholds", "budget: the scope has too many thresholds")
 	// ErrLimitQuery: the query of a Limit.MaxFrom failed, or did not answer with an integer from 0 to MaxLimit.
 	ErrLimitQuery error = fault.New("limit_query", "budget: the query of a limit")
 )
@@ -189,6 +191,8 @@ func failed(doing string, err error) error {
 		kind = ErrOverflow
 	case sqlstate.UnknownZone:
 		kind = ErrTimeZone
+	case sqlstate.Thresholds:
+		kind = ErrThresholds
 	default:
 		return fault.Failed("budget", doing, err)
 	}

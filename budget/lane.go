@@ -114,7 +114,7 @@ func splits(err error) bool {
 	if untold := (*CrossingError)(nil); errors.As(err, &untold) {
 		return !sqlstate.Collided(err)
 	}
-	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory || state == sqlstate.UnknownZone
+	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory || state == sqlstate.UnknownZone || state == sqlstate.Thresholds
 }
 
 func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results []Result, err error) {

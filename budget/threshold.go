@@ -21,6 +21,7 @@ import (
 // Bounds of thresholds.
 const (
 	MaxThresholds         = 8  // of one Limit
+	MaxScopeThresholds    = 64 // of a scope at a time, by all limits that its charges carry: see ErrThresholds
 	MaxThresholdNameBytes = 64 // of Threshold.Name, and of the Limit.Name of a limit with thresholds, in UTF-8
 )
 

@@ -3,6 +3,7 @@ package budget_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -214,4 +215,70 @@ func TestThreshold_OfABalanceIsCrossedByCreditThatLapses(t *testing.T) {
 	require.Empty(t, told(t, pool, "a"), "to charges, too")
 	lapse(399)
 	require.Equal(t, []string{"gone"}, told(t, pool, "a"))
+}
+
+// A clock that jumps past a period's end, and is repaired, makes no level of a period come twice, and none be left out.
+func TestThreshold_OfAPeriodIsToldOnceThoughTheClockJumpsPastItsEnd(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := openTelling(t, budget.Config{})
+	noon := start.Add(12 * time.Hour)
+	clock.Set(noon)
+	day := func(name string) budget.Limit {
+		return budget.PerDay(1000, time.UTC, time.Time{}).Named(name).Tell(budget.Threshold{Name: name, Used: 50})
+	}
+	mustCharge(t, pool, l, "a", 60, day("both"))
+	mustCharge(t, pool, l, "a", 1, day("before"))
+	require.Equal(t, []string{"both", "before"}, told(t, pool, "a"))
+
+	clock.Set(noon.Add(48 * time.Hour))
+	mustCharge(t, pool, l, "a", 60, day("both"))
+	mustCharge(t, pool, l, "a", 1, day("after"))
+	require.Equal(t, []string{"both", "after"}, told(t, pool, "a"))
+	clock.Set(noon.Add(time.Hour))
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := l.RepairClock(t.Context(), tx, "a", budget.Note{})
+		return err
+	}))
+	for _, name := range []string{"both", "before", "after", "both", "before", "after"} {
+		mustCharge(t, pool, l, "a", 1, day(name))
+	}
+	require.Equal(t, []string{"after"}, told(t, pool, "a"), "the charges of the day to come count today")
+
+	clock.Set(noon.Add(48 * time.Hour))
+	for _, name := range []string{"both", "before", "after", "both", "before", "after"} {
+		mustCharge(t, pool, l, "a", 20, day(name))
+	}
+	require.Equal(t, []string{"after", "both", "before"}, told(t, pool, "a"))
+	requireVerified(t, pool, l)
+}
+
+// A scope remembers as many thresholds as are documented. A charge that needs one more is refused, and none is reported twice.
+func TestThreshold_AScopeHasABoundedNumber(t *testing.T) {
+	t.Parallel()
+	for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(10_000), "window": budget.PerWindow(10_000, time.Hour), "period": budget.PerDay(10_000, time.UTC, time.Time{})} {
+		pool, l, clock := openTelling(t, budget.Config{})
+		clock.Set(start.Add(12 * time.Hour))
+		try := func(n int) error {
+			name := fmt.Sprint("limit", n)
+			_, err := charge(t.Context(), pool, l, "a", 1, limit.Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
+			return err
+		}
+		for n := range budget.MaxScopeThresholds {
+			require.NoError(t, try(n))
+		}
+		require.Len(t, told(t, pool, "a"), budget.MaxScopeThresholds)
+		require.ErrorIs(t, try(64), budget.ErrThresholds, kind)
+		for n := range budget.MaxScopeThresholds {
+			require.NoError(t, try(n))
+		}
+		require.Empty(t, told(t, pool, "a"), kind)
+		clock.Advance(72 * time.Hour)
+		if err := try(64); kind == "lifetime" {
+			require.ErrorIs(t, err, budget.ErrThresholds)
+		} else {
+			require.NoError(t, err, kind)
+			require.Len(t, told(t, pool, "a"), 1)
+		}
+		requireVerified(t, pool, l)
+	}
 }

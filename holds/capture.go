@@ -177,13 +177,11 @@ func (b *Book) used(c Capture) (used []ledger.Used, tolerance any, err error) {
 // captureFailed turns an error of Postgres into that of Capture.
 func (b *Book) captureFailed(c Capture, err error) error {
 	var pgErr *pgconn.PgError
-	switch sqlstate.Of(err) {
-	case sqlstate.HoldRefused:
-		if errors.As(err, &pgErr) {
-			return b.captureRefused(c, []byte(pgErr.Detail))
-		}
-	case sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:
-		return ledgerFailed("capture", err) // the budget's own words for them
+	switch state := sqlstate.Of(err); {
+	case state == sqlstate.HoldRefused && errors.As(err, &pgErr):
+		return b.captureRefused(c, []byte(pgErr.Detail))
+	case sqlstate.OfBudget(state):
+		return ledgerFailed("capture", err) // the budget's own words for it
 	}
 	return failed("capture", err)
 }

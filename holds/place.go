@@ -220,9 +220,8 @@ func takenUntil(key Key, at, deadline *time.Time, by []byte) error {
 
 // placeFailed turns an error of Postgres into that of Place.
 func placeFailed(priced *charging, key Key, err error) error {
-	switch sqlstate.Of(err) {
-	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:
-		return priced.Failed(err) // the budget's own words for them
+	if state := sqlstate.Of(err); state == sqlstate.Exceeded || sqlstate.OfBudget(state) {
+		return priced.Failed(err) // the budget's own words for it
 	}
 	doing := "place"
 	if key != (Key{}) {

@@ -68,7 +68,11 @@ func (a *app) finish(ctx context.Context, c *cobra.Command, err error) int {
 	if a.json {
 		out := json.NewEncoder(a.err)
 		out.SetEscapeHTML(false)
-		_ = out.Encode(map[string]any{"error": text, "code": metered.Code(err), "exit": code})
+		name := metered.Code(err)
+		if errors.Is(err, inspect.ErrUnknown) {
+			name = "not_found"
+		}
+		_ = out.Encode(map[string]any{"error": text, "code": name, "exit": code})
 		return code
 	}
 	fmt.Fprintf(a.err, "metered: %s\n", text)

@@ -60,12 +60,12 @@ func ofCharges(c *ledger.Charging, err error) error {
 	if fault.Code(err) != "" {
 		return err // it has them
 	}
-	switch sqlstate.Of(err) {
-	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:
+	switch state := sqlstate.Of(err); {
+	case state == sqlstate.Exceeded || sqlstate.OfBudget(state):
 		if c != nil {
 			return c.Failed(err)
 		}
-	case sqlstate.LeaseClosed:
+	case state == sqlstate.LeaseClosed:
 		if closed := (*ledger.ClosedError)(nil); c != nil && c.Closed != nil && errors.As(c.Failed(err), &closed) {
 			c.Closed(closed.Lease)
 		}

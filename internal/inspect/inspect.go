@@ -13,6 +13,7 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,8 +35,8 @@ const (
 
 // Errors of this package, beside those of the public calls.
 var (
-	ErrArgument error = errArgument                                  // every refused argument; the error is a *budget.ArgumentError
-	ErrUnknown  error = fault.New("not_found", "inspect: not found") // of a scope, an operation or a wallet
+	ErrArgument error = errArgument                      // every refused argument; the error is a *budget.ArgumentError
+	ErrUnknown        = errors.New("inspect: not found") // of a scope, an operation or a wallet
 )
 
 var errArgument = fault.New("invalid_argument", "inspect: invalid argument")

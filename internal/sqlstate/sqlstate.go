@@ -20,6 +20,7 @@ const (
 	RefundRefused = "MT008" // a charge cannot be refunded; DETAIL says why as JSON
 	LeaseClosed   = "MT009" // a lease cannot be spent from; DETAIL says which, as a denial
 	UnknownZone   = "MT010" // the server does not know the time zone in DETAIL
+	Thresholds    = "MT012" // a scope has too many thresholds
 	Crossing      = "MT011" // a threshold is crossed, and the caller did not say that it tells
 )
 
@@ -75,4 +76,13 @@ func Of(err error) string {
 func Collided(err error) bool {
 	state := Of(err)
 	return state == SerializationFailure || state == DeadlockDetected || state == LeaseClosed
+}
+
+// OfBudget reports whether package budget has an error for a SQLSTATE of a charge, denials aside.
+func OfBudget(state string) bool {
+	switch state {
+	case WindowPurged, ClockBehind, NumericOutOfRange, UnknownZone, Thresholds:
+		return true
+	}
+	return false
 }

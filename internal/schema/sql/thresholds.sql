@@ -2,7 +2,7 @@
 --
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
 -- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
--- {"until"}, its end; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
+-- {"from", "until", "was"}, its bounds, and those of the period before; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 15.
 
 -- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
@@ -45,7 +45,7 @@ begin
             was := told -> key;
             net := spent + case when metered.of_spent(key) then 0 else held end;
             l.tell_at := least(l.tell_at, case
-                when was is null or l.win is null and at >= (was ->> 'until')::timestamptz then split_part(h, ' ', 1)::bigint
+                when was is null or l.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(h, ' ', 1)::bigint
                 when l.win is null
                     or l.win = interval '0' and net - credited > split_part(h, ' ', 2)::bigint
                     or l.win > interval '0' and at < (was ->> 'until')::timestamptz and net >= (was ->> 'net')::bigint
@@ -101,7 +101,7 @@ begin
                 adds := c.amount - case when metered.of_spent(h.key) then c.held else 0 end;
                 net := tip.spent - tip.refunded + case when metered.of_spent(h.key) then 0 else tip.held end;
                 if told -> h.key is not null
-                    and (case when l.win is null then now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
+                    and (case when l.win is null then now >= (told -> h.key ->> 'from')::timestamptz and now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
                         and net >= (told -> h.key ->> 'net')::bigint;
                 elsif used[n] + kept + adds >= h.level then
@@ -115,13 +115,13 @@ begin
                     continue;
                 end if;
                 told := told || jsonb_build_object(h.key, case
-                    when l.win is null then jsonb_build_object('until', p[2])
+                    when l.win is null then jsonb_strip_nulls(jsonb_build_object('from', p[1], 'until', p[2], 'was', (told -> h.key) - 'was'))
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
                     else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
-            tip.crossed := metered.kept_told(told, charges[i].limits, now);
+            tip.crossed := metered.kept_told(told, charges[i].limits, now, c.scope);
             tips[i] := tip;
         end if;
     end loop;
@@ -156,18 +156,29 @@ begin
 end
 $$;
 
--- What is remembered of what was told: not of periods that have ended, and of no more than 64 thresholds beside those of limits.
-create function metered.kept_told(told jsonb, limits metered.charge_limit[], at timestamptz) returns jsonb
+-- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have. Beyond that it forgets those of a period or a window
+-- that were over a day ago, and that the limits do not have. A scope with more of them is refused: it would report a threshold twice.
+create function metered.kept_told(told jsonb, limits metered.charge_limit[], at timestamptz, of_scope text) returns jsonb
 language plpgsql stable
 as $$
 declare
-    own text[] := array(select metered.threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
+    own  text[];
+    most int;
+    kept jsonb;
 begin
-    return (
+    if (select count(*) from jsonb_object_keys(told)) <= 64 then
+        return nullif(told, '{}');
+    end if;
+    own := array(select metered.threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
+    most := greatest(64, cardinality(own));
+    kept := (
         select jsonb_object_agg(y.key, y.value)
-        from (select x.key, x.value from jsonb_each(told) x
-              where x.key = any (own) or x.value ? 'net' or x.value ? 'rearm' or (x.value ->> 'until')::timestamptz > at
-              order by x.key = any (own) desc, x.key limit greatest(64, cardinality(own))) y);
+        from (select x.key, x.value, (x.value ->> 'until')::timestamptz as until from jsonb_each(told) x
+              order by x.key = any (own) desc, coalesce((x.value ->> 'until')::timestamptz > at - interval '1 day', true) desc, until desc, x.key limit most) y);
+    if exists (select from jsonb_each(told - array(select jsonb_object_keys(kept))) x where coalesce((x.value ->> 'until')::timestamptz > at - interval '1 day', true)) then
+        raise exception 'the scope has more thresholds than %', most using errcode = 'MT012', detail = of_scope;
+    end if;
+    return kept;
 end
 $$;
 
@@ -188,12 +199,16 @@ begin
 end
 $$;
 
--- What was told, after a clock repair: windows are counted anew, since the proof was by the clock before.
-create function metered.told_by_another_clock(told jsonb) returns jsonb
+-- The same after a clock repair. Windows are counted anew, since the proof was by the clock before. A period that has not begun by the new clock is
+-- forgotten: its charges count in the period of now, for which the state before is taken back.
+create function metered.told_by_another_clock(told jsonb, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
 begin
-    return (select jsonb_object_agg(x.key, case when x.value ? 'net' then x.value || '{"until": "-infinity"}' else x.value end) from jsonb_each(told) x);
+    return (select jsonb_object_agg(x.key, y.value)
+        from jsonb_each(told) x, lateral (select case when x.value ? 'net' then x.value || '{"until": "-infinity"}'
+            when (x.value ->> 'from')::timestamptz > clk then x.value -> 'was' else x.value end as value) y
+        where y.value is not null);
 end
 $$;
 
@@ -225,11 +240,14 @@ begin
             held := held - metered.overdue(e.scope, e.next_due, clk);
             e.spent := e.spent + metered.minima(e, null, clk);
         end if;
-        w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
-            array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
-        crossed := (w.tips[1]).crossed;
-        crossings := w.crossings;
-        silent := w.silent;
+        begin
+            w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+                array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
+            crossed := (w.tips[1]).crossed;
+            crossings := w.crossings;
+            silent := w.silent;
+        exception when sqlstate 'MT012' then    -- the end of a lot waits for nothing
+        end;
     end if;
 end
 $$;
@@ -285,7 +303,7 @@ begin
         crossings := w.crossings;
         silent := w.silent;
     end if;
-exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
+exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
     crossed := tip.crossed;
 end
 $$;
