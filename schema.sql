@@ -419,6 +419,13 @@ create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
 create index leases_settled on metered.leases (settled_at) where settled_at is not null;
 
+-- How much all open leases of a scope hold together, so that a refusal need not read them. Written under the scope's lock; a scope
+-- without open leases has no row.
+create table metered.lease_sum (
+    granted bigint not null,            -- sum of leases.granted
+    scope   text collate "C" primary key -- whose units they are
+);
+
 -- What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease
 -- is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other's row:
 -- the second waits for the first one's transaction.
@@ -3206,8 +3213,8 @@ begin
             leased := 0;
             leases_end := null;
             if held[i] > own then
-                lease := metered.leased(c.scope);
-                leased := lease.unspent + lease.spent;
+                lease := metered.leased_units(c.scope);
+                leased := lease.units;
                 leases_end := lease.ends_at;
                 if held[i] > own + leased then
                     falls := metered.others_fall_due(t, of_nos, clk);
@@ -4381,6 +4388,20 @@ begin
     overriding system value
     values (open_lease.no, posted.at, ends, wanted, open_lease.fence, posted.seqs[1],
         case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
+    perform metered.add_leased(charge.scope, wanted);
+end
+$$;
+
+-- Counts a lease that was opened, or that is settled (its units are negative then), among the open ones of its scope, whose lock is held.
+create function metered.add_leased(of_scope text, units bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.lease_sum s where s.scope = of_scope and s.granted = -units;
+    if not found then
+        insert into metered.lease_sum as s (scope, granted) values (of_scope, units)
+        on conflict (scope) do update set granted = s.granted + excluded.granted;
+    end if;
 end
 $$;
 
@@ -4631,10 +4652,27 @@ begin
         end case;
     end loop;
     update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
+    perform metered.add_leased(l.scope, -l.granted);
 end
 $$;
 
--- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends.
+-- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open.
+create function metered.leased_units(of_scope text, out units bigint, out ends_at timestamptz)
+language plpgsql stable
+as $$
+begin
+    select s.granted into units from metered.lease_sum s where s.scope = of_scope;
+    if found then
+        select y.ends_at into leased_units.ends_at from metered.leases y
+        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' order by y.ends_at desc limit 1;
+    else
+        units := 0;
+    end if;
+end
+$$;
+
+-- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends. It reads all of them and their
+-- spends, so nothing under the scope's lock asks it.
 create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
@@ -4808,6 +4846,7 @@ begin
     if not found then
         perform metered.collided();     -- of another parent, at the same time
     end if;
+    perform metered.add_leased(charge.scope, charge.amount);
     if not away then
         perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
     end if;
@@ -8333,6 +8372,9 @@ comment on column metered.leases.owner is 'the process that opened it';
 comment on column metered.leases.settled_by is 'who settled it: its owner, or another';
 comment on column metered.leases.child is 'the scope that its units were carved for';
 comment on column metered.leases.home_at is 'of mode g: when the parent''s cluster was known to have settled its side';
+comment on table metered.lease_sum is 'How much all open leases of a scope hold together, so that a refusal need not read them. Written under the scope''s lock; a scope without open leases has no row.';
+comment on column metered.lease_sum.granted is 'sum of leases.granted';
+comment on column metered.lease_sum.scope is 'whose units they are';
 comment on table metered.lease_spends is 'What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other''s row: the second waits for the first one''s transaction.';
 comment on column metered.lease_spends.lease is 'leases.no';
 comment on column metered.lease_spends.at_offset is 'where its range begins, from 0 on';
@@ -8686,18 +8728,18 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_fits,absence,add_lot,admit,after_due,after_minima,announce,announced,append,append_lot,as_far_as_admitted,
-            balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,capture_lots,
-            capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,check_limits,
-            check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_fits,absence,add_leased,add_lot,admit,after_due,after_minima,announce,announced,append,append_lot,
+            as_far_as_admitted,balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,
+            capture_lots,capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,
+            check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
             consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,
             crossed_at,debt,draw,due_after,due_holds,due_lots,due_minima,end_line,end_lot,end_minima,end_minima_of,
             end_named,ends_per_call,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,
             extend_holds,family,find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_at,
             fits_origin,free_lines,free_lots,fresh,give_back,goes_on,gone_on,grant_lot,held_here,hold_as_json,
             hold_json,inspect_token,keep_memory,kept_told,key_fits,lags,lapsing,last_entry,later_due,lease_key,
-            lease_to_settle,leased,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,lock_each,
-            lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,lots_now,minima,minima_leave,
+            lease_to_settle,leased,leased_units,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,
+            lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,lots_now,minima,minima_leave,
             mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,
             of_spent,old_lot,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,owe,
             owed_before,own_entry,pass_ended,pay_back,period_at,periods_of,place,placed_before,purge_holds,

@@ -78,9 +78,11 @@ having sum(r.amount) > case when c.kind in ('c', 'u') then c.amount else 0 end
 order by c.seq`
 
 // heldSQL is what the open lines of holds, and open leases, keep of a scope. A line that keeps less than
-// nothing, or of which less than nothing was captured, counts as a difference of its own.
+// nothing, or of which less than nothing was captured, counts as a difference of its own. Beside that, the sum kept of the open leases.
 const heldSQL = `
-select coalesce(sum(l.open), 0)::bigint + (select coalesce(sum(y.granted), 0) from metered.leases y where y.scope = $1 and y.settled_at is null and y.mode <> 'g')::bigint,
+select coalesce(sum(l.open), 0)::bigint,
+    (select coalesce(sum(y.granted), 0) from metered.leases y where y.scope = $1 and y.settled_at is null and y.mode <> 'g')::bigint,
+    coalesce((select s.granted from metered.lease_sum s where s.scope = $1), 0),
     count(*) filter (where l.open < 0 or l.captured < 0 or l.amount < 1)
 from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)`
 
@@ -363,14 +365,17 @@ func (v *verification) add(all []Difference) {
 
 func distance(a, b int64) int64 { return max(a-b, b-a) }
 
-// held compares what the last entry says is held with the lines of holds.
+// held compares what the last entry says is held with the lines of holds and with open leases, and these with their sum.
 func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
-	var open, wrong int64
-	if err := tx.QueryRow(ctx, v.ledger.sql.held, pgx.QueryExecModeExec, last.Scope).Scan(&open, &wrong); err != nil {
+	var open, leased, sum, wrong int64
+	if err := tx.QueryRow(ctx, v.ledger.sql.held, pgx.QueryExecModeExec, last.Scope).Scan(&open, &leased, &sum, &wrong); err != nil {
 		return failed("verify holds", err)
 	}
-	if open != last.Held {
-		v.differs(last, "units of open holds", open, last.Held)
+	if open+leased != last.Held {
+		v.differs(last, "units of open holds", open+leased, last.Held)
+	}
+	if sum != leased {
+		v.differs(last, "sum of open leases", sum, leased)
 	}
 	if wrong > 0 {
 		v.differs(last, "hold lines", fmt.Sprintf("negative in %d", wrong), "none negative")

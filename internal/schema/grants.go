@@ -18,6 +18,7 @@ type Table struct {
 var Tables = []Table{
 	{"ledger", Application | Maintenance | Reporting},
 	{"refund_sum", Application | Reporting},
+	{"lease_sum", Application | Reporting},
 	{"resources", Application | Reporting},
 	{"leases", Application | Reporting},
 	{"lease_spends", Application | Reporting},

@@ -99,6 +99,7 @@ begin
     if not found then
         perform metered.collided();     -- of another parent, at the same time
     end if;
+    perform metered.add_leased(charge.scope, charge.amount);
     if not away then
         perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
     end if;

@@ -84,6 +84,20 @@ begin
     overriding system value
     values (open_lease.no, posted.at, ends, wanted, open_lease.fence, posted.seqs[1],
         case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
+    perform metered.add_leased(charge.scope, wanted);
+end
+$$;
+
+-- Counts a lease that was opened, or that is settled (its units are negative then), among the open ones of its scope, whose lock is held.
+create function metered.add_leased(of_scope text, units bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    delete from metered.lease_sum s where s.scope = of_scope and s.granted = -units;
+    if not found then
+        insert into metered.lease_sum as s (scope, granted) values (of_scope, units)
+        on conflict (scope) do update set granted = s.granted + excluded.granted;
+    end if;
 end
 $$;
 
@@ -299,10 +313,27 @@ begin
         end case;
     end loop;
     update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
+    perform metered.add_leased(l.scope, -l.granted);
 end
 $$;
 
--- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends.
+-- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open.
+create function metered.leased_units(of_scope text, out units bigint, out ends_at timestamptz)
+language plpgsql stable
+as $$
+begin
+    select s.granted into units from metered.lease_sum s where s.scope = of_scope;
+    if found then
+        select y.ends_at into leased_units.ends_at from metered.leases y
+        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' order by y.ends_at desc limit 1;
+    else
+        units := 0;
+    end if;
+end
+$$;
+
+-- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends. It reads all of them and their
+-- spends, so nothing under the scope's lock asks it.
 create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$

@@ -234,8 +234,8 @@ begin
             leased := 0;
             leases_end := null;
             if held[i] > own then
-                lease := metered.leased(c.scope);
-                leased := lease.unspent + lease.spent;
+                lease := metered.leased_units(c.scope);
+                leased := lease.units;
                 leases_end := lease.ends_at;
                 if held[i] > own + leased then
                     falls := metered.others_fall_due(t, of_nos, clk);

@@ -96,6 +96,13 @@ create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
 create index leases_settled on metered.leases (settled_at) where settled_at is not null;
 
+-- How much all open leases of a scope hold together, so that a refusal need not read them. Written under the scope's lock; a scope
+-- without open leases has no row.
+create table metered.lease_sum (
+    granted bigint not null,            -- sum of leases.granted
+    scope   text collate "C" primary key -- whose units they are
+);
+
 -- What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease
 -- is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other's row:
 -- the second waits for the first one's transaction.

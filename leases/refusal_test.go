@@ -1,0 +1,105 @@
+package leases_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// openLeasesSQL opens so many leases of 10 units, of hot, that end one after the other, and returns their numbers.
+const openLeasesSQL = `select array_agg((metered.open_lease(row('hot', null, 10, 0, '{}', null, false, null, null)::metered.new_charge,
+	row('rows', 'owner', 10, 1, interval '1 hour' + n * interval '1 second', null)::metered.lease_terms, '1 min', 1000)).no)
+from generate_series(1, $1::int) n`
+
+const settleLeasesSQL = `select count(*) from unnest($1::bigint[]) no, lateral metered.settle_lease(no, 'owner', null, 1000, null, '1 min') s
+where s.status = 'settled'`
+
+// A refusal names the units of all open leases, and when the last one ends, without reading them.
+func TestRefusal_ReadsAsMuchWithManyOpenLeasesAsWithFew(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	clock := pgtest.SetClock(t, f.db, time.Date(2026, 1, 5, 12, 0, 0, 0, time.UTC))
+	conn, err := f.db.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(t.Context(), `alter table metered.leases set (autovacuum_enabled = off)`)
+	require.NoError(t, err)
+	openLeases := func(n int) (nos []int64) {
+		require.NoError(t, conn.QueryRow(t.Context(), openLeasesSQL, n).Scan(&nos))
+		return nos
+	}
+	settle := func(nos []int64) {
+		var settled int
+		require.NoError(t, conn.QueryRow(t.Context(), settleLeasesSQL, nos).Scan(&settled))
+		require.Len(t, nos, settled)
+	}
+	verified := func() {
+		report, err := f.ledger.Verify(t.Context(), f.db, budget.VerifyOptions{})
+		require.NoError(t, err)
+		require.Empty(t, report.Differences)
+	}
+	refuse := func(leased int64, last time.Duration) {
+		for _, limit := range []budget.Limit{budget.Lifetime(leased), budget.PerWindow(leased, time.Hour)} {
+			err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+				_, err := f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "hot", Amount: 1, Limits: []budget.Limit{limit}})
+				return err
+			})
+			var denied *budget.ExceededError
+			require.ErrorAs(t, err, &denied)
+			require.Equal(t, leased, denied.Refusals[0].Leased)
+			require.Zero(t, denied.Refusals[0].Held)
+			require.Equal(t, last, denied.Refusals[0].RetryAfter)
+		}
+	}
+	rows := func(fn func()) (n int64) {
+		read := func() (n int64) {
+			pgtest.FlushStatistics(t, conn)
+			require.NoError(t, conn.QueryRow(t.Context(), `select sum(seq_tup_read + idx_tup_fetch) from pg_stat_user_tables
+				where schemaname = 'metered' and relname in ('leases', 'lease_sum', 'lease_spends', 'hold_lines', 'ledger')`).Scan(&n))
+			return n
+		}
+		before := read()
+		fn()
+		return read() - before
+	}
+
+	first := openLeases(10)
+	for range 8 { // past the plans that are made for their values
+		refuse(100, time.Hour+10*time.Second)
+	}
+	few := rows(func() { refuse(100, time.Hour+10*time.Second) })
+	verified()
+	more := openLeases(1000)
+	many := rows(func() { refuse(10_100, time.Hour+1000*time.Second) })
+	t.Logf("rows read by two refusals: %d, and %d", few, many)
+	require.Equal(t, few, many)
+	verified()
+
+	settle(more[500:])
+	refuse(5_100, time.Hour+500*time.Second)
+	verified()
+	settle(more[:500])
+	refuse(100, time.Hour+10*time.Second)
+	clock.Advance(time.Minute)
+	settle(first[1:])
+	refuse(10, time.Hour+time.Second-time.Minute)
+	verified()
+	_, err = conn.Exec(t.Context(), `update metered.lease_sum set granted = 11`)
+	require.NoError(t, err)
+	report, err := f.ledger.Verify(t.Context(), f.db, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Len(t, report.Differences, 1)
+	require.Contains(t, report.Differences[0].String(), "sum of open leases is 11, want 10")
+	_, err = conn.Exec(t.Context(), `update metered.lease_sum set granted = 10`)
+	require.NoError(t, err)
+	settle(first[:1])
+	verified()
+	var left int
+	require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from metered.lease_sum`).Scan(&left))
+	require.Zero(t, left, "a scope without open leases has no row")
+}
