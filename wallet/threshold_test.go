@@ -433,3 +433,17 @@ func TestThresholds_AreNotArmedWhereTheClockWasSetBack(t *testing.T) {
 		require.Empty(t, f.crossed(), "40 were left, and fewer are now")
 	}
 }
+
+// A hold that is due keeps nothing, also where the end of a lot is judged before anybody has swept the hold.
+func TestThresholds_OfALotsEndCountNoHoldThatIsDue(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t, low(25), nil)
+	f.grant(wallet.Grant{Amount: 100, Reference: "ever"})
+	f.grant(wallet.Grant{Amount: 95, Reference: "hour", For: time.Hour})
+	f.place("h", 90, 30*time.Minute)
+	f.clock.Advance(time.Hour)
+	require.Equal(t, 1, f.expire().Ended)
+	require.Empty(t, f.crossed(), "100 units are left")
+	require.EqualValues(t, 100, f.balance().Units)
+	f.verify()
+}
