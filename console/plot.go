@@ -2,36 +2,26 @@ package console
 
 import (
 	"bytes"
+	"encoding/xml"
 	"fmt"
-	"image/color"
 	"math"
 	"strings"
 	"time"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 // theme are the colours of a drawing. They are those of console.css.
-type theme struct{ text, faint, grid, accent, fill, limit, held, captured, released, expired color.Color }
+type theme struct{ faint, grid, accent, fill, limit, held, captured, released, expired string }
 
 var (
 	lightTheme = theme{
-		text: rgb(0x1b2330), faint: rgb(0x5b6676), grid: rgb(0xe3e7ee), accent: rgb(0x2f5fd0), fill: rgb(0xdfe8fb), limit: rgb(0xc02f3d),
-		held: rgb(0xc98a12), captured: rgb(0x2f5fd0), released: rgb(0x8590a2), expired: rgb(0xc02f3d),
+		faint: "#5B6676", grid: "#E3E7EE", accent: "#2F5FD0", fill: "#DFE8FB", limit: "#C02F3D",
+		held: "#C98A12", captured: "#2F5FD0", released: "#8590A2", expired: "#C02F3D",
 	}
 	darkTheme = theme{
-		text: rgb(0xe6eaf2), faint: rgb(0x9aa6b8), grid: rgb(0x2b3342), accent: rgb(0x7ea6ff), fill: rgb(0x22345c), limit: rgb(0xff7b86),
-		held: rgb(0xe8b04a), captured: rgb(0x7ea6ff), released: rgb(0x768297), expired: rgb(0xff7b86),
+		faint: "#9AA6B8", grid: "#2B3342", accent: "#7EA6FF", fill: "#22345C", limit: "#FF7B86",
+		held: "#E8B04A", captured: "#7EA6FF", released: "#768297", expired: "#FF7B86",
 	}
 )
-
-func rgb(hex uint32) color.Color {
-	return color.RGBA{R: uint8(hex >> 16), G: uint8(hex >> 8), B: uint8(hex), A: 255}
-}
 
 // look is how a drawing is wanted: for a dark page or a light one, for a phone or a desk.
 type look struct{ dark, narrow bool }
@@ -43,11 +33,66 @@ func (l look) theme() theme {
 	return lightTheme
 }
 
-func (l look) width() vg.Length {
+func (l look) width() float64 {
 	if l.narrow {
 		return 380
 	}
 	return 940
+}
+
+// tick is a mark of an axis.
+type tick struct {
+	Value float64
+	Label string
+}
+
+// canvas is an SVG in the making, whose plane has an axis of time and one of values.
+type canvas struct {
+	bytes.Buffer
+	theme                    theme
+	left, right, top, bottom float64 // of the plane, in pixels
+	x0, x1, y0, y1           float64 // its values there
+}
+
+const fontSize = 11
+
+// newCanvas draws the marks of both axes. Times are in seconds since 1970.
+func newCanvas(l look, height, from, to, low, high float64, times, values []tick) *canvas {
+	c := &canvas{theme: l.theme(), top: 6, right: l.width() - 18, bottom: height - 2*fontSize, x0: from, x1: to, y0: low, y1: high}
+	widest := 0
+	for _, t := range values {
+		widest = max(widest, len([]rune(t.Label)))
+	}
+	c.left = float64(widest)*fontSize*0.6 + 12
+	fmt.Fprintf(c, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %[1]g %[2]g" font-family="Arial,Helvetica,sans-serif" font-size="%d">`,
+		l.width(), height, fontSize)
+	c.line(c.left, c.bottom, c.right, c.bottom, c.theme.grid, "")
+	for _, t := range times {
+		c.line(c.x(t.Value), c.bottom, c.x(t.Value), c.bottom+4, c.theme.grid, "")
+		c.text(c.x(t.Value), c.bottom+4+fontSize, "middle", c.theme.faint, t.Label)
+	}
+	for _, t := range values {
+		c.text(c.left-6, c.y(t.Value)+4, "end", c.theme.faint, t.Label)
+	}
+	return c
+}
+
+func (c *canvas) x(v float64) float64 { return c.left + (v-c.x0)/(c.x1-c.x0)*(c.right-c.left) }
+func (c *canvas) y(v float64) float64 { return c.bottom - (v-c.y0)/(c.y1-c.y0)*(c.bottom-c.top) }
+
+func (c *canvas) line(x0, y0, x1, y1 float64, colour, dashes string) {
+	fmt.Fprintf(c, `<path d="M%.1f %.1fL%.1f %.1f" stroke="%s" stroke-dasharray="%s"/>`, x0, y0, x1, y1, colour, dashes)
+}
+
+func (c *canvas) text(x, y float64, anchor, colour, text string) {
+	fmt.Fprintf(c, `<text x="%.1f" y="%.1f" text-anchor="%s" fill="%s">`, x, y, anchor, colour)
+	_ = xml.EscapeText(c, []byte(text)) // a buffer takes all
+	c.WriteString("</text>")
+}
+
+func (c *canvas) done() []byte {
+	c.WriteString("</svg>")
+	return c.Bytes()
 }
 
 // usagePlot is what counted against a limit, over time.
@@ -64,35 +109,28 @@ type usagePoint struct {
 }
 
 // svg draws the plot.
-func (u usagePlot) svg(l look) ([]byte, error) {
-	t := l.theme()
-	from, to := u.points[0].At, u.points[len(u.points)-1].At
-	p := newPlot(l, from, to, u.zone)
-	xys := make(plotter.XYs, len(u.points))
+func (u usagePlot) svg(l look) []byte {
+	from, to := seconds(u.points[0].At), seconds(u.points[len(u.points)-1].At)
 	lowest, highest := 0.0, math.Max(float64(u.limit), 1)
-	for i, at := range u.points {
-		xys[i] = plotter.XY{X: seconds(at.At), Y: float64(at.Used)}
-		lowest, highest = math.Min(lowest, xys[i].Y), math.Max(highest, xys[i].Y)
+	for _, at := range u.points {
+		lowest, highest = math.Min(lowest, float64(at.Used)), math.Max(highest, float64(at.Used))
 	}
-	area := plotter.Line{XYs: xys, FillColor: t.fill, LineStyle: draw.LineStyle{Color: t.accent, Width: 1.6}}
-	x := []float64{seconds(from), seconds(to)}
-	line := plotter.Line{
-		XYs:       plotter.XYs{{X: x[0], Y: float64(u.limit)}, {X: x[1], Y: float64(u.limit)}},
-		LineStyle: draw.LineStyle{Color: t.limit, Width: 1.4, Dashes: []vg.Length{6, 4}},
+	highest += (highest - lowest) * 0.14 // room for the label
+	values := amounts(lowest, highest)
+	c := newCanvas(l, 240, from, to, lowest, highest, clockOf(l, u.zone).Ticks(from, to), values)
+	for _, t := range values {
+		c.line(c.left, c.y(t.Value), c.right, c.y(t.Value), c.theme.grid, "")
 	}
-	label := &plotter.Labels{
-		XYs:    plotter.XYs{{X: x[1], Y: float64(u.limit)}},
-		Labels: []string{u.name + " " + strings.ReplaceAll(number(u.limit), "\u202f", " ")}, // the renderer's font has no such space
-		Offset: vg.Point{X: -4, Y: 4},
+	var curve strings.Builder
+	for _, at := range u.points {
+		fmt.Fprintf(&curve, " %.1f,%.1f", c.x(seconds(at.At)), c.y(float64(at.Used)))
 	}
-	style := p.X.Tick.Label
-	style.Color, style.XAlign, style.YAlign = t.limit, draw.XRight, draw.YBottom
-	label.TextStyle = []draw.TextStyle{style}
-	p.Y.Min, p.Y.Max = lowest, highest+(highest-lowest)*0.14 // room for the label
-	p.Y.Tick.Marker = amounts{}
-	grid := &plotter.Grid{Horizontal: draw.LineStyle{Color: t.grid, Width: 0.8}}
-	p.Add(grid, &area, &line, label)
-	return drawn(p, l.width(), 240)
+	zero := c.y(max(lowest, 0))
+	fmt.Fprintf(c, `<polygon points="%.1f,%.1f%s %.1f,%.1[2]f" fill="%[5]s"/><polyline points="%[3]s" fill="none" stroke="%[6]s" stroke-width="1.6"/>`,
+		c.left, zero, curve.String(), c.right, c.theme.fill, c.theme.accent)
+	c.line(c.left, c.y(float64(u.limit)), c.right, c.y(float64(u.limit)), c.theme.limit, "6 4")
+	c.text(c.right-4, c.y(float64(u.limit))-4, "end", c.theme.limit, u.name+" "+strings.ReplaceAll(number(u.limit), "\u202f", " "))
+	return c.done()
 }
 
 // timeline is when holds began and ended.
@@ -109,19 +147,29 @@ type bar struct {
 }
 
 // svg draws the timeline: a bar for each hold.
-func (tl timeline) svg(l look) ([]byte, error) {
-	t := l.theme()
-	p := newPlot(l, tl.from, tl.to, tl.zone)
+func (tl timeline) svg(l look) []byte {
+	from, to := seconds(tl.from), seconds(tl.to)
 	n := len(tl.holds)
-	p.Y.Min, p.Y.Max = -0.6, float64(n)-0.4
-	var names []plot.Tick
+	names := make([]tick, n)
 	for i, s := range tl.holds {
-		names = append(names, plot.Tick{Value: float64(n - 1 - i), Label: shorten(s.name, l)})
+		names[i] = tick{float64(n - 1 - i), shorten(s.name, l)}
 	}
-	p.Y.Tick.Marker = plot.ConstantTicks(names)
-	p.Add(&plotter.Grid{Vertical: draw.LineStyle{Color: t.grid, Width: 0.8}}, bars{timeline: tl, theme: t})
 	const row, edges = 17, 44
-	return drawn(p, l.width(), vg.Length(row*n+edges))
+	times := clockOf(l, tl.zone).Ticks(from, to)
+	c := newCanvas(l, float64(row*n+edges), from, to, -0.6, float64(n)-0.4, times, names)
+	for _, t := range times {
+		c.line(c.x(t.Value), c.top, c.x(t.Value), c.bottom, c.theme.grid, "")
+	}
+	colours := map[string]string{"held": c.theme.held, "captured": c.theme.captured, "released": c.theme.released, "expired": c.theme.expired}
+	for i, s := range tl.holds {
+		left, right := c.x(max(seconds(s.from), from)), c.x(min(seconds(s.to), to))
+		colour, ok := colours[s.state]
+		if !ok {
+			colour = c.theme.released
+		}
+		fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="10" fill="%s"/>`, left, c.y(names[i].Value)-5, max(right-left, 2), colour)
+	}
+	return c.done()
 }
 
 // shorten keeps the end of a hold's id, which differs most.
@@ -136,62 +184,11 @@ func shorten(name string, l look) string {
 	return name
 }
 
-// bars draw the spans of a timeline.
-type bars struct {
-	timeline
-	theme theme
-}
-
-func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	colours := map[string]color.Color{"held": b.theme.held, "captured": b.theme.captured, "released": b.theme.released, "expired": b.theme.expired}
-	for i, s := range b.holds {
-		left, right := x(max(seconds(s.from), p.X.Min)), x(min(seconds(s.to), p.X.Max))
-		middle := y(float64(len(b.holds) - 1 - i))
-		const half, least = 5, 2
-		right = max(right, left+least)
-		colour, ok := colours[s.state]
-		if !ok {
-			colour = b.theme.released
-		}
-		c.FillPolygon(colour, []vg.Point{
-			{X: left, Y: middle - half}, {X: right, Y: middle - half}, {X: right, Y: middle + half}, {X: left, Y: middle + half},
-		})
-	}
-}
-
-// newPlot is a plot with an axis of time.
-func newPlot(l look, from, to time.Time, zone *time.Location) *plot.Plot {
-	t := l.theme()
-	p := plot.New()
-	p.BackgroundColor = color.Transparent
-	for _, a := range []*plot.Axis{&p.X, &p.Y} {
-		a.Color, a.Tick.Color = t.grid, t.grid
-		a.Tick.Label.Color = t.faint
-		a.Tick.Label.Font.Variant = "Sans"
-		a.Tick.Label.Font.Size = 11
-		a.Padding = 4
-	}
-	p.Y.LineStyle.Width, p.Y.Tick.LineStyle.Width = 0, 0
-	p.X.Min, p.X.Max = seconds(from), seconds(to)
-	p.X.Tick.Marker = clock{zone: zone, most: map[bool]int{true: 4, false: 8}[l.narrow]}
-	return p
-}
-
-// drawn renders a plot. The fonts of the renderer are not everywhere, but others of the same measures are.
-func drawn(p *plot.Plot, width, height vg.Length) ([]byte, error) {
-	canvas := vgsvg.New(width, height)
-	const edge = 10 // half of a mark's label may stand beyond the axis
-	p.Draw(draw.Crop(draw.New(canvas), 0, -edge, 0, 0))
-	var b bytes.Buffer
-	if _, err := canvas.WriteTo(&b); err != nil {
-		return nil, err
-	}
-	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"),
-		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
-}
-
 func seconds(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
+
+func clockOf(l look, zone *time.Location) clock {
+	return clock{zone: zone, most: map[bool]int{true: 4, false: 8}[l.narrow]}
+}
 
 // clock marks an axis of time, where clocks and calendars have their marks.
 type clock struct {
@@ -219,7 +216,7 @@ var paces = []pace{
 	{28 * 24 * time.Hour, "Jan 2006"}, {91 * 24 * time.Hour, "Jan 2006"}, {365 * 24 * time.Hour, "2006"},
 }
 
-func (c clock) Ticks(from, to float64) []plot.Tick {
+func (c clock) Ticks(from, to float64) []tick {
 	pace := paces[len(paces)-1]
 	for _, p := range paces {
 		if (to-from)/p.every.Seconds() <= float64(c.most) {
@@ -239,19 +236,17 @@ func (c clock) Ticks(from, to float64) []plot.Tick {
 		at = time.Date(year, month, date, 0, 0, 0, 0, c.zone)
 		step = func() { at = at.AddDate(0, 0, int(pace.every/day)) }
 	}
-	var ticks []plot.Tick
+	var ticks []tick
 	for ; seconds(at) <= to; step() {
 		if seconds(at) >= from {
-			ticks = append(ticks, plot.Tick{Value: seconds(at), Label: pace.label(at.In(c.zone))})
+			ticks = append(ticks, tick{seconds(at), pace.label(at.In(c.zone))})
 		}
 	}
 	return ticks
 }
 
 // amounts marks an axis of units.
-type amounts struct{}
-
-func (amounts) Ticks(from, to float64) []plot.Tick {
+func amounts(from, to float64) []tick {
 	step := math.Pow(10, math.Floor(math.Log10((to-from)/2)))
 	for _, times := range []float64{5, 2} {
 		if (to-from)/(step*times) >= 3 {
@@ -260,9 +255,9 @@ func (amounts) Ticks(from, to float64) []plot.Tick {
 		}
 	}
 	step = math.Max(step, 1) // units are whole
-	var ticks []plot.Tick
+	var ticks []tick
 	for v := math.Ceil(from/step) * step; v <= to; v += step {
-		ticks = append(ticks, plot.Tick{Value: v, Label: brief(v)})
+		ticks = append(ticks, tick{v, brief(v)})
 	}
 	return ticks
 }

@@ -157,7 +157,7 @@ func (h *Handler) usageSVG(ctx context.Context, in *inspect.Reader, q url.Values
 	if err != nil {
 		return nil, err
 	}
-	return usagePlot{points: drawn, limit: list[0].Max, name: limitText(list[0]), zone: h.cfg.Location}.svg(l)
+	return usagePlot{points: drawn, limit: list[0].Max, name: limitText(list[0]), zone: h.cfg.Location}.svg(l), nil
 }
 
 // holdsSVG draws when the newest holds of a scope began and ended.
@@ -169,7 +169,7 @@ func (h *Handler) holdsSVG(ctx context.Context, in *inspect.Reader, q url.Values
 	if len(list.Holds) == 0 {
 		return nil, errNoPage
 	}
-	return timelineOf(list.Holds, h.cfg.Location).svg(l)
+	return timelineOf(list.Holds, h.cfg.Location).svg(l), nil
 }
 
 // timelineOf makes a timeline of holds. It ends a little after now, or where the last open hold falls due.

@@ -118,5 +118,5 @@ func TestUsage_DrawsHolds(t *testing.T) {
 	response, drawing := w.get(w.url("holds.svg", "scope", "s"))
 	require.Equal(t, http.StatusOK, response.StatusCode)
 	require.NoError(t, xml.Unmarshal(drawing, new(struct{})))
-	require.GreaterOrEqual(t, strings.Count(string(drawing), "fill:#C98A12"), 4, "four are held: %s", drawing)
+	require.GreaterOrEqual(t, strings.Count(string(drawing), "fill=\"#C98A12\""), 4, "four are held: %s", drawing)
 }
