@@ -32,7 +32,7 @@ type comparison struct {
 	clients    int
 	slice      time.Duration
 	rounds     int
-	count      int // ops a slice; defaults to as many as fit
+	count      int // ops a slice. Defaults to as many as fit
 }
 
 // outcome is what a comparison came to; each of its slices has a value per round.

@@ -91,7 +91,7 @@ type site struct {
 
 // options say how a pool reaches its database.
 type options struct {
-	server string // a connection string; defaults to the bench's
+	server string // a connection string. Defaults to the bench's
 	conns  int    // defaults to 8
 	dial   func(context.Context, string, string) (net.Conn, error)
 	setUp  []string // SQL run first, as the owner

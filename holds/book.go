@@ -18,23 +18,23 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	MinTTL, MaxTTL time.Duration // bound Request.TTL, from 1ms to MaxLifetime; default to 1s and 1h
+	MinTTL, MaxTTL time.Duration // bound Request.TTL, from 1ms to MaxLifetime. Default to 1s and 1h
 	// MaxLifetime bounds the time from a hold's placement to its deadline, up to MaxMaxLifetime. Defaults to 24h, or
 	// MaxTTL if that is longer.
 	MaxLifetime time.Duration
-	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time; excludes MaxLifetime; defaults to false
+	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time; excludes MaxLifetime. Defaults to false
 	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or refund one without
-	// naming it. For what a program does by itself make another Book. Defaults to false.
+	// naming it. Make another Book for the program's own work. Defaults to false.
 	RequireHolder bool
-	RequireActor  bool // refuses each write whose Note has no Actor; defaults to that of the ledger
+	RequireActor  bool // refuses each write whose Note has no Actor. Defaults to the ledger's setting
 	// Subscribers are called in order with every transition of this Book's calls, inside the call's transaction and a
-	// savepoint. An error, a panic or the end of ctx meanwhile takes the transition back, and fails the call. A Book
-	// that sweeps needs them too (see Sweep). Defaults to none.
+	// savepoint. If one returns an error, panics or outlives ctx, the transition is taken back and the call fails. A
+	// Book that sweeps needs them too (see Sweep). Defaults to none.
 	Subscribers []Subscriber
 	// Notify sends every committed transition to Listen. Postgres lets notifying commits of a server through one by
 	// one; metered.Command.EarlyRelease shortens that. Defaults to false.
 	Notify bool
-	// NotifyContent is Notify with all of Notice: who, what, why. Whoever may connect to the database can listen,
+	// NotifyContent is Notify with all fields of Notice. Any role that may connect to the database can listen,
 	// whatever its grants. Defaults to false.
 	NotifyContent bool
 }
@@ -59,13 +59,13 @@ const (
 	DefaultIdle       = listen.DefaultIdle  // of ListenOptions
 )
 
-// Subscriber is told of a transition. What it writes through tx commits or rolls back with the call; it has no other
-// effect. To act outside exactly once, it enqueues a job through tx (jobs.Enqueuer). A statement that may fail belongs
-// in a savepoint (tx.Begin): after a failed one the subscriber has failed, even if it returns nil. It closes its rows
-// and does not end tx, else the connection is closed.
+// Subscriber acts on a transition. Its writes through tx commit or roll back with the call. For an effect outside the
+// database, exactly once, it enqueues a job through tx (jobs.Enqueuer). Put a statement that may fail into a
+// savepoint (tx.Begin): without one, its failure is the subscriber's, even if that returns nil. A subscriber closes
+// its rows and does not end tx, or the connection is closed.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
-// Transition is what happened to a hold.
+// Transition is one change of a hold.
 type Transition struct {
 	Kind EventKind   `json:"kind"`
 	Hold Hold        `json:"hold"` // after it
@@ -150,7 +150,7 @@ func (b *Book) channel() any {
 // made refuses the zero Book, which has no ledger.
 func (b *Book) made() error { return fault.Made(errArgument, "book", b != nil && b.ledger != nil) }
 
-// lifetime is what bounds a hold's deadline, or 0 for nothing.
+// lifetime is the longest time from placement to deadline, 0 without a bound.
 func (b *Book) lifetime() time.Duration {
 	if b.cfg.NoCeiling {
 		return 0

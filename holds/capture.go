@@ -15,14 +15,14 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Over says what becomes of a capture of more than is held.
+// Over is the policy for a capture of more units than the hold keeps.
 type Over string
 
 // The policies. The zero value refuses.
 const (
 	OverRefused Over = ""        // the capture is refused, with *ExcessError
 	OverIfFits  Over = "if fits" // the excess is charged if the limits of its Line admit it, else *budget.ExceededError
-	OverUpTo    Over = "up to"   // as much of the excess is charged as the limits of its Line admit, and no more: HeldLine.Captured says
+	OverUpTo    Over = "up to"   // as much of the excess is charged as the limits of its Line admit: see HeldLine.Captured
 	OverAllowed Over = "allowed" // the excess is charged whatever the limits, for costs already incurred
 )
 
@@ -33,19 +33,21 @@ var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpT
 type Capture struct {
 	Tenant string
 	IDs    []string // up to MaxHolds of one tenant
-	Holder string   // must be the holder of each hold; defaults to "", not checked (Config.RequireHolder)
+	Holder string   // must be the holder of each hold. Defaults to "", not checked (Config.RequireHolder)
 	All    bool     // captures all that is held; either All or Lines is required
-	// Lines are what was used of each scope of a single hold; a scope left out was not used. OverIfFits and OverUpTo fit the excess into
-	// Limits; else these are only for thresholds: of what is spent (budget.Threshold.Spent), and, with OverAllowed, of the excess. Lines of a claim
-	// include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep. With All they have no Amount, and are for thresholds alone;
-	// without them All tells nothing.
+	// Lines are the units used of each scope of a single hold. A scope left out was not used. Lines of a claim
+	// include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep.
+	//
+	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. With OverRefused and OverAllowed they only
+	// carry thresholds: thresholds on spending alone (budget.Threshold.Spent) and, with OverAllowed, thresholds that
+	// the excess crosses. With All, Lines have no Amount and serve thresholds alone.
 	Lines []Line
-	// Keep keeps the rest held, under the same deadline. It cannot capture a claim's own unit: that confirms the claim
-	// and ends the hold. Defaults to false: the rest is freed.
+	// Keep leaves the rest held, under the same deadline. It cannot capture a claim's own unit: that confirms the
+	// claim and ends the hold. Defaults to false: the rest is freed.
 	Keep   bool
-	Over   Over        // says what happens if a Line is more than is held; defaults to OverRefused
-	Entity string      // what came of the hold: the id of an order, up to MaxIDBytes bytes; defaults to none
-	Note   budget.Note // is recorded in the history, and with the ledger's entries; defaults to none
+	Over   Over        // the policy if a Line is more than is held. Defaults to OverRefused
+	Entity string      // the id of an order or the like that came of the hold, up to MaxIDBytes bytes. Defaults to none
+	Note   budget.Note // is recorded in the history, and with the ledger's entries. Defaults to none
 }
 
 const captureSQL = `
@@ -53,10 +55,13 @@ select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture turns holds into spending, until Hold.Due. Each scope is charged what was used, at the time of the capture;
-// the rest is free. If several calls end one hold at once, one wins. Hold.Crossed are the thresholds that it reached. Errors:
-// ErrUnknown, before any lock; ErrRetired, *StateError, *ExcessError, *budget.ExceededError, *budget.CrossingError. The database finds some of the
-// *ArgumentErrors: a Line of a scope that the hold does not keep; Lines of a claim without its own unit, or Keep with it.
+// Capture turns holds into spending, until Hold.Due. It charges each scope the units used, at the time of the
+// capture, and frees the rest. If several calls end one hold at once, one wins. Hold.Crossed lists the thresholds
+// that the charge reached.
+//
+// Errors: ErrUnknown, before any lock. ErrRetired, *StateError, *ExcessError, *budget.ExceededError,
+// *budget.CrossingError. The database finds some *ArgumentErrors: a Line whose scope the hold does not keep, and
+// Lines of a claim that lack its own unit, or have it beside Keep.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)
 }
@@ -140,7 +145,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 	}, nil
 }
 
-// used are the lines of a capture as its function wants them: nil for Capture.All.
+// used converts the lines of a capture for its SQL function, nil for Capture.All.
 func (b *Book) used(c Capture) (used []ledger.Used, tolerance any, err error) {
 	tolerance = interval(0)
 	for i, line := range c.Lines {
@@ -153,7 +158,7 @@ func (b *Book) used(c Capture) (used []ledger.Used, tolerance any, err error) {
 		if line.Amount < 0 {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
 		}
-		// The budget's own checks; 0 is an amount of a capture, and not of a charge.
+		// The budget's own checks. A capture may be of 0 units, a charge may not.
 		priced, err := prepareCharges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note})
 		if err != nil {
 			return nil, nil, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
@@ -186,7 +191,7 @@ func (b *Book) captureFailed(c Capture, err error) error {
 	return failed("capture", err)
 }
 
-// crossings has the thresholds that a capture crossed read, which came as JSON; nil for none.
+// crossings decodes the thresholds that a capture crossed, from JSON. It returns nil for none.
 func (b *Book) crossings(c Capture, crossed []byte) (*charging, error) {
 	if len(crossed) == 0 {
 		return nil, nil
@@ -198,8 +203,7 @@ func (b *Book) crossings(c Capture, crossed []byte) (*charging, error) {
 	return prepareCharges(b.ledger, charges...)
 }
 
-// captureRefused decodes why a capture was refused. A denial is one of the charge of
-// what was used beyond what was held.
+// captureRefused decodes why a capture was refused. A denial is that of the excess.
 func (b *Book) captureRefused(c Capture, answer []byte) error {
 	var a struct {
 		Status string

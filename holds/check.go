@@ -43,7 +43,7 @@ func checkIDs(tenant, holder string, ids []string) error {
 	return checkNames(tenant, holder, ids...)
 }
 
-// holdIDs are ids as they are sent.
+// holdIDs encodes ids for the SQL functions.
 func holdIDs(tenant, holder string, ids []string) ledger.HoldIDs {
 	h := ledger.HoldIDs{Tenant: tenant, Holder: holder, IDs: ids}
 	for _, id := range ids {
@@ -84,8 +84,7 @@ func (b *Book) checkNote(field string, note budget.Note) error {
 	return nil
 }
 
-// renamed names an argument as the caller wrote it that the ledger calls charges, or
-// charges[i].
+// renamed replaces the ledger's name of an argument, charges or charges[i], by the caller's.
 func renamed(err error, all string, each func(i int) string) error {
 	var a *ArgumentError
 	if !errors.As(err, &a) {
@@ -102,5 +101,5 @@ func renamed(err error, all string, each func(i int) string) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// checkText refuses what Postgres cannot store as text, or is too long.
+// checkText refuses a text that is too long, or that Postgres cannot store.
 func checkText(field, text string) error { return fault.Text(errArgument, field, text, MaxIDBytes) }

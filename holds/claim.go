@@ -16,18 +16,18 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Key is what is claimed: a value of a type. Bytes are compared, so normalise a value first (case, Unicode:
-// golang.org/x/text/secure/precis).
+// Key names a thing that one holder can have: a value of a type. Bytes are compared, so normalise a value first
+// (case, Unicode: golang.org/x/text/secure/precis).
 type Key struct {
 	Type  string `json:"type"`
 	Value string `json:"value"`
 }
 
-// Claim is a hold of what one holder can have at a time: a user name, a seat.
+// Claim is a hold on a thing that one holder can have at a time: a user name, a seat.
 type Claim struct {
-	Tenant    string          // keeps the keys of tenants apart; defaults to ""
-	Key       Key             // what is claimed: no part is empty, and its Scope fits into budget.MaxScopeBytes
-	Holder    string          // who claims, 1 to MaxIDBytes bytes
+	Tenant    string          // keeps the keys of tenants apart. Defaults to ""
+	Key       Key             // the thing: neither part is empty, and its Scope fits into budget.MaxScopeBytes
+	Holder    string          // the claimant, 1 to MaxIDBytes bytes
 	Lines     []Line          // are reserved with the claim, or not at all
 	Charges   []budget.Charge // are charged with the claim, or not at all
 	MustExist bool            // as in budget.Charge, of the claim's own scope (Key.Scope)
@@ -35,16 +35,15 @@ type Claim struct {
 	Grace     time.Duration
 	Metadata  json.RawMessage // a claim that its holder gets back keeps the first
 	Note      budget.Note
-	Reveal    bool // lets a *TakenError say who has the key, for callers who may know; defaults to false
+	Reveal    bool // lets a *TakenError show the claim that has the key, for callers who may know. Defaults to false
 }
 
 // Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while it is held
-// and not due; a captured (confirmed) one stays active until Refund gives it back.
+// and not due. A captured (confirmed) claim stays active until Refund gives it back.
 //
-// A holder who claims again with the same lines and charges, before the claim is confirmed, gets the same claim back
-// (Created = false); with other lines or charges it is ErrConflict. Everybody else gets a *TakenError, as does the
-// holder of a confirmed claim. Each new claim has a new id: an old id can do nothing to it. Locks and other errors are
-// those of Place.
+// A holder who repeats a claim that is not confirmed gets the same one (Created = false). Other lines or charges are
+// ErrConflict. Everybody else gets a *TakenError, as does the holder of a confirmed claim. Each new claim has a new
+// id, and calls with an old id cannot change it. Locks and other errors are those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.claim", (*Book).prepareClaim, c))
 }
@@ -70,8 +69,7 @@ func (b *Book) prepareClaim(c Claim) (*call, error) {
 	})
 }
 
-// claimPrefix begins the ids of claims. What follows is a digest of the key, "_" and
-// the UUID of the generation.
+// claimPrefix begins the ids of claims. A digest of the key, "_" and the UUID of the generation follow.
 const claimPrefix = "claim_"
 
 // claimIDs begins the ids of the claims of a key.
@@ -80,7 +78,7 @@ func claimIDs(scope string) string {
 	return fmt.Sprintf("%s%x_", claimPrefix, sum[:16])
 }
 
-// issuedAt is the time that an id carries, if it does.
+// issuedAt is the time that an id carries, nil for none.
 func issuedAt(id string) *time.Time {
 	for _, prefix := range []string{claimPrefix, sessionPrefix} {
 		if generation, ok := strings.CutPrefix(id, prefix); ok && len(generation) == 69 {
@@ -157,8 +155,7 @@ func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) 
 	return h, nil
 }
 
-// A subquery for each key finds its claim by the index, where a join could be planned as
-// one that reads the whole table.
+// A subquery for each key finds its claim by the index. A join could be planned as a scan of the whole table.
 const claimedManySQL = `
 select (select metered.hold_json(h.no, c.now) from metered.holds h
     where h.claim = k.scope and (h.state = 'h' or h.state = 'c' and not h.returned))
@@ -181,7 +178,7 @@ func (b *Book) ClaimedMany(ctx context.Context, db Querier, tenant string, keys 
 			return nil, ofKey(i, err)
 		}
 	}
-	// Planned at each call: a plan kept from when the table was small reads all of it, for each key.
+	// Planned at each call: a plan kept from when the table was small scans all of it for each key.
 	rows, err := db.Query(ctx, b.sql.claimedMany, pgx.QueryExecModeExec, scopes)
 	if err != nil {
 		return nil, failed("claimed", err)

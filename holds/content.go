@@ -9,7 +9,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// placed is what a hold's history says of its beginning.
+// placed is the content of a hold's first event.
 type placed struct {
 	Tenant     string     `json:"tenant,omitempty"`
 	Holder     string     `json:"holder,omitempty"`
@@ -49,7 +49,7 @@ func (r *Request) fingerprint(charges []ledger.Charge) []byte {
 	part([]byte(r.Holder))
 	part([]byte(r.claim))
 	if r.claim == "" {
-		part(r.Metadata) // of a claim, which is not made by its id, the first counts
+		part(r.Metadata) // a claim is found by its key, and keeps its first metadata
 	}
 	charges = slices.Clone(charges)
 	slices.SortFunc(charges, func(a, b ledger.Charge) int { return cmp.Compare(a.Scope, b.Scope) })

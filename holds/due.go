@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// DueFilter selects holds. A zero field selects all, but for Tenant.
+// DueFilter selects holds. A zero field selects all, except Tenant.
 type DueFilter struct {
 	Tenant      string    // of the holds, unless AllTenants is set
 	AllTenants  bool      // the holds of every tenant
 	ScopePrefix string    // holds with a line whose scope begins so
-	State       State     // Held: due next; Expired: due, and not swept
+	State       State     // Held: due next. Expired: due, and not swept
 	Before      time.Time // holds that are due before
 	After       string    // continues a list: DueList.Next of the page before
-	Max         int       // the size of a page, 1 to MaxPage; 0 is DefaultPage
+	Max         int       // the size of a page, 1 to MaxPage. Defaults to DefaultPage
 }
 
 // DueList is a page of holds.
@@ -30,8 +30,8 @@ const dueSQL = `
 select holds, last_due, last_no
 from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'), $4::bigint, coalesce($5::timestamptz, 'infinity'), $6::timestamptz, $7::int)`
 
-// Due returns a page of holds in the order in which they fall due: those that are held, and those that have expired and
-// were not swept. A page looks at no more than 10,000 holds, of all tenants: it may be empty and have a Next.
+// Due returns a page of holds in the order in which they fall due: held ones, and expired ones that were not swept. A
+// page looks at no more than 10,000 holds, of all tenants: it may be empty and have a Next.
 func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return DueList{}, err
@@ -69,12 +69,12 @@ func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error
 	if list.Holds, err = decodeAll(rows); err == nil && lastDue != nil {
 		list.Next = fmt.Sprintf("%d.%d", lastDue.UnixMicro(), *lastNo)
 	}
-	// One that ended by a clock that was ahead has expired, and is due next.
+	// A hold that ended by a clock that was ahead has expired, and is due next.
 	list.Holds = slices.DeleteFunc(list.Holds, func(h Hold) bool { return f.State != "" && h.State != f.State })
 	return list, err
 }
 
-// check validates a filter and fills what it leaves open. It returns where to go on: nil for the beginning.
+// check validates a filter and sets its defaults. It returns where the page begins, nil for the first.
 func (f *DueFilter) check() (after *time.Time, no int64, err error) {
 	if err := cmp.Or(checkNames(f.Tenant, ""), checkText("DueFilter.ScopePrefix", f.ScopePrefix)); err != nil {
 		return nil, 0, err

@@ -16,19 +16,19 @@ import (
 
 // Refused before any SQL.
 var (
-	ErrArgument    error = errArgument    // every refused argument; the error is an *ArgumentError or a *TTLError
-	ErrTTLTooShort error = errTTLTooShort // a TTL is below Config.MinTTL; the error is a *TTLError
-	ErrTTLTooLong  error = errTTLTooLong  // a TTL is above Config.MaxTTL; the error is a *TTLError
+	ErrArgument    error = errArgument    // every refused argument, as an *ArgumentError or a *TTLError
+	ErrTTLTooShort error = errTTLTooShort // a TTL below Config.MinTTL, as a *TTLError
+	ErrTTLTooLong  error = errTTLTooLong  // a TTL above Config.MaxTTL, as a *TTLError
 )
 
 // Answers. They wrote nothing and leave the transaction usable.
 var (
-	ErrUnknown error = errUnknown // no such hold, or another holder's: an *UnknownError does not tell which
-	ErrTaken   error = errTaken   // somebody else has what was to be claimed; the error is a *TakenError
-	ErrExcess  error = errExcess  // a capture or refund is of more than there is; the error is an *ExcessError
-	ErrCeiling error = errCeiling // an extension would pass the hold's ceiling; the error is a *CeilingError
-	ErrState   error = errState   // the hold's state does not allow it: a *StateError, also one of the last five
-	// ErrRetired: the id carries a time at or before what has been purged.
+	ErrUnknown error = errUnknown // no such hold, or another holder's. The *UnknownError hides which
+	ErrTaken   error = errTaken   // somebody else has the claim, as a *TakenError
+	ErrExcess  error = errExcess  // a capture or refund of more units than there are, as an *ExcessError
+	ErrCeiling error = errCeiling // an extension beyond the hold's ceiling, as a *CeilingError
+	ErrState   error = errState   // a state that does not allow the call, as a *StateError, which is also one of the last five
+	// ErrRetired: the id's time is not after the latest that was purged.
 	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")
 	ErrConflict      error = fault.New("hold_conflict", "holds: the id was used for another hold")
 	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
@@ -44,7 +44,7 @@ var (
 	ErrBusy          error = fault.ErrBusy          // a scope's lock could not be had within the ledger's lock timeout
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema's tables or functions are missing
-	ErrNotGranted    error = fault.ErrNotGranted    // the role has not been given what the call needs
+	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a grant that the call needs
 )
 
 var (
@@ -59,7 +59,7 @@ var (
 	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
 )
 
-// ArgumentError says why an argument was refused. Field: "Request.TTL".
+// ArgumentError names a refused argument, such as "Request.TTL", and the reason.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -68,7 +68,7 @@ func invalid(field, format string, args ...any) error {
 
 func index(list string, i int, field string) string { return fmt.Sprintf("%s[%d]%s", list, i, field) }
 
-// TTLError says within which bounds a TTL must be. It is ErrTTLTooShort or ErrTTLTooLong, and ErrArgument.
+// TTLError is a TTL outside its bounds. It is ErrTTLTooShort or ErrTTLTooLong, and ErrArgument.
 type TTLError struct{ TTL, Min, Max time.Duration }
 
 func (e *TTLError) kind() *fault.Sentinel {
@@ -86,7 +86,7 @@ func (e *TTLError) Unwrap() []error { return []error{e.kind(), errArgument} }
 
 func (e *TTLError) Code() string { return e.kind().Code() }
 
-// Reason says why a hold was not found: for your logs, not for whoever asked.
+// Reason is why a hold was not found: for your logs, not for the caller.
 type Reason string
 
 const (
@@ -116,8 +116,8 @@ func (e *UnknownError) LogValue() slog.Value { return slog.StringValue(e.Error()
 
 func (e *UnknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
-// StateError says which state of a hold does not allow what was asked. It is ErrState and the error of that state,
-// whose Code it has.
+// StateError is a hold whose state does not allow the call. It is ErrState and the error of that state, whose Code it
+// has.
 type StateError struct {
 	ID    string
 	State State
@@ -144,12 +144,12 @@ func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
 func (e *StateError) Code() string { return fault.Code(e.kind()) }
 
-// TakenError says until when a claim is taken; by whom, with Claim.Reveal.
+// TakenError says until when a claim is taken and, with Claim.Reveal, by whom.
 type TakenError struct {
 	Key        Key
-	RetryAfter time.Duration // until it falls free, unless its holder acts before; 0 if Confirmed: waiting does not help
+	RetryAfter time.Duration // until it falls free, unless its holder acts before. 0 if Confirmed: waiting does not help
 	Confirmed  bool          // it was captured, and stays taken until it is given back
-	By         *Hold         // the active claim, if Claim.Reveal is set; nil in a replay of a recorded refusal
+	By         *Hold         // the active claim, if Claim.Reveal is set. Nil in a replay of a recorded refusal
 }
 
 func (e *TakenError) Error() string {
@@ -161,7 +161,7 @@ func (e *TakenError) Error() string {
 
 func (e *TakenError) Unwrap() error { return errTaken }
 
-// RetryAfterSeconds is RetryAfter rounded up; not ok for a confirmed claim.
+// RetryAfterSeconds is RetryAfter rounded up. It is not ok for a confirmed claim.
 func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 	if e.Confirmed {
 		return 0, false
@@ -171,7 +171,7 @@ func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 
 func (e *TakenError) Code() string { return errTaken.Code() }
 
-// ExcessError says how much less there is than a capture or refund asked for.
+// ExcessError is a capture or refund of more units than are Open.
 type ExcessError struct {
 	ID, Scope       string
 	Requested, Open int64
@@ -185,7 +185,7 @@ func (e *ExcessError) Unwrap() error { return errExcess }
 
 func (e *ExcessError) Code() string { return errExcess.Code() }
 
-// CeilingError says by how much the hold could have been extended.
+// CeilingError is an extension beyond the hold's ceiling, which is Left away.
 type CeilingError struct {
 	ID   string
 	Left time.Duration
@@ -199,14 +199,13 @@ func (e *CeilingError) Unwrap() error { return errCeiling }
 
 func (e *CeilingError) Code() string { return errCeiling.Code() }
 
-// failed turns the error of a statement into the package's own, keeping the
-// Postgres error underneath, whose Detail is never printed.
+// failed wraps the error of a statement, and keeps the Postgres error underneath. Its Detail is never printed.
 func failed(doing string, err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.HoldRefused {
 		return refused([]byte(pgErr.Detail))
 	}
-	if sqlstate.Of(err) == sqlstate.Exceeded { // of a scope that is closed
+	if sqlstate.Of(err) == sqlstate.Exceeded { // a closed scope
 		return ledgerFailed(doing, err)
 	}
 	return fault.Failed("holds", doing, err)
@@ -267,7 +266,7 @@ func refused(answer []byte) error {
 	return fmt.Errorf("holds: the schema answers %q, which this build does not know", a.Status)
 }
 
-// taken is a *TakenError. by is the active claim as JSON, if that is to be known.
+// taken is a *TakenError. by is the active claim as JSON, if the caller may see it.
 func taken(key Key, retryUS *int64, by []byte) error {
 	e := &TakenError{Key: key, Confirmed: retryUS == nil}
 	if retryUS != nil {

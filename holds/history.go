@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// EventKind is what happened to a hold.
+// EventKind is the kind of a transition.
 type EventKind string
 
 const (
@@ -34,20 +34,20 @@ var kinds = map[string]EventKind{
 }
 
 // Event is one transition of a hold, recorded in the transaction that made it. Its JSON is for reading: Rebuild needs
-// what History returned.
+// the result of History.
 type Event struct {
 	Tenant    string          `json:"tenant,omitempty"`
 	ID        string          `json:"id"`
 	Version   int             `json:"version"` // 1, 2, 3, …
 	Kind      EventKind       `json:"kind"`
-	At        time.Time       `json:"at"`                  // of an expiry: when it was written down
+	At        time.Time       `json:"at"`                  // an expiry's: when it was recorded
 	Deadline  time.Time       `json:"deadline,omitzero"`   // the new one, of a placement or an extension
 	Metadata  json.RawMessage `json:"metadata,omitempty"`  // Request.Metadata, of a placement
-	Entity    string          `json:"entity,omitempty"`    // what a capture linked
+	Entity    string          `json:"entity,omitempty"`    // Capture.Entity
 	Captures  []budget.Posted `json:"captures,omitempty"`  // the ledger's entries of a capture; their At may be later
-	Refunds   []budget.Posted `json:"refunds,omitempty"`   // what a Refund of Lines gave back of charges
+	Refunds   []budget.Posted `json:"refunds,omitempty"`   // parts of charges that a Refund of Lines gave back
 	Skipped   []budget.Posted `json:"skipped,omitempty"`   // purged charges that a Refund left spent
-	Namespace string          `json:"namespace,omitempty"` // with Operation: the command that did it, if one did
+	Namespace string          `json:"namespace,omitempty"` // with Operation: the command that made it, if one did
 	Operation string          `json:"operation,omitempty"`
 	Note      budget.Note     `json:"note,omitzero"`
 
@@ -63,8 +63,8 @@ from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
 order by e.version`
 
-// History returns what happened to a hold, oldest first; holder and errors as in Get. An expiry is missing until it is
-// recorded, though Get says Expired.
+// History returns the transitions of a hold, oldest first, with Get's holder and errors. An expiry is missing until
+// it is recorded, though Get says Expired.
 func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder string) ([]Event, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder strin
 		if _, err := b.Get(ctx, db, tenant, id, holder); err != nil {
 			return nil, err
 		}
-		// It was placed between the two.
+		// The hold was placed between the two statements.
 	}
 	return nil, fmt.Errorf("holds: the history of %q is missing", id)
 }
@@ -137,8 +137,8 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	return nil
 }
 
-// Rebuild makes a hold from its whole history: what Get returned after the last event, with that event's time as Now. A
-// history with gaps or contradictions is an error.
+// Rebuild makes a hold from its whole history: the result of Get after the last event, with that event's time as Now.
+// A history with gaps or contradictions is an error.
 func Rebuild(history []Event) (Hold, error) {
 	if len(history) == 0 {
 		return Hold{}, invalid("history", "is empty")
@@ -146,7 +146,7 @@ func Rebuild(history []Event) (Hold, error) {
 	return RebuildFrom(Hold{}, history)
 }
 
-// RebuildFrom is Rebuild from a Hold of any call and what happened since. Earlier events are skipped.
+// RebuildFrom is Rebuild from a Hold of any call and its later events. It skips earlier ones.
 func RebuildFrom(snapshot Hold, later []Event) (Hold, error) {
 	h := snapshot
 	h.Lines, h.Created, h.Charges = slices.Clone(h.Lines), false, nil
@@ -178,7 +178,7 @@ func RebuildFrom(snapshot Hold, later []Event) (Hold, error) {
 	return h, nil
 }
 
-// revive makes a hold held again that was read when its time was over, and that was not recorded yet.
+// revive makes a hold held again that was read after its deadline, before its expiry was recorded.
 func (h *Hold) revive() {
 	h.State, h.EndedAt = Held, time.Time{}
 	for i, l := range h.Lines {
@@ -186,7 +186,7 @@ func (h *Hold) revive() {
 	}
 }
 
-// apply makes of a hold what it is after the event.
+// apply changes a hold by an event.
 func (h *Hold) apply(e Event) error {
 	switch e.Kind {
 	case EventPlaced:

@@ -8,7 +8,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// State is what became of a hold.
+// State is the state of a hold.
 type State string
 
 // The states. A hold is held once, and ends once.
@@ -20,7 +20,7 @@ const (
 	Returned State = "returned" // captured, and given back since
 )
 
-// states are the states as the tables store them; but for Returned, which is a c there, and marked.
+// states maps letters of the tables to states. Returned is a "c" in the tables, with a mark.
 var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired, "b": Returned}
 
 // Hold is how a hold stood at Now. Once it is due it is Expired, swept or not.
@@ -32,36 +32,36 @@ type Hold struct {
 	Version  int             `json:"version"` // the number of transitions so far, 1 when placed
 	PlacedAt time.Time       `json:"placed_at"`
 	Deadline time.Time       `json:"deadline"`           // when it expires, unless it is extended
-	Due      time.Time       `json:"due"`                // Deadline plus Request.Grace: until then it can be captured
-	Ceiling  time.Time       `json:"ceiling,omitzero"`   // the latest Deadline that Extend can lead to; zero for none
-	EndedAt  time.Time       `json:"ended_at,omitzero"`  // of its capture or release, or Due if it expired; else zero
+	Due      time.Time       `json:"due"`                // Deadline plus Request.Grace: the end of the time for capture
+	Ceiling  time.Time       `json:"ceiling,omitzero"`   // the latest Deadline that Extend can reach, zero for none
+	EndedAt  time.Time       `json:"ended_at,omitzero"`  // when it was captured or released, or Due if it expired, else zero
 	Now      time.Time       `json:"now"`                // the database's clock when the hold was read
-	Lines    []HeldLine      `json:"lines"`              // what it keeps, by scope
-	Claim    *Key            `json:"claim,omitempty"`    // what is claimed, if it is a claim
-	Entity   string          `json:"entity,omitempty"`   // what a capture linked
-	Reason   string          `json:"reason,omitempty"`   // Note.Reason of what Released or Returned it
+	Lines    []HeldLine      `json:"lines"`              // the units that it keeps, by scope
+	Claim    *Key            `json:"claim,omitempty"`    // the key of a claim
+	Entity   string          `json:"entity,omitempty"`   // Capture.Entity
+	Reason   string          `json:"reason,omitempty"`   // Note.Reason of the call that Released or Returned it
 	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
-	Created  bool            `json:"created,omitempty"`  // by this very call; false in a repetition and in other calls
-	Charges  []budget.Posted `json:"charges,omitempty"`  // what came of Request.Charges, if Created
-	// Crossed are the thresholds that this very call crossed, which placed or captured the hold. budget.Config.OnThreshold was told of
-	// them. None in a repetition and in a replay.
+	Created  bool            `json:"created,omitempty"`  // by this very call. False in a repetition and in other calls
+	Charges  []budget.Posted `json:"charges,omitempty"`  // the entries of Request.Charges, if Created
+	// Crossed lists the thresholds that this very call crossed by placing or capturing the hold, as passed to
+	// budget.Config.OnThreshold. A repetition and a replay have none.
 	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 
-// HeldLine is what a hold keeps of one scope.
+// HeldLine is a hold's part of one scope.
 type HeldLine struct {
 	Scope    string `json:"scope"`
 	Amount   int64  `json:"amount"`             // placed
-	Captured int64  `json:"captured"`           // charged so far, and what expiry has charged
-	Open     int64  `json:"open"`               // still held; 0 once the hold has ended
-	Refunded int64  `json:"refunded,omitempty"` // of Captured, what Refund has given back
-	AtLeast  int64  `json:"at_least,omitempty"` // is captured when the hold expires (Line.AtLeast)
+	Captured int64  `json:"captured"`           // charged so far, by expiry too
+	Open     int64  `json:"open"`               // still held, 0 once the hold has ended
+	Refunded int64  `json:"refunded,omitempty"` // the part of Captured that Refund gave back
+	AtLeast  int64  `json:"at_least,omitempty"` // captured when the hold expires (Line.AtLeast)
 }
 
 // Live reports whether the hold was held, and not past its deadline, at Now.
 func (h Hold) Live() bool { return h.State == Held && h.Now.Before(h.Deadline) }
 
-// Remaining is the time from Now to the deadline; 0 unless the hold was live.
+// Remaining is the time from Now to the deadline, 0 unless the hold was live.
 func (h Hold) Remaining() time.Duration {
 	if !h.Live() {
 		return 0
@@ -69,8 +69,7 @@ func (h Hold) Remaining() time.Duration {
 	return h.Deadline.Sub(h.Now)
 }
 
-// decode reads what the function hold_json in schema.sql wrote; of what a command placed,
-// with its charges.
+// decode reads JSON of the function hold_json in schema.sql, or that of a command's placement, which has charges.
 func (h *Hold) decode(b []byte) error {
 	var row struct {
 		Tenant, ID, Holder, State string
@@ -116,7 +115,8 @@ func (h *Hold) decode(b []byte) error {
 		h.Metadata = row.Metadata
 	}
 	if row.Claim != nil {
-		// Whoever calls the functions themselves can claim any scope: one such hold must not keep others from being read.
+		// A role that calls the SQL functions itself can claim any scope: one such hold must not keep others from
+		// being read.
 		if key, err := parseClaim(*row.Claim); err == nil {
 			h.Claim = &key
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/pgmetered/metered/internal/listen"
 )
 
-// Notice is a committed transition, or that some may have been missed.
+// Notice is a committed transition, or the news that some may have been missed.
 type Notice struct {
-	Missed  bool      `json:"missed,omitempty"` // transitions may not have been heard; the other fields are empty
+	Missed  bool      `json:"missed,omitempty"` // transitions may not have been heard: the other fields are empty
 	Tenant  string    `json:"tenant,omitempty"`
 	ID      string    `json:"id,omitempty"`
 	Version int       `json:"version,omitempty"` // the hold's, after the transition
@@ -33,22 +33,22 @@ type ListenOptions struct {
 	// Idle is how long a silent connection is trusted, and then how long the server has to answer, 10ms to 1h. A dead
 	// connection is noticed after twice that. Defaults to 15s.
 	Idle    time.Duration
-	OnError func(error) // is told, in another goroutine, why a connection was lost; defaults to none
+	OnError func(error) // is called in another goroutine when a connection is lost. Defaults to none
 }
 
 // Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in
-// the order of commit. An expiry is heard when Sweep or Expire announces it. It returns an *ArgumentError, ctx.Err() or
-// handle's error.
+// the order of commit. An expiry is heard when Sweep or Expire announces it. It returns an *ArgumentError, ctx.Err()
+// or handle's error.
 //
-// A notice is a hint, not a record. Every role that may connect to the database can send one, so read the hold (Get) before you act
-// on it. Postgres keeps no notice for a listener that is away. After each connect handle first
-// gets a notice with Missed. If handle then reads what it needs (List, Get, Usage) it misses nothing, but may hear of a
-// transition again: compare the Version. Missed also stands for a notice that cannot be understood, and for all that
-// wait once more than 10,000 do, or 16 MiB. A slow handle delays this listener only.
+// A notice is a hint, not a record. Every role that may connect to the database can send one: read the hold (Get)
+// before you act on it. Postgres keeps no notice for a listener that is away, so after each connect handle first gets
+// a notice with Missed. If handle then reads the holds that it needs (List, Get, Usage) it misses nothing, but may
+// hear of a transition again: compare the Version. Missed also stands for an unreadable notice, and for a queue
+// beyond 10,000 notices or 16 MiB. A slow handle delays this listener only.
 //
-// Listen makes a connection of its own with pool's configuration. It must lead to the primary, and not through a pooler
-// in transaction mode: such a listener hears nothing, without an error. Pass a pool made for Listen if yours is behind
-// one. A lost connection is tried again, first within 0.1s, in the end every 5s to 10s.
+// Listen makes a connection of its own with pool's configuration. It must lead to the primary, and not through a
+// pooler in transaction mode, where a listener hears nothing and gets no error. A lost connection is tried again,
+// first within 0.1s, in the end every 5s to 10s.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err
@@ -66,14 +66,14 @@ func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOption
 	}, handle)
 }
 
-// announced are the kinds as schema.sql's function announce is given them.
+// announced are the kinds as schema.sql's function announce gets them.
 var announced = map[string]EventKind{
 	"placed": EventPlaced, "captured_part": EventCapturedPart, "returned_part": EventReturnedPart, "captured": EventCaptured, "extended": EventExtended,
 	"released": EventReleased, "expired": EventExpired, "returned": EventReturned,
 }
 
-// parseNotice reads a payload. Anybody can notify on a channel, and a later schema
-// may say what this build does not know: that is something missed.
+// parseNotice reads a payload. One that this build cannot read counts as missed: anybody can notify on a channel, and
+// a later schema may add fields.
 func parseNotice(payload string) (Notice, bool) {
 	var p struct {
 		Tenant, ID, Kind string

@@ -9,8 +9,8 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// sessionPrefix begins the ids of the holds of sessions. What follows is a digest of the operation's id, "_" and a UUID
-// of the session's own.
+// sessionPrefix begins the ids of the holds of sessions. A digest of the operation's id, "_" and a UUID of the
+// session follow.
 const sessionPrefix = "session_"
 
 const openSQL = `

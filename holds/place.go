@@ -20,12 +20,12 @@ import (
 
 // Line is an amount of one scope.
 type Line struct {
-	Scope     string         // what is reserved, 1 to budget.MaxScopeBytes bytes of UTF-8
-	Amount    int64          // in units of yours, 1 to budget.MaxAmount; from 0 in a Capture
-	Limits    []budget.Limit // must all admit the amount beside spending and open holds; budget.Lifetime makes a capacity
-	MustExist bool           // as in budget.Charge; not for a Capture
-	// AtLeast is charged of Amount when the hold expires, whatever came of it, as far as it was not captured before: from its
-	// due time on, swept or not, by whoever comes first, once. Release frees it. Not for a Capture. Defaults to 0.
+	Scope     string         // reserved, 1 to budget.MaxScopeBytes bytes of UTF-8
+	Amount    int64          // in units of yours, 1 to budget.MaxAmount, from 0 in a Capture
+	Limits    []budget.Limit // must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity
+	MustExist bool           // as in budget.Charge. Not for a Capture
+	// AtLeast is the least part of Amount that is spent if the hold expires: at its due time, swept or not, the
+	// ledger charges AtLeast less the units captured before. Release frees it. Not for a Capture. Defaults to 0.
 	AtLeast int64
 }
 
@@ -34,16 +34,16 @@ type Request struct {
 	// ID is the hold's id, 1 to MaxIDBytes bytes of UTF-8, unique within Tenant. With a UUIDv7 a repetition after a
 	// purge is refused instead of placed again. Defaults to a new UUIDv7.
 	ID       string
-	Tenant   string          // separates ids, but not scopes, of tenants; up to MaxIDBytes bytes; defaults to ""
-	Holder   string          // up to MaxIDBytes bytes; calls that name another do not find the hold; defaults to ""
-	Lines    []Line          // what is held: with Charges, 1 to budget.MaxScopes scopes
+	Tenant   string          // up to MaxIDBytes bytes. Calls that name another do not find the hold. Defaults to ""
+	Holder   string          // up to MaxIDBytes bytes; calls that name another do not find the hold. Defaults to ""
+	Lines    []Line          // the units to hold: with Charges, 1 to budget.MaxScopes scopes
 	Charges  []budget.Charge // are spent at once, with the hold, and are not given back when it ends
 	TTL      time.Duration   // how long it is held, within Config's bounds, in whole microseconds
-	Grace    time.Duration   // keeps it for capture past the deadline, up to Config.MaxTTL in microseconds; defaults to 0
-	Metadata json.RawMessage // JSON of yours, up to MaxMetadataBytes; defaults to none
-	Note     budget.Note     // is recorded in the history, and with the ledger's entries; defaults to none
+	Grace    time.Duration   // keeps it for capture past the deadline, up to Config.MaxTTL in microseconds. Defaults to 0
+	Metadata json.RawMessage // JSON of yours, up to MaxMetadataBytes. Defaults to none
+	Note     budget.Note     // is recorded in the history, and with the ledger's entries. Defaults to none
 
-	// claim is the scope of what is claimed, key what that is, and reveal Claim.Reveal. Set by Claim.
+	// claim is the scope of a claim, key its key, and reveal Claim.Reveal. Set by Claim.
 	claim  string
 	key    Key
 	reveal bool
@@ -59,15 +59,15 @@ const lookSQL = `
 select status, at, deadline, denied, stored
 from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::bool)`
 
-// Place reserves the amounts of all lines and makes all charges, in one round trip. Holds that are due count as free;
-// Place ends those whose room it needs.
+// Place reserves the amounts of all lines and makes all charges, in one round trip. Holds that are due count as free,
+// and Place ends those whose room it needs.
 //
-// Repeating a request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing and returns the first
-// hold with Created = false; if that hold has ended, with a *StateError too. An ID with other content is ErrConflict.
+// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing and returns the first
+// hold with Created = false, and a *StateError if that hold has ended. An ID with other content is ErrConflict.
 //
-// It locks the scopes; the ID, if the caller chose it; the rows of holds that are due. At REPEATABLE READ and above an
-// ID with a time also delays Purge. Errors: *TTLError before any SQL; *budget.ExceededError, *budget.ScopeError,
-// ErrConflict, ErrRetired, *StateError.
+// It locks the scopes, the ID if the caller chose it, and the rows of holds that are due. At REPEATABLE READ and
+// above an ID with a time also delays Purge. Errors: *TTLError before any SQL. *budget.ExceededError,
+// *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.place", (*Book).preparePlace, r))
 }
@@ -123,7 +123,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	}, nil
 }
 
-// check validates a request, and fills what it leaves open.
+// check validates a request, and sets its defaults.
 func (b *Book) check(r *Request) (*charging, error) {
 	if err := checkNames(r.Tenant, r.Holder, r.ID); err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 		return nil, invalid("Request.TTL", "and Grace: %v and %v are not whole microseconds", r.TTL, r.Grace)
 	}
 	if r.Metadata != nil {
-		r.Metadata = bytes.Clone(bytes.TrimSpace(r.Metadata)) // as it is read; the caller may use its own again
+		r.Metadata = bytes.Clone(bytes.TrimSpace(r.Metadata)) // as Get will return it; the caller may change its own
 	}
 	if string(r.Metadata) == "null" {
 		r.Metadata = nil
@@ -299,7 +299,7 @@ func first(holds []Hold, err error) (Hold, error) {
 	return holds[0], err
 }
 
-// minima are what the lines capture when the hold expires, by scope; nil without any.
+// minima are the lines' AtLeast by scope, nil without any.
 func minima(lines []Line) (all []ledger.Used) {
 	for _, l := range lines {
 		i := slices.IndexFunc(all, func(u ledger.Used) bool { return u.Scope == l.Scope })

@@ -28,7 +28,7 @@ func init() {
 	lend.DecodeHold = func(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
 }
 
-// What package budget lends.
+// Internals that package budget lends.
 var (
 	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*charging, error))
@@ -40,7 +40,7 @@ var (
 
 type charging = ledger.ChargeCall[budget.Receipt]
 
-// tellHolds tells the observer what a call of a kind did.
+// tellHolds passes the transitions of a call of a kind to the observer.
 func tellHolds(ctx context.Context, to *observed.To, kind string, all []Hold, pending bool) {
 	if to == nil {
 		return
@@ -55,7 +55,7 @@ func tellHolds(ctx context.Context, to *observed.To, kind string, all []Hold, pe
 // call is a validated call of a Book.
 type call = ledger.Call[[]Hold]
 
-// teller tells the subscribers what a call did, if there are any.
+// teller passes the transitions of a call to the subscribers, if there are any.
 func (b *Book) teller(kind EventKind, note budget.Note) func(context.Context, pgx.Tx, []Hold) error {
 	if len(b.cfg.Subscribers) == 0 {
 		return nil
@@ -74,7 +74,7 @@ func (b *Book) teller(kind EventKind, note budget.Note) func(context.Context, pg
 	}
 }
 
-// became is what a call of a kind did to a hold, which is then h; "" for nothing.
+// became is the transition of a hold by a call of a kind, h being the hold after it. It is "" for none.
 func became(kind EventKind, h Hold) EventKind {
 	switch {
 	case kind == EventPlaced && !h.Created:
@@ -87,13 +87,12 @@ func became(kind EventKind, h Hold) EventKind {
 	return kind
 }
 
-// tell tells the subscribers of a transition. The first error of one is returned as a
-// *SubscriberError.
+// tell calls the subscribers with a transition. It returns their first error, as a *SubscriberError.
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, t Transition) error {
 	for _, s := range b.cfg.Subscribers {
 		err := s(ctx, tx, t)
 		if conn := tx.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'E' {
-			err = errSwallowed // else whatever comes next in tx would fail for it
+			err = errSwallowed // the transaction has failed, and the next statement would fail instead
 		}
 		if err != nil {
 			return &SubscriberError{ID: t.Hold.ID, Kind: t.Kind, Err: err}

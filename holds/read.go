@@ -12,8 +12,8 @@ const getSQL = `
 select (select metered.hold_json(h.no, metered.clock()) from metered.holds h where h.tenant = $1 and h.id = $2),
     coalesce($3 <= (select z.at from metered.holds_horizon z where z.one), false)`
 
-// Get returns a hold. If holder is not empty it must be the hold's, else the hold is ErrUnknown; ErrRetired if it may
-// have been purged.
+// Get returns a hold. It is ErrUnknown if holder is neither empty nor the hold's, and ErrRetired if the hold may have
+// been purged.
 func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Hold{}, err
@@ -34,7 +34,7 @@ func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (
 		}
 		reason = ReasonHolder
 	}
-	if old { // whosever it is: what does not exist would be retired
+	if old { // for any holder: an id that old would be ErrRetired if it did not exist
 		return Hold{}, ErrRetired
 	}
 	return Hold{}, unknown(reason)
@@ -42,7 +42,7 @@ func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (
 
 func unknown(reason Reason) error { return &UnknownError{func() Reason { return reason }} }
 
-// Filter selects holds. A zero field selects all; the others must all match.
+// Filter selects holds. A zero field selects all. A hold must match every other field.
 type Filter struct {
 	Tenant string // whose holds are listed; "" is a tenant, too
 	Holder string
@@ -50,14 +50,14 @@ type Filter struct {
 	State  State
 	Scope  string // selects holds with a line of this scope
 	Claim  Key    // selects the claims of this key, ended ones too
-	Before int64  // continues a list: Listed.Next of the page before; defaults to the newest
-	Max    int    // the size of a page, 1 to MaxPage; defaults to DefaultPage
+	Before int64  // continues a list: Listed.Next of the page before. Defaults to the newest
+	Max    int    // the size of a page, 1 to MaxPage. Defaults to DefaultPage
 }
 
 // Listed is a page of holds, newest first.
 type Listed struct {
 	Holds []Hold `json:"holds"`
-	Next  int64  `json:"next,omitempty"` // continues the list, as Filter.Before; 0 at its end
+	Next  int64  `json:"next,omitempty"` // continues the list, as Filter.Before. 0 at its end
 }
 
 const listFilterSQL = `
@@ -70,15 +70,15 @@ select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.no < $6` + listFilterSQL + `
 order by h.no desc limit $7`
 
-// The ids of a key's claims have a prefix in common, by which they are found, and then sorted: "+ 0" keeps the
-// planner from reading all holds in the order of their numbers.
+// The ids of a key's claims share a prefix, by which they are found, and then sorted: "+ 0" keeps the planner from
+// reading all holds in the order of their numbers.
 const listClaimsSQL = `
 select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.id >= $9 and h.id < $10 and h.claim = $11 and h.no < $6` + listFilterSQL + `
 order by h.no + 0 desc limit $7`
 
 // List returns a page of holds, newest first. Pages do not overlap or miss a hold that was there at the beginning,
-// whatever happens meanwhile. Filter by Holder, Entity or Claim where you can: these are indexed.
+// whatever changes meanwhile. Filter by Holder, Entity or Claim where you can: these are indexed.
 func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Listed{}, err
@@ -121,8 +121,7 @@ func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
 	return page, nil
 }
 
-// check validates a filter and fills what it leaves open. It returns the state as it is stored, and the scope of
-// the key.
+// check validates a filter and sets its defaults. It returns the state as it is stored, and the scope of the key.
 func (f *Filter) check() (state, claim string, err error) {
 	if err := cmp.Or(checkNames(f.Tenant, f.Holder), checkText("Filter.Entity", f.Entity), checkText("Filter.Scope", f.Scope)); err != nil {
 		return "", "", err

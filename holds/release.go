@@ -12,15 +12,15 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Release says which holds are given up.
+// Release names holds to give up.
 type Release struct {
 	Tenant string
 	IDs    []string // up to MaxHolds of one tenant
-	Holder string   // must be the holder of each hold; defaults to "", not checked: if another releases, say so in Note
-	// Captured also releases captured holds: what they spent is given back, as by Refund with All, and they are
+	Holder string   // must be the holder of each hold. Defaults to "", not checked: if another releases, say so in Note
+	// Captured also releases captured holds: it gives their spending back, as Refund with All does, and they become
 	// Returned. Defaults to false: a captured hold is a *StateError.
 	Captured bool
-	Note     budget.Note // is recorded in the history, and with the entries; its Reason is Hold.Reason from then on
+	Note     budget.Note // is recorded in the history, and with the entries. Its Reason becomes Hold.Reason
 }
 
 const releaseSQL = `
@@ -31,8 +31,8 @@ const releaseCapturedSQL = `
 select refused, holds
 from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees what holds keep. What was captured stays spent, unless Captured is set. Locks and errors are those of
-// Capture, without a denial, and with Captured ErrNotReturnable.
+// Release frees the units that holds keep. Captured units stay spent, unless Captured is set. Locks and errors are
+// those of Capture without a denial, and ErrNotReturnable with Captured.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.release", (*Book).prepareRelease, r)
 }
@@ -49,14 +49,14 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 	return b.prepare(sql, EventReleased, r.Tenant, r.IDs, r.Holder, r.Note)
 }
 
-// Refund says which captured holds are given back.
+// Refund names captured holds to give back.
 type Refund struct {
 	Tenant string
 	IDs    []string // up to MaxHolds of one tenant
-	Holder string   // must be the holder of each hold; defaults to "", not checked
-	All    bool     // gives back all that is left; either All or Lines is required
-	Lines  []Line   // how much to give back of each scope of a single hold, without Limits
-	// SkipPurged leaves purged charges spent and refunds the rest; Event.Skipped says which. A claim's own unit is
+	Holder string   // must be the holder of each hold. Defaults to "", not checked
+	All    bool     // gives back all that is left. Set either All or Lines
+	Lines  []Line   // the units to give back of each scope of a single hold, without Limits
+	// SkipPurged leaves purged charges spent, as Event.Skipped shows, and refunds the rest. A claim's own unit is
 	// never skipped. Defaults to false: a purged charge is ErrNotReturnable.
 	SkipPurged bool
 	Note       budget.Note // is recorded in the history, and with the refunds
@@ -66,12 +66,12 @@ const refundSQL = `
 select refused, holds
 from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Refund gives back what captured holds spent: all that is left, or the amounts in Lines. It makes refunds of their
-// charges, and frees a confirmed claim. When all is given back, the hold is Returned. A claim's own unit goes back with
-// all the rest or not at all. What Capture.Keep spent of a hold that ended otherwise is refunded with
-// budget.Ledger.Refund. Errors: ErrUnknown, ErrRetired; *StateError for a hold that is not captured, or was given back;
-// *ExcessError for more than is left; ErrNotReturnable for a charge that was purged, unless SkipPurged, or refunded
-// otherwise.
+// Refund refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim. A hold without
+// anything left is Returned. A claim's own unit goes back with all the rest or not at all. If a hold ended otherwise
+// after Capture.Keep, budget.Ledger.Refund gives its spending back.
+//
+// Errors: ErrUnknown, ErrRetired. *StateError for a hold that is not captured, or was given back. *ExcessError for
+// more than is left. ErrNotReturnable for a charge that another call refunded, or that was purged, unless SkipPurged.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.refund", (*Book).prepareRefund, r)
 }
@@ -104,11 +104,11 @@ func (b *Book) prepareRefund(r Refund) (*call, error) {
 	return b.prepare(b.sql.refund, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note, ledger.AllUsed(parts), r.SkipPurged)
 }
 
-// Extend says which holds are held for longer.
+// Extend names holds to keep for longer.
 type Extend struct {
 	Tenant string
 	IDs    []string      // up to MaxHolds of one tenant
-	Holder string        // must be the holder of each hold; defaults to "", not checked
+	Holder string        // must be the holder of each hold. Defaults to "", not checked
 	By     time.Duration // is added to the deadline, 1µs to MaxMaxLifetime, in whole microseconds
 	Note   budget.Note   // is recorded in the history
 }
@@ -118,7 +118,7 @@ select refused, holds
 from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
 // Extend moves the deadlines of holds, and the ends of their grace. A second call extends again. Errors: ErrUnknown,
-// ErrRetired; *StateError (ErrExpired) past the deadline, even in the grace; *CeilingError past the ceiling.
+// ErrRetired, *StateError (ErrExpired) past the deadline, even in the grace, *CeilingError past the ceiling.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.extend", (*Book).prepareExtend, e)
 }
@@ -134,8 +134,8 @@ func (b *Book) prepareExtend(e Extend) (*call, error) {
 	return b.prepare(b.sql.extend, EventExtended, e.Tenant, e.IDs, e.Holder, e.Note, interval(e.By))
 }
 
-// prepare validates what release, refund and extension have in common. terms are the arguments of
-// the statement that are its own.
+// prepare validates the common part of release, refund and extension. terms are the arguments of the statement that
+// only one of them has.
 func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string, note budget.Note, terms ...any) (*call, error) {
 	ids = slices.Clone(ids) // the caller may use its own again
 	if err := checkIDs(tenant, holder, ids); err != nil {
@@ -154,8 +154,8 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	}, nil
 }
 
-// scanner reads what a transition of several holds returned: the holds, or why it was refused. crossed is what
-// it crossed, for a transition that charges.
+// scanner reads the answer of a transition of several holds: the holds, or why it was refused. crossed gets the
+// thresholds crossed, for a transition that charges.
 func scanner(failed func(error) error, refused func([]byte) error, crossed *[]byte) func(pgx.Row) ([]Hold, error) {
 	return func(row pgx.Row) ([]Hold, error) {
 		var refusal []byte
@@ -174,7 +174,7 @@ func scanner(failed func(error) error, refused func([]byte) error, crossed *[]by
 	}
 }
 
-// decodeAll reads what a transition of several holds returned.
+// decodeAll reads the holds that a transition returned.
 func decodeAll(rows [][]byte) ([]Hold, error) {
 	holds := make([]Hold, len(rows))
 	for i, row := range rows {

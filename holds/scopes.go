@@ -18,7 +18,7 @@ func ClaimOf[K comparable](kind budget.Scopes[K], key K) Claim {
 	return Claim{Key: Key{Type: kind.Kind, Value: value}, MustExist: kind.MustExist}
 }
 
-// ParseKey is the inverse of ClaimOf; *ArgumentError for another kind's key.
+// ParseKey is the inverse of ClaimOf. Another kind's key is an *ArgumentError.
 func ParseKey[K comparable](kind budget.Scopes[K], key Key) (K, error) {
 	if key.Type != kind.Kind {
 		var none K

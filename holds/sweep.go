@@ -14,13 +14,13 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// ExpireStatus is what Expire found.
+// ExpireStatus is the answer of Expire.
 type ExpireStatus string
 
 // The answers of Expire. All but the first changed nothing.
 const (
-	ExpiredNow      ExpireStatus = "expired"   // its time was over: it has ended, and was announced
-	ExpiredBefore   ExpireStatus = "ended"     // the same, by an earlier call
+	ExpiredNow      ExpireStatus = "expired"   // its time was over: it ended now, and was announced
+	ExpiredBefore   ExpireStatus = "ended"     // its time was over: an earlier call ended it
 	AlreadyCaptured ExpireStatus = "captured"  // it was captured
 	AlreadyReleased ExpireStatus = "released"  // it was released
 	WasExtended     ExpireStatus = "extended"  // its deadline is another one
@@ -31,16 +31,16 @@ const (
 type Expire struct {
 	Tenant   string
 	ID       string
-	Deadline time.Time   // the hold's when the job was scheduled: one with another deadline was extended since
-	Note     budget.Note // for subscribers; also recorded, unless a charge or placement ended the hold before
+	Deadline time.Time   // the hold's when the job was scheduled. Another deadline means that it was extended since
+	Note     budget.Note // for subscribers. Also recorded, unless a charge or placement ended the hold before
 }
 
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold whose time is over, and announces it: for a job that was scheduled for Hold.Due when the hold was
-// placed, and again when it was extended. A hold that ended, was extended or is not due is left as it is, without an error, so
-// the call can be repeated. Errors: ErrUnknown, ErrRetired. Package holdjobs has such a job.
+// Expire ends one hold whose time is over, and announces it. It is for a job that is scheduled for Hold.Due when the
+// hold is placed, and again when it is extended: package holdjobs has one. It leaves a hold that ended, was extended
+// or is not due as it is, without an error, so the call can be repeated. Errors: ErrUnknown, ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireStatus, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, "", err
@@ -89,25 +89,25 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, status 
 	return h, ExpireStatus(text), err
 }
 
-// SweepOptions says how Sweep works. The zero value sweeps all that is due.
+// SweepOptions configures Sweep. The zero value sweeps all due holds.
 type SweepOptions struct {
-	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch; fewer if they have more than 2,000 scopes.
+	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch, or fewer if they have more than 2,000 scopes.
 	// Defaults to DefaultSweepBatch.
 	Batch    int
-	Max      int               // ends the sweep after so many batches; defaults to 0, all
-	Progress func(SweepReport) // is called after each batch, once it is committed; defaults to none
+	Max      int               // ends the sweep after so many batches. Defaults to 0, no bound
+	Progress func(SweepReport) // is called after each batch, once it is committed. Defaults to none
 }
 
 // SweepReport says how many holds a sweep found, and in how many batches.
 type SweepReport struct {
-	Expired   int       `json:"expired"`             // were announced; a charge or placement may have ended them before
-	Skipped   int       `json:"skipped"`             // were in use, and are left for the next sweep
-	Failed    int       `json:"failed"`              // have ended, but a subscriber failed: they are announced again
+	Expired   int       `json:"expired"`             // were announced. A charge or placement may have ended them before
+	Skipped   int       `json:"skipped"`             // were locked by others, and are left for the next sweep
+	Failed    int       `json:"failed"`              // have ended, but a subscriber failed: the next sweep announces them again
 	Batches   int       `json:"batches"`             // the number of transactions
 	ScannedAt time.Time `json:"scanned_at,omitzero"` // the clock when the last of them looked for due holds
 }
 
-// The clock is an argument only to be read before.
+// The clock is an argument so that it is read before the statement.
 const sweepSQL = `
 select s.nos, s.seen, s.last_due, s.last_no, s.more, c.now
 from (select metered.clock() as now offset 0) c,
@@ -115,15 +115,15 @@ from (select metered.clock() as now offset 0) c,
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends the holds whose time is over, records it, and tells subscribers and listeners. Their units are free
-// already. Run it every few seconds to a minute (a River periodic job, a ticker, cron: see the examples). Any number
-// may run at once; nobody waits for one longer than for a batch.
+// Sweep ends the holds whose time is over, records it, and announces it to subscribers and listeners. Their units are
+// free already. Run it every few seconds to a minute (a River periodic job, a ticker, cron: see the examples). Any
+// number may run at once: one waits for another's batch at most.
 //
-// A hold is announced once: to the Subscribers and the Notify of the Book that sweeps, or whose Expire ends it. So use
-// a Book with the application's Config: one without them marks holds as announced, and nobody hears of them.
+// A hold is announced once, to the Subscribers and the Notify of the Book whose Sweep or Expire ends it. So use a
+// Book with the application's Config: one without them marks holds as announced, and nobody hears of them.
 //
-// It owns its transactions, at READ COMMITTED, one for each batch. On error, or when ctx ends, the batches before stay
-// done and are reported. Errors of subscribers stop nothing; they are joined and returned at the end.
+// It owns its transactions, at READ COMMITTED, one for each batch. On error, or when ctx ends, earlier batches stay
+// done and are reported. Errors of subscribers stop nothing: Sweep joins and returns them at the end.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
@@ -161,8 +161,8 @@ func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 }
 
-// tellLag tells the observer how late the oldest hold is that is due. The look is for the observer alone: without one it is not
-// made, and if it fails the sweep goes on.
+// tellLag reports the lateness of the oldest due hold to the observer. The look is for the observer alone: without
+// one it is not made, and if it fails the sweep goes on.
 func (s *sweeper) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 	if s.book.observer == nil {
 		return
@@ -178,7 +178,7 @@ func (s *sweeper) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 	s.book.observer.Event(ctx, observe.Event{Kind: observe.SweepLag, Lag: lag})
 }
 
-// tell tells the observer of a batch that is committed.
+// tell reports a committed batch to the observer.
 func (s *sweeper) tell(ctx context.Context, expired, skipped, failed int) {
 	for _, e := range []observe.Event{
 		{Kind: observe.Hold, Name: string(EventExpired), N: int64(expired)},
@@ -195,13 +195,12 @@ type sweeper struct {
 	opts     SweepOptions
 	report   SweepReport
 	refusals []error
-	due      any // of the last hold seen
+	due      any // the due time of the last hold seen
 	no       int64
 }
 
-// batch sweeps one batch, and reports whether there may be more. It goes on after the
-// last hold seen: what was skipped is not tried again, and the index entries of what
-// has ended are not waded through again.
+// batch sweeps one batch, and reports whether there may be more. It goes on after the last hold seen: it does not
+// retry skipped holds, nor wade through the index entries of ended ones again.
 func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err error) {
 	var nos []int64
 	var seen int
@@ -239,8 +238,8 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 const sweptSQL = `
 select n.no, metered.hold_json(n.no, metered.clock()) from pg_catalog.unnest($1::bigint[]) n(no) order by n.no`
 
-// announce tells the subscribers of each hold that was ended, in a savepoint of its
-// own, and marks those as announced that they all accepted.
+// announce calls the subscribers for each hold that was ended, in a savepoint of its own, and marks as announced the
+// holds that all of them accepted.
 func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told int, refusals []error, err error) {
 	type swept struct {
 		no   int64

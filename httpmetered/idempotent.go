@@ -38,9 +38,9 @@ type IdempotentConfig struct {
 	// CommitBelow is the status from which on the handler's answer is undone and not recorded, 300 to 500. At 500 the
 	// handler's 4xx commits what it wrote, is charged, and is the recorded answer. Defaults to 400.
 	CommitBelow  int
-	RequestBytes int64     // how large a body may be, else 413; it is held in memory; defaults to DefaultRequestBytes
-	AnswerBytes  int       // how large an answer's body may be, up to MaxAnswerBytes, else 500; defaults to DefaultAnswerBytes
-	Policies     *Policies // are shown beside answers that were charged; defaults to none
+	RequestBytes int64     // how large a body may be, else 413; it is held in memory. Defaults to DefaultRequestBytes
+	AnswerBytes  int       // how large an answer's body may be, up to MaxAnswerBytes, else 500. Defaults to DefaultAnswerBytes
+	Policies     *Policies // are shown beside answers that were charged. Defaults to none
 	// OnError is told of what is answered with 500 and more, other than by the handler. Defaults to slog.
 	OnError func(*http.Request, error)
 }

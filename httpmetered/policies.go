@@ -38,7 +38,7 @@ type PoliciesConfig struct {
 	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds, months have 31 days there and years 366. Prepaid credit is no policy.
 	Limits []budget.Limit
 	Shared []budget.Limit    // of several clients together: their names are shown when they refuse, their numbers never
-	Units  map[string]string // quota units of Limits, by name, such as ContentBytes; defaults to Requests for all
+	Units  map[string]string // quota units of Limits, by name, such as ContentBytes. Defaults to Requests for all
 }
 
 // Policies are limits as clients get to see them. It may be used by any number of

@@ -162,7 +162,7 @@ type Received struct {
 	Child  string      // the scope
 	Amount int64       // of the Carving; with 0 the child cannot receive anything any more
 	EndsAt time.Time   // Lease.EndsAt of the parent's side
-	Note   budget.Note // is stored with the credit; defaults to none
+	Note   budget.Note // is stored with the credit. Defaults to none
 }
 
 // Receive credits a child on this cluster with what was carved for it on another. After EndsAt, by this cluster's clock, it

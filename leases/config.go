@@ -51,15 +51,15 @@ type Config struct {
 // Rule says which scopes are leased, and how.
 type Rule struct {
 	Prefix string        // of the scopes, as in "org/"; "" for all
-	Least  int64         // the smallest slice, in units; less goes to the ledger directly; defaults to 16
-	Most   int64         // the largest slice, up to budget.MaxAmount; defaults to 1<<20
-	Lasts  time.Duration // how long a slice should last at the demand seen, 10ms to 1m; defaults to 500ms
-	Idle   time.Duration // after so long without a spend a slice is given back, 10ms to TTL; defaults to 1s
-	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies; defaults to 10s
-	Share  int           // a slice is at most one part in Share of what the limits still admit, 1 to 1,000,000; defaults to 32
+	Least  int64         // the smallest slice, in units; less goes to the ledger directly. Defaults to 16
+	Most   int64         // the largest slice, up to budget.MaxAmount. Defaults to 1<<20
+	Lasts  time.Duration // how long a slice should last at the demand seen, 10ms to 1m. Defaults to 500ms
+	Idle   time.Duration // after so long without a spend a slice is given back, 10ms to TTL. Defaults to 1s
+	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies. Defaults to 10s
+	Share  int           // a slice is at most one part in Share of what the limits still admit, 1 to 1,000,000. Defaults to 32
 	// Refuse is how long a refusal is remembered, for the same amount, where a credit or a release could end it earlier. One by a window
 	// or a period that nothing is held of is remembered for 2 seconds, if Refuse is not more, also if a charge is refunded
-	// meanwhile. None is remembered beyond its retry time. 0 to 1m; defaults to 100ms.
+	// meanwhile. None is remembered beyond its retry time. 0 to 1m. Defaults to 100ms.
 	Refuse time.Duration
 }
 

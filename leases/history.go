@@ -128,9 +128,9 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 // PurgeOptions says what Purge deletes.
 type PurgeOptions struct {
 	OlderThan time.Duration       // the age, since its settlement, from which a lease may go, 1s to a century; required
-	Batch     int                 // how many rows one transaction deletes, 1 to 10,000; defaults to 1,000
-	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
-	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table; defaults to false
+	Batch     int                 // how many rows one transaction deletes, 1 to 10,000. Defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch with the number so far. Defaults to none
+	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table. Defaults to false
 }
 
 const purgeableSQL = `

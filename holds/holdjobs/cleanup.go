@@ -14,9 +14,9 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// Cleanup asks for a job that ends a hold when its time is over, and so tells
-// subscribers and listeners at about that time. What the hold keeps is free when it is
-// due, with or without such a job. The zero value is ready for use.
+// Cleanup configures a job that ends a hold when its time is over, so that subscribers and listeners hear of it at
+// about that time. The hold's units are free when it is due, with or without such a job. The zero value is ready for
+// use.
 type Cleanup struct {
 	// Delay is how long after the hold is due the job runs, up to 24h. Defaults to 10s.
 	Delay time.Duration
@@ -29,8 +29,8 @@ type Cleanup struct {
 // DefaultCleanupDelay is Cleanup.Delay's default.
 const DefaultCleanupDelay = 10 * time.Second
 
-// Job is the job that ends the hold of that id, which is placed now for ttl, grace included, and
-// how to insert it. The error is an *ArgumentError.
+// Job returns a job, and how to insert it, that ends a hold. The hold is placed now, for ttl with its grace. The
+// error is an *ArgumentError.
 func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.InsertOpts, error) {
 	delay := cmp.Or(c.Delay, DefaultCleanupDelay)
 	if delay < 0 || delay > 24*time.Hour {
@@ -43,15 +43,13 @@ func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.I
 	return args, river.InsertOpts{Queue: c.Queue, MaxAttempts: c.MaxAttempts, ScheduledAt: time.Now().Add(ttl + delay)}, nil
 }
 
-// CleanupArgs are the args of a job that ends one hold when its time is over. metered.Tx.Place
-// and Tx.Claim enqueue it if they are given a Cleanup; a program that places holds without a
-// command can enqueue it itself. The job fails on a river.Client that works its queue
-// without its worker, since its kind is not registered there.
+// CleanupArgs are the args of a job that ends one hold when its time is over. metered.Tx.Place and Tx.Claim enqueue
+// it if they are given a Cleanup. A program that places holds without a command can enqueue it itself. A river.Client
+// without its worker fails the job: the kind is not registered there.
 type CleanupArgs struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
-	// DelayMS is how many milliseconds after the hold is due the job runs again, if it finds
-	// that the hold is not due yet.
+	// DelayMS is how many milliseconds after the hold is due the job runs again, if it ran too early.
 	DelayMS int64 `json:"delay_ms"`
 }
 
@@ -62,9 +60,9 @@ func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 //
 //	river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, book))
 //
-// It ends the hold and tells subscribers and listeners, once, however often the job
-// runs. If the hold was captured or released, or is gone, it does nothing. If it was
-// extended, or is not due yet by the database's clock, the job is snoozed until it is.
+// It ends the hold and announces it to subscribers and listeners, once, however often the job runs. It leaves a hold
+// that was captured, released or purged. If the hold was extended, or is not due yet by the database's clock, the job
+// is snoozed until it is.
 func NewCleanupWorker(pool *pgxpool.Pool, book *holds.Book) river.Worker[CleanupArgs] {
 	return &cleanupWorker{pool: pool, book: book}
 }

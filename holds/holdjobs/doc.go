@@ -1,4 +1,3 @@
-// Package holdjobs has the River workers that belong to holds: jobs whose estimated cost is held
-// until their actual cost is known (NewWorker), and jobs that end a hold when its time is over
-// (NewCleanupWorker).
+// Package holdjobs has the River workers that belong to holds: NewWorker holds a job's estimated cost until its
+// actual cost is known, and NewCleanupWorker ends a hold when its time is over.
 package holdjobs

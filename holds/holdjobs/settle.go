@@ -19,16 +19,14 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// errNotRunning means that River took the job away while it was being worked: as stuck,
-// or because somebody deleted it.
+// errNotRunning means that River took the job away from its worker: as stuck, or because somebody deleted it.
 var errNotRunning = errors.New("holdjobs: the job is not running any more")
 
 var errChanged = errors.New("holdjobs: the job was changed at the same time")
 
-// settle captures the cost and completes the job, together. What can be tried again is,
-// until the attempt's time is up, since the work that was done cannot. That is so also
-// if it is not known what became of a COMMIT: had it succeeded, the hold is captured and
-// the job completed, and what River then hears of it changes nothing.
+// settle captures the cost and completes the job in one transaction. It retries until the attempt's time is up, since
+// the work cannot be done again. It also retries after a COMMIT with an unknown outcome: if that one succeeded, the
+// hold is captured and the job completed, and River ignores the result of this attempt.
 func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
 	return retry(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
 }
@@ -52,14 +50,14 @@ func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], 
 			return err
 		}
 	}
-	// A job that does not run is not changed, and comes back as it is.
+	// A job that is not running is left unchanged, and returned as it is.
 	done, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
 	switch {
 	case errors.Is(err, rivertype.ErrNotFound):
 		return fmt.Errorf("%w: it was deleted", errNotRunning)
 	case err != nil:
 		return err
-	case done.State == rivertype.JobStateRunning: // it was changed at this moment: see again how it stands
+	case done.State == rivertype.JobStateRunning: // its state changed between the two statements: look again
 		return errChanged
 	case done.State != rivertype.JobStateCompleted:
 		return fmt.Errorf("%w: it is %s", errNotRunning, done.State)
@@ -75,17 +73,16 @@ func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], 
 	return ofHold(err)
 }
 
-// What package holds lends.
+// Internals that package holds lends.
 var (
 	bookSchema = lend.BookSchema.(func(*holds.Book) schema.Name)
 	anyHolder  = lend.AnyHolder.(func(*holds.Book) *holds.Book)
 )
 
-// guardSQL has COMMIT refused until the cursor is closed, as that of a command does.
+// guardSQL makes COMMIT fail until the cursor is closed, as a command's guard does.
 const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`
 
-// write calls Cost.Write, with a transaction that it cannot end: what it wrote and what
-// it came to are committed together.
+// write calls Cost.Write with a transaction that it cannot end: its writes and the cost are committed together.
 func (w *worker[T]) write(ctx context.Context, tx pgx.Tx, cost Cost) error {
 	if _, err := tx.Exec(ctx, bookSchema(w.book).SQL(guardSQL)); err != nil {
 		return fault.Failed("holdjobs", "write", err)

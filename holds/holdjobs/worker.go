@@ -20,13 +20,12 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// ErrArgument is the identity of every refused argument. The error itself is an *ArgumentError.
+// ErrArgument is the identity of every refused argument, an *ArgumentError.
 var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "holdjobs: invalid argument")
 
-// ArgumentError says which argument was refused: Field names it as the caller wrote it, Reason says
-// what is wrong with it and what is allowed. It is ErrArgument.
+// ArgumentError names a refused argument and the reason. It is ErrArgument.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -36,7 +35,7 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// made refuses what a worker cannot do without.
+// made refuses a worker without a pool or a book.
 func made(pool *pgxpool.Pool, book *holds.Book) error {
 	if err := cmp.Or(notNil("pool", pool), notNil("book", book)); err != nil {
 		return err
@@ -44,8 +43,7 @@ func made(pool *pgxpool.Pool, book *holds.Book) error {
 	return fault.Made(errArgument, "book", bookSchema(book) != schema.Name{})
 }
 
-// Args are the args of a job whose estimated cost is held until its actual cost is
-// known: they say by which hold.
+// Args are the args of a job whose cost is held: they name the hold.
 type Args interface {
 	river.JobArgs
 	HeldBy() Ref
@@ -57,27 +55,25 @@ type Ref struct {
 	ID     string `json:"id"`
 }
 
-// Cost is what a job came to. One of Lines, All and Nothing is required: without, or with
-// several, the attempt fails with an *ArgumentError, and the job is tried again.
+// Cost is the actual cost of a job. Set one of Lines, All and Nothing: otherwise the attempt fails with an
+// *ArgumentError, and the job is tried again.
 type Cost struct {
-	// Lines are what was used, by scope, as in holds.Capture: their Limits tell of thresholds, with All, too.
+	// Lines are the units used, by scope, as in holds.Capture, where also see their Limits beside All.
 	Lines []holds.Line
-	// All means that all that is held was used.
+	// All says that the job used all held units.
 	All bool
-	// Nothing means that nothing was used: nothing is charged and the hold is released.
+	// Nothing says that the job used nothing: nothing is charged and the hold is released.
 	Nothing bool
-	// Over says what becomes of a line beyond the estimate. With holds.OverRefused a job
-	// that costs more than its estimate fails, is tried again and costs as much again, to its
-	// last attempt. So hold an estimate that the cost cannot exceed, or say
-	// holds.OverAllowed, since the work is done and its cost incurred, or
-	// holds.OverIfFits, which charges the excess where the line's limits have room for
-	// it. Defaults to holds.OverRefused.
+	// Over is the policy for a line beyond the estimate. With holds.OverRefused a job that costs more than its
+	// estimate fails at each attempt, to its last. So hold an estimate that the cost cannot exceed, or use
+	// holds.OverAllowed, since the cost is incurred, or holds.OverIfFits, which charges the excess where the line's
+	// limits have room for it. Defaults to holds.OverRefused.
 	Over holds.Over
 	// Entity is linked to the hold. Defaults to none.
 	Entity string
-	// Write makes the job's own writes, in the transaction that captures the cost and
-	// completes the job, which it cannot end. It may be called several times, and must
-	// have no effect outside the transaction. Defaults to none.
+	// Write makes the job's own writes, in the transaction that captures the cost and completes the job. It cannot
+	// end that transaction. It may be called several times, and must have no effect outside the transaction. Defaults
+	// to none.
 	Write func(ctx context.Context, tx pgx.Tx) error
 }
 
@@ -94,25 +90,22 @@ func (c Cost) check() error {
 	return nil
 }
 
-// Work does the work of a job, outside any transaction, and says what it came to.
-// It may be called several times for one job, as any River worker may.
+// Work does the work of a job, outside any transaction, and returns its cost. It may be called several times for one
+// job, as any River worker may.
 type Work[T Args] func(ctx context.Context, job *river.Job[T]) (Cost, error)
 
-// Options configures NewWorker. The zero value is ready for use; a duration that is
-// not positive is the default.
+// Options configures NewWorker. The zero value is ready for use. A duration that is not positive is the default.
 type Options struct {
-	// Timeout bounds one attempt, as River's Worker.Timeout does. Defaults to 1m, as
-	// River's.
+	// Timeout bounds one attempt, as River's Worker.Timeout does. Defaults to 1m, as River's.
 	Timeout time.Duration
 	// RetryAfter is how long until a failed job is tried again. Defaults to 30s.
 	RetryAfter time.Duration
-	// Margin is how much longer than an attempt, and than the pause before the next one,
-	// the hold lasts. It has to cover the time that the job then waits in its queue.
+	// Margin is how much longer than an attempt and the pause after it the hold lasts. It has to cover the time that
+	// the job then waits in its queue. Defaults to 1m.
 	//
-	// With the defaults, a job whose worker was killed ends cancelled: River gives it to
-	// another worker after river.Config.RescueStuckJobsAfter, 1h, and its hold has expired
-	// by then. To have it tried again, set RescueStuckJobsAfter lower, and Margin to half a
-	// minute more than that. Defaults to 1m.
+	// With the defaults, a job whose worker was killed ends cancelled: River gives it to another worker after
+	// river.Config.RescueStuckJobsAfter, 1h, and its hold has expired by then. To have it tried again, set
+	// RescueStuckJobsAfter lower, and Margin to half a minute more than that.
 	Margin time.Duration
 }
 
@@ -161,7 +154,7 @@ func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	}
 	returned := false
 	defer func() {
-		if !returned { // a panic, which goes on to River as it is
+		if !returned { // a panic, which goes on to River unchanged
 			_ = w.failed(ctx, job, errPanicked)
 		}
 	}()
@@ -191,7 +184,7 @@ func (w *worker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
 	return w.settle(ctx, job, cost)
 }
 
-// notHeldError means that the hold of the job is not held any more.
+// notHeldError means that the job's hold has ended.
 type notHeldError struct{ cause error }
 
 func (e *notHeldError) Error() string {
@@ -200,8 +193,7 @@ func (e *notHeldError) Error() string {
 
 func (e *notHeldError) Unwrap() error { return e.cause }
 
-// ofHold marks an error that says what became of the job's own hold, since the work may
-// have other holds, whose errors are ordinary failures.
+// ofHold marks an error about the job's own hold. The work may have other holds, whose errors are ordinary failures.
 func ofHold(err error) error {
 	if errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
 		return &notHeldError{err}
@@ -225,8 +217,8 @@ func retry(ctx context.Context, f func() (again bool, err error)) error {
 // inTheWay reports whether err was caused by other transactions, and will pass.
 func inTheWay(err error) bool { return sqlstate.Collided(err) || errors.Is(err, holds.ErrBusy) }
 
-// cover makes the hold last for so long from now, or to its ceiling. One that is in its
-// grace cannot be extended, and can be captured for as long as that lasts.
+// cover extends the hold to last for span from now, or to its ceiling. A hold in its grace cannot be extended, and
+// can be captured while the grace lasts.
 func (w *worker[T]) cover(ctx context.Context, job *river.Job[T], span time.Duration) error {
 	book, ref := w.book, job.Args.HeldBy()
 	h, err := book.Get(ctx, w.pool, ref.Tenant, ref.ID, "")
@@ -255,20 +247,19 @@ func (w *worker[T]) cover(ctx context.Context, job *river.Job[T], span time.Dura
 	})
 }
 
-// failTime bounds what is done about the hold of an attempt that failed.
+// failTime bounds the work on the hold of a failed attempt.
 const failTime = 10 * time.Second
 
-// failed decides what becomes of the hold of an attempt that failed, and returns what
-// River is to hear.
+// failed extends or releases the hold of a failed attempt, and returns the error for River.
 func (w *worker[T]) failed(ctx context.Context, job *river.Job[T], err error) error {
 	if gone := (*notHeldError)(nil); errors.As(err, &gone) {
 		return river.JobCancel(err)
 	}
 	if errors.Is(err, errNotRunning) {
-		return err // whoever has the job now has the hold, too
+		return err // the worker that has the job now has the hold, too
 	}
 	span, reason := w.next(ctx, job, err)
-	// ctx may be what ended the attempt.
+	// The end of ctx may be why the attempt failed.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failTime)
 	defer cancel()
 	after := retry(ctx, func() (bool, error) {
@@ -286,9 +277,8 @@ func (w *worker[T]) failed(ctx context.Context, job *river.Job[T], err error) er
 	return err
 }
 
-// next is how long the hold has to last after an attempt that failed, or else the
-// reason to release it. It is in the order in which River decides what becomes of the
-// job.
+// next is how long the hold has to last after a failed attempt, or else the reason to release it. The cases stand in
+// the order in which River decides about the job.
 func (w *worker[T]) next(ctx context.Context, job *river.Job[T], err error) (span time.Duration, reason string) {
 	var snooze *river.JobSnoozeError
 	var cancelled *river.JobCancelError
@@ -300,7 +290,7 @@ func (w *worker[T]) next(ctx context.Context, job *river.Job[T], err error) (spa
 	case errors.As(err, &cancelled):
 		return 0, "cancelled by its work"
 	case errors.Is(ctx.Err(), context.Canceled) && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
-		return w.opts.Margin, "" // the client is stopped, which does not count as an attempt
+		return w.opts.Margin, "" // the client is stopping, which does not count as an attempt
 	case job.Attempt >= job.MaxAttempts:
 		return 0, "failed for the last time"
 	}

@@ -34,7 +34,7 @@ type kind struct {
 	// call makes the call for an id. What it needs is made before, by ready, on connections that are not cut.
 	ready func(s *set, id string) (call func(ctx context.Context) error)
 	once  bool // the same call again does nothing more
-	// effects is how often the call's effect is in the database, as SQL of the id $1; defaults to what the function writes.
+	// effects is how often the call's effect is in the database, as SQL of the id $1. Defaults to what the function writes.
 	effects string
 	cfg     metered.Config
 	refusal bool // that is on record is the effect, and no error

@@ -24,7 +24,7 @@ type HoldFilter struct {
 	// Sessions selects those of metered.Open, which are told by their ids.
 	Sessions bool
 	After    string // continues a list: HoldList.Next of the page before
-	Limit    int    // the size of a page, 1 to MaxPage; defaults to DefaultPage
+	Limit    int    // the size of a page, 1 to MaxPage. Defaults to DefaultPage
 }
 
 // HoldList is a page of holds.

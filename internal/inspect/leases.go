@@ -28,7 +28,7 @@ type LeaseFilter struct {
 	Scope string
 	State LeaseState
 	After string // continues a list: LeaseList.Next of the page before
-	Limit int    // the size of a page, 1 to MaxPage; defaults to DefaultPage
+	Limit int    // the size of a page, 1 to MaxPage. Defaults to DefaultPage
 }
 
 // LeaseList is a page of leases.

@@ -53,7 +53,7 @@ type OperationFilter struct {
 	Since     time.Time // completed at this time or later
 	Before    time.Time // completed before
 	After     string    // continues a list: OperationList.Next of the page before
-	Limit     int       // the size of a page, 1 to MaxPage; defaults to DefaultPage
+	Limit     int       // the size of a page, 1 to MaxPage. Defaults to DefaultPage
 }
 
 // OperationList is a page of operations, newest first.

@@ -27,9 +27,9 @@ func invalid(field, format string, args ...any) error {
 
 // Config configures Clusters. The zero value is ready for use.
 type Config struct {
-	Queue string // of the jobs, on both clusters; defaults to River's default queue
+	Queue string // of the jobs, on both clusters. Defaults to River's default queue
 	// RetryAfter is how long until a job is tried again that could not reach the other cluster, or that waits for the end of
-	// holds. It is snoozed, so it is tried for ever. 10ms to 1h; defaults to 5s.
+	// holds. It is snoozed, so it is tried for ever. 10ms to 1h. Defaults to 5s.
 	RetryAfter time.Duration
 	// OnError is told why a job could not be done yet. Defaults to none.
 	OnError func(error)
