@@ -22,7 +22,7 @@ type Config struct {
 	// MaxLifetime bounds the time from a hold's placement to its deadline, up to MaxMaxLifetime. Defaults to 24h, or
 	// MaxTTL if that is longer.
 	MaxLifetime time.Duration
-	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time; excludes MaxLifetime. Defaults to false
+	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time, without MaxLifetime. Defaults to false
 	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or refund one without
 	// naming it. Make another Book for the program's own work. Defaults to false.
 	RequireHolder bool
@@ -31,8 +31,8 @@ type Config struct {
 	// savepoint. If one returns an error, panics or outlives ctx, the transition is taken back and the call fails. A
 	// Book that sweeps needs them too (see Sweep). Defaults to none.
 	Subscribers []Subscriber
-	// Notify sends every committed transition to Listen. Postgres lets notifying commits of a server through one by
-	// one; metered.Command.EarlyRelease shortens that. Defaults to false.
+	// Notify sends every committed transition to Listen. A Postgres server lets notifying commits through one by one,
+	// which metered.Command.EarlyRelease shortens. Defaults to false.
 	Notify bool
 	// NotifyContent is Notify with all fields of Notice. Any role that may connect to the database can listen,
 	// whatever its grants. Defaults to false.
@@ -45,8 +45,8 @@ const (
 	DefaultMaxTTL      = time.Hour
 	DefaultMaxLifetime = 24 * time.Hour
 	MaxMaxLifetime     = 10 * 366 * 24 * time.Hour
-	// MaxHolds is the largest number of holds in one call. A call locks all their scopes: at most 6,400, about what the
-	// server has room for by default (max_locks_per_transaction; SQLSTATE 53200 if full).
+	// MaxHolds is the largest number of holds in one call. A call locks all their scopes: at most 6,400, about the
+	// room that a server has by default (max_locks_per_transaction, SQLSTATE 53200 if full).
 	MaxHolds          = 100
 	MaxIDBytes        = 255      // of an id, tenant, holder and entity each, in UTF-8
 	MaxMetadataBytes  = 64 << 10 // of Request.Metadata

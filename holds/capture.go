@@ -34,7 +34,7 @@ type Capture struct {
 	Tenant string
 	IDs    []string // up to MaxHolds of one tenant
 	Holder string   // must be the holder of each hold. Defaults to "", not checked (Config.RequireHolder)
-	All    bool     // captures all that is held; either All or Lines is required
+	All    bool     // captures all held units. Set either All or Lines
 	// Lines are the units used of each scope of a single hold. A scope left out was not used. Lines of a claim
 	// include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep.
 	//

@@ -23,7 +23,7 @@ type DueFilter struct {
 // DueList is a page of holds.
 type DueList struct {
 	Holds []Hold `json:"holds"`
-	Next  string `json:"next,omitempty"` // continues the list, as DueFilter.After; "" at its end
+	Next  string `json:"next,omitempty"` // continues the list, as DueFilter.After. "" at its end
 }
 
 const dueSQL = `

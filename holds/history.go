@@ -44,7 +44,7 @@ type Event struct {
 	Deadline  time.Time       `json:"deadline,omitzero"`   // the new one, of a placement or an extension
 	Metadata  json.RawMessage `json:"metadata,omitempty"`  // Request.Metadata, of a placement
 	Entity    string          `json:"entity,omitempty"`    // Capture.Entity
-	Captures  []budget.Posted `json:"captures,omitempty"`  // the ledger's entries of a capture; their At may be later
+	Captures  []budget.Posted `json:"captures,omitempty"`  // the ledger's entries of a capture, whose At may be later
 	Refunds   []budget.Posted `json:"refunds,omitempty"`   // parts of charges that a Refund of Lines gave back
 	Skipped   []budget.Posted `json:"skipped,omitempty"`   // purged charges that a Refund left spent
 	Namespace string          `json:"namespace,omitempty"` // with Operation: the command that made it, if one did

@@ -34,8 +34,8 @@ type Request struct {
 	// ID is the hold's id, 1 to MaxIDBytes bytes of UTF-8, unique within Tenant. With a UUIDv7 a repetition after a
 	// purge is refused instead of placed again. Defaults to a new UUIDv7.
 	ID       string
-	Tenant   string          // up to MaxIDBytes bytes. Calls that name another do not find the hold. Defaults to ""
-	Holder   string          // up to MaxIDBytes bytes; calls that name another do not find the hold. Defaults to ""
+	Tenant   string          // separates ids, but not scopes, of tenants, up to MaxIDBytes bytes. Defaults to ""
+	Holder   string          // up to MaxIDBytes bytes. Calls that name another do not find the hold. Defaults to ""
 	Lines    []Line          // the units to hold: with Charges, 1 to budget.MaxScopes scopes
 	Charges  []budget.Charge // are spent at once, with the hold, and are not given back when it ends
 	TTL      time.Duration   // how long it is held, within Config's bounds, in whole microseconds
@@ -144,7 +144,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 		return nil, invalid("Request.TTL", "and Grace: %v and %v are not whole microseconds", r.TTL, r.Grace)
 	}
 	if r.Metadata != nil {
-		r.Metadata = bytes.Clone(bytes.TrimSpace(r.Metadata)) // as Get will return it; the caller may change its own
+		r.Metadata = bytes.Clone(bytes.TrimSpace(r.Metadata)) // as Get will return it. The caller may change its own
 	}
 	if string(r.Metadata) == "null" {
 		r.Metadata = nil

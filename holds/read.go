@@ -44,7 +44,7 @@ func unknown(reason Reason) error { return &UnknownError{func() Reason { return 
 
 // Filter selects holds. A zero field selects all. A hold must match every other field.
 type Filter struct {
-	Tenant string // whose holds are listed; "" is a tenant, too
+	Tenant string // the tenant of the holds. "" is a tenant, too
 	Holder string
 	Entity string
 	State  State

@@ -17,13 +17,13 @@ import (
 )
 
 // Allow spends charges from memory, all or none, for limits on attempts and on commands that write nothing else. nil
-// means that they are spent; they cannot be taken back. Otherwise it is an *budget.ExceededError with its retry time,
+// means that they are spent, for good. Otherwise the error is an *budget.ExceededError with its retry time,
 // ErrUnavailable, an *budget.ArgumentError, ErrClosed, or ctx's error.
 //
-// Most calls touch no database. One that finds no slice asks for one, or charges the ledger directly, and waits for it as
-// long as ctx lives. When Postgres is away, Allow goes on as long as its slices last, and then refuses (ErrUnavailable): it
-// never lets anything in by default. Charges of a Note or of scopes without a Rule are an *budget.ArgumentError: a
-// note could not be stored.
+// Most calls touch no database. A call that finds no slice waits for one, or charges the ledger directly, as long as
+// ctx lives. When Postgres is away, Allow goes on as long as its slices last, and then refuses (ErrUnavailable): it
+// never admits a charge by default. Charges with a Note, which could not be stored, and of scopes without a Rule are
+// an *budget.ArgumentError.
 func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 	if len(charges) == 1 {
 		l, err := p.limiter(&charges[0])
@@ -126,9 +126,8 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 	return Limiter{p, s}, nil
 }
 
-// Receipt says what the limits stand at as far as this process knows: as they stood when its slice was opened, less what
-// it has spent since; others' spends since then are not in it. It is for httpmetered.Policies.Show. It is empty before the
-// first decision.
+// Receipt shows the limits as far as this process knows: their standing when its slice was opened, less its own
+// spends since, but not those of others. It is for httpmetered.Policies.Show, and empty before the first decision.
 func (l Limiter) Receipt() budget.Receipt {
 	known := l.slot.stands.Load()
 	if known == nil {
@@ -149,7 +148,7 @@ func (l Limiter) Receipt() budget.Receipt {
 	return budget.Receipt{Entries: []budget.Posted{e}}
 }
 
-// Receipt is Limiter.Receipt of charges that Allow was asked for, and says nothing of what it does not know.
+// Receipt is Limiter.Receipt for charges passed to Allow. It leaves out limits that this process does not know.
 func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	for i := range charges {
 		if l, err := p.limiter(&charges[i]); err == nil {
@@ -259,7 +258,8 @@ func (p *Pool) note() (n budget.Note) {
 	return n
 }
 
-// unreachable is ErrUnavailable where the database could not be asked. An answer of the database, such as budget.ErrClock, stays as it is.
+// unreachable is ErrUnavailable if the database could not be asked. An answer of the database, such as
+// budget.ErrClock, stays as it is.
 func unreachable(err error) error {
 	if fault.Code(err) != "" && !fault.Retryable(err) {
 		return err
@@ -267,7 +267,7 @@ func unreachable(err error) error {
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
-// away is the error of a database that could not be asked a moment ago, or nil.
+// away is the error of the last failed attempt to reach the database, nil if that is not recent.
 func (s *slot) away() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,7 +277,7 @@ func (s *slot) away() error {
 	return unreachable(s.failed)
 }
 
-// unavailable takes note that the database could not be asked.
+// unavailable records that the database could not be reached.
 func (s *slot) unavailable(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,26 +30,26 @@ var (
 // MaxCarveTTL bounds Carving.TTL.
 const MaxCarveTTL = 3660 * 24 * time.Hour
 
-// Carver gives part of a scope to a child scope for a time: to an agent's run under its user's budget, or to a project
-// under its organisation.
+// Carver gives part of a scope to a child scope for a time: to an agent's run under its user's budget, or to a
+// project under its organisation.
 //
 //	carver, err := leases.NewCarver(ledger)
 //	lease, err := carver.Carve(ctx, tx, leases.Carving{
-//		Child: "run/42", From: budget.Charge{Scope: "user/ann", Amount: 500, Limits: limits}, TTL: time.Hour,
+//	Child: "run/42", From: budget.Charge{Scope: "user/ann", Amount: 500, Limits: limits}, TTL: time.Hour,
 //	})
 //	…
 //	ledger.Charge(ctx, tx, budget.Charge{Scope: "run/42", Amount: 7, Limits: []budget.Limit{budget.Prepaid()}})
 //	…
 //	lease, err = carver.Close(ctx, tx, "run/42", budget.Note{})
 //
-// While the child is open, all units count as held at the parent. When it is closed, what it charged, less refunds, is
-// captured there, and the rest is free. Charges of the child use budget.Prepaid: with other limits, or with credit
-// from elsewhere, it can charge more than it was given, and all of that is captured.
+// While the child is open, all its units count as held at the parent. Closing it captures its charges, less refunds,
+// at the parent, and frees the rest. Charge the child with budget.Prepaid: with other limits, or with credit from
+// elsewhere, it can spend more than it was given, and the parent is charged for all of that.
 //
 // A child can be the parent of others. They end no later than it does, and it is settled after them.
 //
-// Its calls are correct at all isolation levels; at REPEATABLE READ and SERIALIZABLE they can fail with SQLSTATE 40001.
-// Package carvejobs carves for a child on another Postgres cluster.
+// Its calls are correct at all isolation levels. At REPEATABLE READ and SERIALIZABLE they can fail with SQLSTATE
+// 40001. Package carvejobs carves for a child on another Postgres cluster.
 type Carver struct {
 	ledger *budget.Ledger
 	wait   int32
@@ -71,7 +71,7 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 
 // Carving is part of a scope, for a child.
 type Carving struct {
-	Child string        // the scope that gets the units; it has no entries yet, and is used for this alone
+	Child string        // the scope that gets the units, used for this alone: it has no entries yet
 	From  budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
 	// TTL is for how long, 1ms to MaxCarveTTL, after which Sweep closes the child: run it, for runs that crash. Until somebody has
 	// closed it, the child can be charged, and its units are held. A child of a child ends with that one at the latest. Required.
@@ -80,13 +80,13 @@ type Carving struct {
 	Away bool
 }
 
-// Carve gives the child its units, all of them or none, in tx. Called again with the same child, parent and amount it does
-// nothing and returns the lease as it is by now, so the child's name is what makes it happen once. In a command pass its
+// Carve gives the child its units, all or none, in tx. A second call with the same child, parent and amount does
+// nothing and returns the lease as it is by now: the child's name makes it happen once. In a command pass its
 // *metered.Tx.
 //
-// Locks: the scopes of parent and child, until tx ends; charges of other scopes after it, those of a command among them,
-// can deadlock (40P01, which metered.Do retries). Errors: *budget.ExceededError and *budget.ScopeError of the parent, ErrCarved,
-// ErrChildUsed; else as budget.Ledger.Charge.
+// It locks the scopes of parent and child until tx ends. A later charge of another scope, even a command's, can
+// deadlock (40P01, which metered.Do retries). Errors: *budget.ExceededError and *budget.ScopeError of the parent,
+// ErrCarved, ErrChildUsed, and those of budget.Ledger.Charge.
 func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("Carving.Child", g.Child)); err != nil {
 		return Lease{}, err
@@ -131,13 +131,13 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	return l, err
 }
 
-// Close closes a child: from tx's commit on no charge, hold, credit or refund of it is let in, whatever its limits
-// (budget.ErrScopeClosed). Then it captures at the parent what the child has charged, and frees the rest.
+// Close closes a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed).
+// Then Close captures the child's charges at the parent, and frees the rest. The child's own Usage still shows that
+// rest as left: see the Lease.
 //
-// If units of the child are still held, by holds, by leases of a Pool or by children of its own, these can end and be
-// captured. The Lease then comes back with no SettledAt, and all of it counts at the parent until Close or Sweep
-// finds nothing held. Close again does nothing more. What the child's own Usage shows as left has gone back: see the Lease.
-// Locks: the scopes of parent and child.
+// Units of the child that are still held, by holds, by leases of a Pool or by its own children, can yet be captured.
+// The Lease then has no SettledAt, and the parent keeps all units until Close or Sweep finds none held. Closing a
+// settled child does nothing. Locks: the scopes of parent and child.
 func (c *Carver) Close(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
@@ -154,21 +154,21 @@ func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Leas
 	return l, status, failed("close a child", err)
 }
 
-// of says of which child an error is.
+// of names the child that an error is about.
 func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child) }
 
 // Received is a child's side of a Carving that is Away.
 type Received struct {
 	Child  string      // the scope
-	Amount int64       // of the Carving; with 0 the child cannot receive anything any more
+	Amount int64       // of the Carving. With 0 the child can receive nothing any more
 	EndsAt time.Time   // Lease.EndsAt of the parent's side
 	Note   budget.Note // is stored with the credit. Defaults to none
 }
 
-// Receive credits a child on this cluster with what was carved for it on another. After EndsAt, by this cluster's clock, it
-// gives nothing, now or later: the Lease has SettledAt, and nothing Spent. Called again for a child it does nothing
-// and returns its lease. Close ends it, and Lease.Spent then is the number of units for SettleAway. Package carvejobs does all
-// that. Errors: ErrChildUsed.
+// Receive credits a child on this cluster with the units that another cluster carved for it. After EndsAt, by this
+// cluster's clock, it gives nothing, now or later: the Lease has SettledAt and 0 Spent. A second call for a child
+// does nothing and returns its lease. Close ends the child, and Lease.Spent then is the number of units for
+// SettleAway. Package carvejobs does all that. Errors: ErrChildUsed.
 func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, error) {
 	if err := cmp.Or(c.checkNote(r.Note), notNil("tx", tx), checkChild("Received.Child", r.Child)); err != nil {
 		return Lease{}, err
@@ -183,9 +183,9 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, err
 	return l, failed("receive units", err)
 }
 
-// SettleAway settles the parent's side of a Carving that is Away, of which used units were used. A second call does
-// nothing and returns the lease as it was settled. Then call it on the child's cluster: it notes there that the parent's side
-// is settled. Without that note a purge leaves the child's row, so that a message which comes again gets the right answer.
+// SettleAway settles the parent's side of a Carving that is Away, used units having been spent. A second call does
+// nothing and returns the lease as it was settled. Then call it on the child's cluster too, to record there that the
+// parent is settled. Until then a purge keeps the child's row, so that a repeated message gets the right answer.
 func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64, note budget.Note) (Lease, error) {
 	if used < 0 {
 		return Lease{}, invalid("used", "%d is negative", used)
@@ -193,8 +193,8 @@ func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used i
 	return c.settleAway(ctx, tx, child, &used, note)
 }
 
-// WriteOff settles the parent's side of a Carving that is Away as used in full, for when its cluster is lost for good. It
-// never lets in too much. What that cluster tells later changes nothing.
+// WriteOff settles the parent's side of a Carving that is Away as spent in full, for when its cluster is lost for
+// good. It never admits too much. A later message of that cluster changes nothing.
 func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	return c.settleAway(ctx, tx, child, nil, note)
 }
@@ -210,7 +210,8 @@ func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *
 	return l, failed("settle a child", err)
 }
 
-// Get returns the lease of a child; ErrUnknownChild. On the cluster of the parent that is the parent's side, else the child's.
+// Get returns the lease of a child, or ErrUnknownChild. On the parent's cluster it is the parent's side, else the
+// child's.
 func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("db", db), checkChild("child", child)); err != nil {
 		return Lease{}, err
@@ -222,8 +223,8 @@ func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Leas
 	return l, failed("get a child", err)
 }
 
-// Sweep closes the children of this cluster whose time is over, in one transaction each: of a run that was cancelled or
-// crashed. A Pool does so too, in Settle and by itself while it has leases. Any number may run at once.
+// Sweep closes the children of this cluster whose time is over, as after a crashed run, in one transaction each. A
+// Pool does so too, in Settle and by itself while it has leases. Any number may run at once.
 func (c *Carver) Sweep(ctx context.Context, db *pgxpool.Pool) (SettleReport, error) {
 	var report SettleReport
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
@@ -271,7 +272,7 @@ func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SettleRepo
 
 func (c *Carver) made() error { return fault.Made(errArgument, "carver", c != nil && c.ledger != nil) }
 
-// by is who does it, in the history of the lease.
+// by is the actor in the history of the lease.
 func (c *Carver) by(note budget.Note) string { return cmp.Or(note.Actor, c.owner) }
 
 func checkChild(field, child string) error {
@@ -318,7 +319,7 @@ func renderCarve(n schema.Name) carveStatements {
 	}
 }
 
-// scan reads what a call returned of a lease, and what follows it.
+// scan reads a lease that a call returned, and the columns after it.
 func (c *Carver) scan(row pgx.Row, more ...any) (l Lease, status string, err error) {
 	var raw []byte
 	if err = row.Scan(append([]any{&status, &raw}, more...)...); err == nil && raw != nil {

@@ -15,10 +15,10 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Charge is budget.Ledger.Charge, from leases where there are any: its entries then have Lease, and neither Seq nor
-// Standings. What is spent counts for everybody at once, as held. A lease that was settled by somebody else meanwhile
-// costs another round trip. A denial of a single charge by a window or a period, of which nothing is held, is repeated from memory
-// for the same amount: for 2 seconds at most, also if a charge is refunded meanwhile.
+// Charge is budget.Ledger.Charge, spending from leases where there are any: such entries have Lease, and neither Seq
+// nor Standings. A spend counts for everybody at once, as held. A lease that another process has settled costs one
+// more round trip. The denial of a single charge by a window or a period without holds is remembered, for the same
+// amount and 2 seconds at most, and repeated without asking, even after a refund.
 func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
 	if err := p.usable(); err != nil {
 		return budget.Receipt{}, err
@@ -71,7 +71,8 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 	for try := 0; leased && try < maxTries; try++ {
 		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
 		if !ok {
-			// What a credit or a release ends is left to the ledger: this transaction may have made it.
+			// The ledger decides where a credit or a release may have ended a denial: this transaction may have made
+			// it.
 			if err := s.refusal(c.Amount, true); err != nil {
 				tellDenied(ctx, p.observer, err)
 				return budget.Receipt{}, err
@@ -104,7 +105,7 @@ const maxTries = 3
 func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.Charge) (any bool) {
 	for i := range c.Charges {
 		to := &c.Charges[i]
-		to.Lease = nil // of an attempt before
+		to.Lease = nil // left by an earlier attempt
 		s := p.slotOf(c, to, charges)
 		if s == nil {
 			continue
@@ -115,7 +116,7 @@ func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.C
 		}
 		to.Lease, any = &ledger.Slice{No: from.no, Fence: from.fence, Offset: offset}, true
 	}
-	c.Locks.Scopes, c.Locks.Keys = nil, nil // of those that are charged directly
+	c.Locks.Scopes, c.Locks.Keys = nil, nil // these are for the direct charges
 	for _, x := range c.Charges {
 		if x.Lease == nil {
 			c.Locks.Scopes, c.Locks.Keys = append(c.Locks.Scopes, x.Scope), append(c.Locks.Keys, x.Key)
@@ -126,7 +127,7 @@ func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.C
 	return any
 }
 
-// slotOf is the slot that a charge of a call is spent from; nil for the ledger.
+// slotOf is the slot that serves a charge of a call, nil if the ledger does.
 func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Charge) *slot {
 	at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
 	if len(c.Queries) > 0 || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
@@ -141,8 +142,8 @@ func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Ch
 	return s
 }
 
-// look leaves out of a command's first look what there are units leased for: what others see of the scope is no
-// reason to refuse it.
+// look leaves charges with leased units out of a command's first look: the scope's usage, with other leases in it, is
+// no reason to refuse them.
 func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
 	now := time.Now()
 	for i := range c.Charges {

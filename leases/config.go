@@ -20,9 +20,9 @@ import (
 
 // Errors of this package, beside those of package budget.
 var (
-	ErrArgument error = errArgument // every refused argument; the error is a *budget.ArgumentError
-	// ErrUnavailable: Allow has no slice, and the database cannot be asked. Nothing is let in; where the answer was lost,
-	// units may have been spent.
+	ErrArgument error = errArgument // every refused argument, as a *budget.ArgumentError
+	// ErrUnavailable: Allow has no slice, and the database cannot be asked. Allow refuses. If only the answer was
+	// lost, the units may have been spent.
 	ErrUnavailable error = errUnavailable
 	ErrClosed      error = errClosed // the Pool was closed
 )
@@ -36,12 +36,12 @@ var (
 // Config configures a Pool. It needs Rules.
 type Config struct {
 	Ledger budget.Config // as in budget.New, with the Observer
-	Rules  []Rule        // the scopes to lease; the first that matches a scope counts
+	Rules  []Rule        // the scopes to lease. The first that matches a scope counts
 	// Owner names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the
 	// host's name, the process id and a random suffix.
 	Owner string
-	// OnError is told what goes wrong in the background: a lease that cannot be opened or settled yet, a connection for
-	// recalls that was lost. Nothing is lost by it. Defaults to none.
+	// OnError is called with failures in the background: a lease that cannot be opened or settled yet, a lost
+	// connection for recalls. No units are lost by them. Defaults to none.
 	OnError func(error)
 	// NoRecall leaves out the connection on which the Pool listens for recalls, where a pooler would not let it through.
 	// Slices then come back when they are idle or end. Defaults to false.
@@ -51,15 +51,15 @@ type Config struct {
 // Rule says which scopes are leased, and how.
 type Rule struct {
 	Prefix string        // of the scopes, as in "org/"; "" for all
-	Least  int64         // the smallest slice, in units; less goes to the ledger directly. Defaults to 16
+	Least  int64         // the smallest slice, in units. Smaller ones go to the ledger directly. Defaults to 16
 	Most   int64         // the largest slice, up to budget.MaxAmount. Defaults to 1<<20
 	Lasts  time.Duration // how long a slice should last at the demand seen, 10ms to 1m. Defaults to 500ms
 	Idle   time.Duration // after so long without a spend a slice is given back, 10ms to TTL. Defaults to 1s
 	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies. Defaults to 10s
 	Share  int           // a slice is at most one part in Share of what the limits still admit, 1 to 1,000,000. Defaults to 32
-	// Refuse is how long a refusal is remembered, for the same amount, where a credit or a release could end it earlier. One by a window
-	// or a period that nothing is held of is remembered for 2 seconds, if Refuse is not more, also if a charge is refunded
-	// meanwhile. None is remembered beyond its retry time. 0 to 1m. Defaults to 100ms.
+	// Refuse is how long a refusal is remembered, for the same amount, where a credit or a release could end it
+	// earlier. Refusals by a window or a period without holds are remembered for 2 seconds, if Refuse is not more,
+	// even after a refund. None is remembered beyond its retry time. 0 to 1m. Defaults to 100ms.
 	Refuse time.Duration
 }
 

@@ -4,26 +4,28 @@
 //	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
 //	defer pool.Close(ctx)
 //	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-//		_, err := pool.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5, Limits: limits})
-//		return err
+//	_, err := pool.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5, Limits: limits})
+//	return err
 //	})
 //
 // There are two ways to spend:
 //
-//   - Pool.Charge has the signature and the errors of budget.Ledger.Charge. A spend is a row in your transaction: a rollback
-//     takes it back, and a process that is killed loses nothing. metered.Config.Leases does the same for commands.
-//   - Pool.Allow decides from memory, in nanoseconds, without a transaction. What a killed process had not told of counts
-//     as spent in full: it can let too little in after a crash, and never too much.
+//   - Pool.Charge has the signature and the errors of budget.Ledger.Charge. A spend is a row in your transaction: a
+//     rollback takes it back, and a killed process loses nothing. metered.Config.Leases does the same for commands.
+//   - Pool.Allow decides from memory, in nanoseconds, without a transaction. Units that a killed process had
+//     leased and not reported count as spent: after a crash a limit can admit too little, and never too much.
 //
-// A lease counts as held in full while it is open. When it is settled, what was spent is captured, and the rest is
-// free. So no limit is ever exceeded, in any sliding window or period. A lease ends with the first period of its limits. Its owner settles a lease when it is used up or idle, and in
-// Close; anybody may once it has ended: another process's Pool, or Settle. Whoever settles waits for transactions that
-// spent from it, up to a second or the ledger's lock timeout, whichever is shorter, and comes again if they go on.
+// A lease counts as held in full while it is open. Settling it captures its spends and frees the rest. So no limit is
+// ever exceeded, in any sliding window or period. A lease ends with the first period of its limits. Its owner settles
+// it when it is used up or idle, and in Close. Once it has ended, anybody may: another process's Pool, or Settle.
+// Settling waits for transactions that spent from the lease, up to a second or the ledger's lock timeout, whichever
+// is shorter, and is repeated if they go on.
 //
-// Near the end of a budget slices would keep units from others. So a slice is at most a part of what is available
-// (Rule.Share), charges of what is left go to the ledger directly, and a charge that is refused for want of leased units
-// recalls them from all processes.
+// Near the end of a budget slices would keep units from others. So a slice is at most a part of the available units
+// (Rule.Share), charges that no slice serves go to the ledger directly, and a charge that is refused for want of
+// leased units recalls them from all processes.
 //
-// What a lease cannot do, the ledger does: charges with Limit.MaxFrom, of amounts larger than a slice, of scopes that are
-// charged seldom. All isolation levels are correct; at REPEATABLE READ and SERIALIZABLE a spend also locks the lease's row.
+// The ledger serves charges that a lease cannot: with Limit.MaxFrom, larger than a slice, or of scopes that are
+// seldom charged. All isolation levels are correct. At REPEATABLE READ and SERIALIZABLE a spend also locks the
+// lease's row.
 package leases

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// Lease is what there is to know of a lease.
+// Lease is the record of a lease.
 type Lease struct {
 	No        int64     `json:"no"`
 	Scope     string    `json:"scope"`
@@ -21,7 +21,7 @@ type Lease struct {
 	Owner     string    `json:"owner"` // the process that opened it
 	Child     string    `json:"child,omitempty"`
 	Granted   int64     `json:"granted"`
-	Spent     int64     `json:"spent"` // of one that is open, what is on record so far: none of one in memory
+	Spent     int64     `json:"spent"` // while it is open: spends on record, which are none for a lease in memory
 	OpenedAt  time.Time `json:"opened_at"`
 	EndsAt    time.Time `json:"ends_at"`
 	SettledAt time.Time `json:"settled_at,omitzero"` // zero while it is open
@@ -30,14 +30,14 @@ type Lease struct {
 	LastSeq   int64     `json:"settled_seq,omitempty"` // the last entry of its settlement
 }
 
-// Mode is how the spends of a lease are told.
+// Mode is how the spends of a lease are recorded.
 type Mode string
 
 const (
 	ModeRows   Mode = "rows"   // each is a row, in the transaction that spent it
 	ModeMemory Mode = "memory" // they are in the owner's memory
 	ModeCarved Mode = "carved" // a child scope has them
-	// A child scope on another cluster has them; there the child has a lease of its own, received.
+	// A child scope on another cluster has the units. There the child has a received lease of its own.
 	ModeAway     Mode = "away"
 	ModeReceived Mode = "received"
 )
@@ -67,7 +67,7 @@ func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) ite
 	}
 }
 
-// Spend is what was spent from a lease, in a transaction that committed.
+// Spend is a spend from a lease, in a transaction that committed.
 type Spend struct {
 	Lease     int64       `json:"lease"`
 	Offset    int64       `json:"offset"` // where it begins in the lease
@@ -83,8 +83,8 @@ select s.lease, s.at_offset, s.amount, s.at, coalesce(s.namespace, ''), coalesce
     coalesce(s.note ->> 'actor'::text, ''), coalesce(s.note ->> 'tenant'::text, ''), coalesce(s.note ->> 'correlation'::text, ''), coalesce(s.note ->> 'reason'::text, '')
 from metered.lease_spends s where s.lease = $1 and s.at_offset > $2 order by s.at_offset limit $3`
 
-// Spends iterates over what was spent from a lease, as History does. With History it is the statement of a scope, of what
-// the ledger's entries (budget.Ledger.Entries) show as one capture.
+// Spends iterates over the spends from a lease, as History does over leases. Together they itemise each capture of a
+// lease that the ledger's entries (budget.Ledger.Entries) show as one.
 func (p *Pool) Spends(ctx context.Context, db budget.Querier, lease int64) iter.Seq2[Spend, error] {
 	return func(yield func(Spend, error) bool) {
 		if err := cmp.Or(p.usable(), notNil("db", db)); err != nil {
@@ -125,12 +125,12 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 	}
 }
 
-// PurgeOptions says what Purge deletes.
+// PurgeOptions configures Purge.
 type PurgeOptions struct {
-	OlderThan time.Duration       // the age, since its settlement, from which a lease may go, 1s to a century; required
+	OlderThan time.Duration       // the age since settlement, 1s to a century, from which Purge deletes a lease. Required
 	Batch     int                 // how many rows one transaction deletes, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // is called after each batch with the number so far. Defaults to none
-	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table. Defaults to false
+	DryRun    bool                // counts leases that are ready to be deleted, and deletes none. Needs SELECT on the table. Defaults to false
 }
 
 const purgeableSQL = `
@@ -140,9 +140,9 @@ where y.settled_at < cutoff.at and (y.mode <> 'g' or y.home_at is not null and y
 
 const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes leases that were settled longer ago than OlderThan, with their spends, and returns how many rows. What
-// they captured stays in the ledger. It owns its transactions, one for each batch: what was deleted stays deleted if
-// it fails or ctx ends. It needs the schema's owner or a role with metered.GrantMaintenanceSQL's grants.
+// Purge deletes leases that were settled longer ago than OlderThan, with their spends, and returns how many rows.
+// Their captures stay in the ledger. It owns its transactions, one for each batch: deleted batches stay deleted if it
+// fails or ctx ends. It needs the schema's owner or a role with metered.GrantMaintenanceSQL's grants.
 func (p *Pool) Purge(ctx context.Context, opts PurgeOptions) (int64, error) {
 	if err := p.usable(); err != nil {
 		return 0, err

@@ -52,7 +52,7 @@ var tellCrossings = lend.TellCrossings.(func(context.Context, *budget.Ledger, pg
 
 var prepare = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
 
-// open opens a lease for a slot; nil without an error if too little is left.
+// open opens a lease for a slot, or returns nil without an error if too few units are left.
 func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	ctx, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "open"})
 	defer func() { span.End(err) }()

@@ -22,7 +22,7 @@ const (
 	directPause  = 250 * time.Millisecond // after too little was left for a slice
 	recallPause  = time.Second            // after units were recalled
 	recallApart  = 5 * time.Second        // between two notices that a slot follows
-	failurePause = 100 * time.Millisecond // after the database could not be asked
+	failurePause = 100 * time.Millisecond // after a failure to reach the database
 	warmAt       = 3                      // so many charges without a slice, in warmFor, make one worth its while
 	warmFor      = 250 * time.Millisecond
 	openWait     = 100 * time.Millisecond // for a slice that is being opened
@@ -45,18 +45,18 @@ type Pool struct {
 
 	live context.Context // until Close begins
 	stop context.CancelFunc
-	last context.Context // until Close has ended: for what is not given up halfway, as a lease that is being opened
+	last context.Context // until Close has ended: for work that is not given up halfway, such as opening a lease
 	end  context.CancelFunc
-	work sync.WaitGroup // what goes on in the background
+	work sync.WaitGroup // the work in the background
 
 	mu      sync.Mutex
 	keeping bool               // the maintenance runs
-	kept    time.Time          // when it was last asked for
+	kept    time.Time          // when it was last used
 	ended   []ending           // slices to be settled
 	active  map[*slot]struct{} // those that have slices
 
 	settling sync.Mutex // one settles at a time
-	recalls  sync.Map   // by scope: *atomic.Int64, nanoseconds, when the last recall was asked for
+	recalls  sync.Map   // by scope: *atomic.Int64, nanoseconds, the time of the last recall
 }
 
 // scope are the slots of a scope, one for each set of limits.
@@ -135,7 +135,7 @@ func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (
 	return s, nil
 }
 
-// forget drops slots that have not been asked for in a while, and returns how many are left.
+// forget drops slots that were not used in a while, and returns how many are left.
 func (p *Pool) forget(now time.Time) (left int) {
 	for _, slots := range []*sync.Map{&p.rows, &p.memory} {
 		for name, found := range slots.Range {
@@ -158,7 +158,7 @@ func (p *Pool) forget(now time.Time) (left int) {
 	return left
 }
 
-// maxSlots bounds the sets of limits that a scope is leased for at a time; others are charged directly.
+// maxSlots bounds the sets of limits for which a scope is leased at a time. Charges with others go to the ledger.
 const maxSlots = 16
 
 // each calls f with every slot that has slices.

@@ -12,7 +12,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// learn takes note of a denial: what leases keep from it is recalled.
+// learn records a denial, and recalls the leases that hold back its units.
 func (p *Pool) learn(err error) {
 	var denied *budget.ExceededError
 	if !errors.As(err, &denied) {
@@ -25,8 +25,8 @@ func (p *Pool) learn(err error) {
 	}
 }
 
-// recall asks all processes, this one included, to give back their slices of a scope, and settles what has ended: the
-// processes may be gone.
+// recall makes all processes, this one included, give back their slices of a scope. It settles ended leases itself:
+// their processes may be gone.
 func (p *Pool) recall(of string) {
 	at, _ := p.recalls.LoadOrStore(of, new(atomic.Int64))
 	now, last := time.Now().UnixNano(), at.(*atomic.Int64)
@@ -69,7 +69,7 @@ func (p *Pool) channel() string {
 	return name[:min(len(name), listen.MaxNameBytes)]
 }
 
-// listen gives back what others recall.
+// listen gives back slices that other processes recall.
 func (p *Pool) listen(ctx context.Context) {
 	_ = listen.Run(ctx, listen.Channel[string]{
 		Name: p.channel(), Config: p.db.Config(), Idle: listen.DefaultIdle, OnError: listen.Wrapped("leases", p.cfg.OnError),

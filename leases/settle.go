@@ -27,7 +27,7 @@ func (p *Pool) settleSoon(s *slot, got *slice) {
 	}
 }
 
-// settleEnded settles what is to be settled, one lease after the other. What cannot be now is left for later.
+// settleEnded settles the slices that are ready, one lease after the other. A failure leaves the lease for later.
 func (p *Pool) settleEnded(ctx context.Context) error {
 	p.settling.Lock()
 	defer p.settling.Unlock()
@@ -66,7 +66,8 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 	}
 }
 
-// settle settles a lease, and reports whether it did. of has the limits whose thresholds it tells of; nil for a lease of another process.
+// settle settles a lease, and reports whether it did. of has the limits whose thresholds it reports, nil for a lease
+// of another process.
 func (p *Pool) settle(ctx context.Context, no int64, told *int64, of *slot) (settled bool, err error) {
 	var status string
 	var granted, spent *int64
@@ -85,7 +86,7 @@ func (p *Pool) settle(ctx context.Context, no int64, told *int64, of *slot) (set
 		err = p.told(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) },
 			p.sql.settle, args(ledger.Charges(ledger.Telling(call.Charges, true)), call.Tolerance)...)
 		if refused := (*budget.CrossingError)(nil); errors.As(err, &refused) {
-			p.report(failed("settle a lease", err)) // the next charge tells: what was spent must not be lost for that
+			p.report(failed("settle a lease", err)) // the spent units must not be lost for that: the next charge reports the threshold
 			err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)
 		}
 	}
@@ -104,15 +105,15 @@ func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 	}
 }
 
-// SettleReport says what Settle did.
+// SettleReport is the result of Settle.
 type SettleReport struct {
 	Settled int `json:"settled"` // leases that had ended
 	Busy    int `json:"busy"`    // leases that transactions still spend from: they are left for the next time
 	Held    int `json:"held"`    // children that were closed, and of which something is held still: they too (Carver)
 }
 
-// Settle settles the leases of all processes that have ended, one transaction each, in the name of this Pool's owner. A
-// Pool does so by itself every few seconds while it has leases; call it from a job where all processes may be gone. Any
+// Settle settles the ended leases of all processes, one transaction each, in the name of this Pool's owner. A Pool
+// does so by itself every few seconds while it has leases. Call it from a job where all processes may be gone. Any
 // number may run at once.
 func (p *Pool) Settle(ctx context.Context) (SettleReport, error) {
 	var report SettleReport
@@ -171,7 +172,7 @@ const (
 	settleWait    = time.Second      // for transactions that spend from the lease, each time it is tried
 )
 
-// maintain gives back slices that are idle or end, settles what could not be settled before, and what others left.
+// maintain gives back slices that are idle or end, and settles leases that failed before or that others left.
 func (p *Pool) maintain() {
 	listening, quit := context.WithCancel(p.live)
 	defer quit()
@@ -250,8 +251,8 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 	return left
 }
 
-// Close gives all leases back and waits for it, as long as ctx lives. What cannot be settled then ends by itself: what
-// was spent from memory and not told counts as spent in full. The Pool cannot be used afterwards.
+// Close gives all leases back and waits for it, as long as ctx lives. A lease that cannot be settled then ends by its
+// deadline: spends from memory that were not recorded count as its whole rest. The Pool cannot be used afterwards.
 func (p *Pool) Close(ctx context.Context) error {
 	if p == nil || p.db == nil {
 		return p.usable()
@@ -267,6 +268,6 @@ func (p *Pool) Close(ctx context.Context) error {
 	}
 	defer p.own.Close()
 	defer p.end()
-	p.each(func(s *slot) { s.giveBack(p, 0) }) // what was being opened
+	p.each(func(s *slot) { s.giveBack(p, 0) }) // slices that were being opened
 	return cmp.Or(p.settleEnded(ctx), ctx.Err())
 }

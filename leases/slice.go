@@ -16,12 +16,12 @@ type slice struct {
 	ends     time.Time
 	endsWall int64
 
-	used  atomic.Int64 // units taken so far, from 0 up; sealed when nothing may be taken any more
-	asked atomic.Bool  // the next one was asked for
+	used  atomic.Int64 // units taken so far, from 0 up. sealed when no more may be taken
+	asked atomic.Bool  // the next one was requested
 
 	seen   int64     // used, when the maintenance last looked
 	seenAt time.Time // and since when it has been that
-	total  int64     // of a sealed one: what was used
+	total  int64     // units taken, once sealed
 }
 
 const sealed = math.MaxInt64 / 2
@@ -37,12 +37,12 @@ func (s *slice) take(amount int64) (offset int64, ok bool) {
 			break
 		}
 	}
-	// Behind the taking: whoever was stopped in between must not spend what others have settled.
+	// Read the clock after taking: a goroutine that slept in between must not spend units that others have settled.
 	now := time.Now()
 	return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall
 }
 
-// give gives back what take took.
+// give gives taken units back.
 func (s *slice) give(amount int64) {
 	for {
 		used := s.used.Load()

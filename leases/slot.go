@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// slot is what a process has of a scope for one set of limits: the slice that it spends from, and the next one.
+// slot is a process's share of a scope for one set of limits: the slice that serves charges, and the next one.
 type slot struct {
 	scope  string
 	limits []budget.Limit
@@ -18,13 +18,13 @@ type slot struct {
 	memory bool // for Allow
 	exist  bool // the scope must
 
-	now     atomic.Pointer[slice]      // that is spent from; nil for none
-	refused atomic.Pointer[[]*refusal] // the last ones, the newest first, one for an amount; nil for none
+	now     atomic.Pointer[slice]      // serves charges, nil for none
+	refused atomic.Pointer[[]*refusal] // the last ones, newest first, one for an amount. Nil for none
 	stands  atomic.Pointer[standing]
 
 	mu      sync.Mutex
 	next    *slice
-	opening chan struct{} // closed when the slice that is being asked for is there, or is not; nil if none is
+	opening chan struct{} // closed when the request for a slice has ended. Nil without a request
 	pinned  bool          // a Limiter has it
 	retired bool          // it was forgotten, and has no slices any more
 	direct  time.Time     // until then charges go to the ledger directly
@@ -37,7 +37,7 @@ type slot struct {
 	failure time.Time
 }
 
-// standing is what the limits stood at when a slice was opened, or after a direct charge.
+// standing is the standing of the limits when a slice was opened, or after a direct charge.
 type standing struct {
 	of    []budget.Standing
 	slice *slice // nil for a direct charge
@@ -83,8 +83,8 @@ func (s *slot) take(p *Pool, amount int64) (from *slice, offset int64, ok bool) 
 	}
 }
 
-// takeOrWait is take; it waits for a slice that is being opened, since a charge that went to the ledger would wait for
-// the same lock. Not for long: the transaction may have that lock.
+// takeOrWait is take, but waits for a slice that is being opened, since a charge of the ledger would wait for the
+// same lock. It does not wait for long: the transaction may have that lock.
 func (s *slot) takeOrWait(ctx context.Context, p *Pool, amount int64) (from *slice, offset int64, ok bool) {
 	if from, offset, ok = s.take(p, amount); ok {
 		return from, offset, true
@@ -127,7 +127,7 @@ func (s *slot) measure(used int64, since time.Time) {
 	s.rate = max(float64(used)/seconds, s.rate/2)
 }
 
-// size is what the next slice is asked to hold: what lasts for a while, at the demand seen.
+// size is the size of the next slice: enough to last for a while, at the demand seen.
 func (s *slot) size() int64 {
 	return min(max(int64(s.rate*s.rule.Lasts.Seconds()), s.rule.Least), s.rule.Most)
 }
@@ -142,7 +142,7 @@ func (s *slot) prefetch(p *Pool) {
 	s.ask(p)
 }
 
-// ask asks for a slice, unless one is being asked for, or is there, or the ledger is to be charged directly. mu is held.
+// ask requests a slice, unless a request is under way, a slice is there, or charges go to the ledger. mu is held.
 func (s *slot) ask(p *Pool) {
 	now := time.Now()
 	if s.retired || s.opening != nil || s.next != nil || now.Before(s.direct) || s.failed != nil && now.Sub(s.failure) < failurePause {
@@ -175,8 +175,8 @@ func (s *slot) ask(p *Pool) {
 	})
 }
 
-// miss takes note of a charge that found no slice, and asks for one where there are many of them. It returns what is
-// closed when the slice that is being asked for is there, nil if none is.
+// miss records a charge that found no slice, and requests one if there are many of them. It returns a channel that is
+// closed when the request has ended, nil without one.
 func (s *slot) miss(p *Pool, now time.Time) (opening <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +210,7 @@ func (s *slot) notice(p *Pool, now time.Time) {
 	s.follow(p, now)
 }
 
-// follow gives back the slot's slices, if a notice asked for it and the last one is long enough ago. mu is held.
+// follow gives back the slot's slices, if a notice recalled them and the last time is long enough ago. mu is held.
 func (s *slot) follow(p *Pool, now time.Time) {
 	if s.asked && now.Sub(s.recall) >= recallApart {
 		s.asked, s.recall = false, now
@@ -225,7 +225,7 @@ func (s *slot) giveBack(p *Pool, direct time.Duration) {
 	s.giveUp(p, direct)
 }
 
-// giveUp is giveBack; mu is held.
+// giveUp is giveBack with mu held.
 func (s *slot) giveUp(p *Pool, direct time.Duration) {
 	if direct > 0 {
 		s.direct = time.Now().Add(direct)

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// ErrArgument is every refused argument; the error is an *ArgumentError.
+// ErrArgument is every refused argument, as an *ArgumentError.
 var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "carvejobs: invalid argument")
@@ -31,7 +31,7 @@ type Config struct {
 	// RetryAfter is how long until a job is tried again that could not reach the other cluster, or that waits for the end of
 	// holds. It is snoozed, so it is tried for ever. 10ms to 1h. Defaults to 5s.
 	RetryAfter time.Duration
-	// OnError is told why a job could not be done yet. Defaults to none.
+	// OnError is called with the reason why a job has to be tried again. Defaults to none.
 	OnError func(error)
 }
 
@@ -100,7 +100,7 @@ func (c *Clusters) find(l Link) (home, away *cluster, err error) {
 type Carving struct {
 	Link
 	From budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
-	TTL  time.Duration // after which the child is closed, 1ms to leases.MaxCarveTTL; required
+	TTL  time.Duration // after which the child is closed, 1ms to leases.MaxCarveTTL. Required
 }
 
 // The namespaces of the steps' operations. The id is the child.
@@ -113,8 +113,8 @@ const (
 	writeOffStep = "metered/carve/write_off"
 )
 
-// Carve takes the units at home, in a command, with a job that gives them to the child. Called again for a child it
-// returns what it returned first; with another parent or amount it is metered.ErrConflict. Errors: those of
+// Carve takes the units at home, in a command, with a job that gives them to the child. A second call for a child
+// returns the result of the first. With another parent or amount it is metered.ErrConflict. Errors: those of
 // leases.Carver.Carve and of metered.Do.
 func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	home, _, err := c.find(g.Link)
@@ -135,9 +135,9 @@ func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	})
 }
 
-// Close closes the child before its time, in a command on its cluster, with a job that tells home. The Lease is that of the
-// child: Spent is what was used. While something is held of the child it comes back without SettledAt, and a job goes on
-// when that has ended. A child whose units are still on their way is closed as unused. Errors: those of
+// Close closes the child before its time, in a command on its cluster, with a job that settles at home. The Lease is
+// the child's: Spent is the number of units spent. While units of the child are held it has no SettledAt, and a job
+// goes on when none are. A child whose units are still on their way is closed as unused. Errors: those of
 // leases.Carver.Close and of metered.Do.
 func (c *Clusters) Close(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	_, away, err := c.find(l)
@@ -173,7 +173,7 @@ func (c *Clusters) Close(ctx context.Context, l Link, note budget.Note) (leases.
 
 var errHeld = errors.New("carvejobs: something is still held of the child")
 
-// tell enqueues what was used of a child.
+// tell enqueues the message with the number of units that a child spent.
 func (c *Clusters) tell(ctx context.Context, tx *metered.Tx, l Link, closed leases.Lease, err error) (leases.Lease, error) {
 	if err == nil {
 		err = c.enqueue(ctx, tx, TellArgs{l, closed.Spent}, time.Time{})
@@ -181,8 +181,9 @@ func (c *Clusters) tell(ctx context.Context, tx *metered.Tx, l Link, closed leas
 	return closed, err
 }
 
-// WriteOff settles the units at home as used in full, for when the child's cluster is lost for good. It never lets in
-// too much: what was not used there is lost. What that cluster tells later changes nothing. Only a person should decide it.
+// WriteOff settles the units at home as spent in full, for when the child's cluster is lost for good. It never admits
+// too much: units that the child did not spend are lost. A later message of that cluster changes nothing. Only a
+// person should decide it.
 func (c *Clusters) WriteOff(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	home, _, err := c.find(l)
 	if err != nil {

@@ -27,13 +27,13 @@ type CreditArgs struct {
 // Kind is the job's kind.
 func (CreditArgs) Kind() string { return "metered_carve_credit" }
 
-// CloseArgs are the args of the job away that closes a child: at its end, or when what was held of it may have ended.
+// CloseArgs are the args of the job away that closes a child: at its end, or when its held units may have come free.
 type CloseArgs struct{ Link }
 
 // Kind is the job's kind.
 func (CloseArgs) Kind() string { return "metered_carve_close" }
 
-// TellArgs are the args of the job away that tells home what was used of a child.
+// TellArgs are the args of the job away that carries the number of units spent by a child to home.
 type TellArgs struct {
 	Link
 	Used int64 `json:"used"`
@@ -56,8 +56,8 @@ type worker[T jobArgs] struct {
 	step     func(ctx context.Context, args T, note budget.Note) error
 }
 
-// Work does a step. What can succeed later is tried again, however long the other cluster is away. A job that can never
-// succeed fails, so that somebody sees it.
+// Work does a step. It retries a step that can succeed later, however long the other cluster is away. A job that can
+// never succeed fails, so that somebody sees it.
 func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	c := w.clusters
 	if err := c.made(); err != nil {
