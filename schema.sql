@@ -3433,6 +3433,7 @@ declare
     net  bigint;
     now  timestamptz;
     p    timestamptz[];
+    found jsonb[] := '{}';  -- the crossings: an array grows in place, a jsonb is copied for each
 begin
     silent := false;
     foreach c in array charges loop
@@ -3458,7 +3459,7 @@ begin
                         and net >= (told -> h.key ->> 'net')::bigint;
                 elsif used[n] + kept + adds >= h.level then
                     p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
-                    crossings := coalesce(crossings, '[]') || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
+                    found := found || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
                         'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
                 else
@@ -3477,6 +3478,9 @@ begin
             tips[i] := tip;
         end if;
     end loop;
+    if found <> '{}' then
+        crossings := to_jsonb(found);
+    end if;
 end
 $$;
 
@@ -3616,7 +3620,7 @@ begin
         n := n + (one.tell_at is not null)::int;
     end loop;
     return case when n > 0 then (
-        select array_agg(row(4611686018427387904, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
+        select array_agg(row(9223372036854775807, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
             from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
@@ -3951,21 +3955,25 @@ create function metered.charge_anyway(charges metered.new_charge[], ahead interv
 language plpgsql volatile
 as $$
 declare
-    tells boolean := false;
+    tells  boolean := false;
+    posted metered.charged;
 begin
     for i in 1..cardinality(charges) loop
-        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+        charges[i].limits := array(select row(9223372036854775807, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
             from unnest(charges[i].limits) l where l.thresholds is not null);
         tells := tells or cardinality(charges[i].limits) > 0;
     end loop;
     if tells then
         begin
-            return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
-        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
-            for i in 1..cardinality(charges) loop
-                charges[i].limits := '{}';
-            end loop;
+            posted := metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+            if (posted.denied -> 0 ? 'limit') is not true then
+                return posted;
+            end if;
+        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
         end;
+        for i in 1..cardinality(charges) loop   -- what is spent and what is held are together beyond 64 bits, among others
+            charges[i].limits := '{}';
+        end loop;
     end if;
     return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
 end
@@ -7975,7 +7983,7 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003, MT010 or 22003, with its detail as denied. A threshold that is crossed
+-- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as denied. A threshold that is crossed
 -- and would not be told ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
@@ -8055,13 +8063,13 @@ begin
         foreach i in array coalesce(exact, '{}') loop
             answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
         end loop;
-    exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
+    exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
         -- Once more, each in a block of its own, which costs a subtransaction.
         answers := null;
         foreach i in array exact loop
             begin
                 answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
-            exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or numeric_value_out_of_range then
+            exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
                 answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
             end;

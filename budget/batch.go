@@ -21,7 +21,7 @@ import (
 // Result is the answer to one charge of a batch.
 type Result struct {
 	Posted Posted // the entry, if Err is nil
-	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow, ErrWindowPurged or ErrTimeZone; of an
+	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow, ErrWindowPurged, ErrTimeZone or ErrThresholds; of an
 	// event also ErrConflict, ErrRetired, ErrFuture or ErrLate.
 	Err     error
 	Crossed []Crossing // the thresholds that the charge crossed; Config.OnThreshold was told of them

@@ -87,7 +87,8 @@ func (e *CrossingError) Error() string {
 
 func (e *CrossingError) Unwrap() error { return e.Err }
 
-// Tell returns the same limit with thresholds, up to MaxThresholds, in place of those that it had. The Ledger needs
+// Tell returns the same limit with thresholds, up to MaxThresholds, in place of those that it had. A scope remembers up to
+// MaxScopeThresholds of all its limits as reported: a charge that would reach one more is ErrThresholds. The Ledger needs
 // Config.OnThreshold, or charges with the limit are an *ArgumentError: what nobody hears of is no alert.
 func (l Limit) Tell(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {

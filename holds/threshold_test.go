@@ -3,6 +3,7 @@ package holds_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -323,4 +324,58 @@ func TestThresholds_AreNotArmedByAHoldThatIsDueByALaterEntryAlone(t *testing.T) 
 	_, err = f.charge(budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
 	require.NoError(t, err)
 	require.Empty(t, f.crossed(), "64 were used, and 65 are now")
+}
+
+// A cost that was incurred is charged whatever its limits stand at, up to the bound of totals, and its thresholds are reported as far as the scope
+// can remember them.
+func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t)
+	allowed := func(scope string, held, amount int64, limit budget.Limit) error {
+		h := f.mustPlace(holds.Request{Lines: lineOf(scope, held)})
+		_, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: holds.OverAllowed, Lines: lineOf(scope, amount, limit)})
+		return err
+	}
+	stand := func(scope string, spent int64) {
+		_, err := f.charge(budget.Charge{Scope: scope, Amount: 1})
+		require.NoError(t, err)
+		_, err = f.pool.Exec(t.Context(), `update metered.ledger set amount = $2::bigint, spent = $2 where scope = $1`, scope, spent)
+		require.NoError(t, err)
+	}
+	for name, spent := range map[string]bool{"held counts": false, "spent alone": true} {
+		for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(budget.MaxLimit), "hour": budget.PerWindow(budget.MaxLimit, time.Hour),
+			"day": budget.PerDay(budget.MaxLimit, time.UTC, time.Time{})} {
+			scope := name + " " + kind
+			stand(scope, budget.MaxLimit-20)
+			limit = limit.Tell(budget.Threshold{Name: "all", Spent: spent})
+			require.NoError(t, allowed(scope, 5, 15, limit), scope)
+			require.Empty(t, f.crossed(), scope)
+			require.NoError(t, allowed(scope, 5, 15, limit), scope)
+			require.Len(t, f.crossed(), 1, scope)
+			require.NoError(t, allowed(scope, 1, budget.MaxAmount, limit), scope)
+			require.Empty(t, f.crossed(), scope)
+		}
+	}
+	limit := budget.Lifetime(budget.MaxLimit).Tell(budget.Threshold{Name: "all"})
+	stand("end", math.MaxInt64-10)
+	require.ErrorIs(t, allowed("end", 5, 11, limit), budget.ErrOverflow)
+	require.NoError(t, allowed("end", 5, 10, limit), "what open holds keep besides leaves no total to report")
+
+	for n := range budget.MaxScopeThresholds {
+		name := fmt.Sprint("limit ", n)
+		_, err := f.charge(budget.Charge{Scope: "names", Amount: 1, Limits: []budget.Limit{budget.Lifetime(10_000).Named(name).Tell(budget.Threshold{Name: name, Used: 1})}})
+		require.NoError(t, err)
+	}
+	require.Len(t, f.crossed(), budget.MaxScopeThresholds)
+	one := budget.Lifetime(10_000).Named("one more").Tell(budget.Threshold{Name: "one more", Used: 1})
+	require.NoError(t, allowed("names", 5, 10, one))
+	require.NoError(t, allowed("names", 5, 3, one.Tell(budget.Threshold{Name: "one more", Used: 1, Spent: true})), "a capture has no one to refuse, either")
+	require.Empty(t, f.crossed())
+	results, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]budget.Result, error) {
+		return f.ledger.ChargeEach(ctx, tx, budget.Charge{Scope: "names", Amount: 1, Limits: []budget.Limit{one}}, budget.Charge{Scope: "other", Amount: 1})
+	})
+	require.NoError(t, err)
+	require.ErrorIs(t, results[0].Err, budget.ErrThresholds)
+	require.NoError(t, results[1].Err)
+	f.verify()
 }

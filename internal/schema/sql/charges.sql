@@ -278,21 +278,25 @@ create function metered.charge_anyway(charges metered.new_charge[], ahead interv
 language plpgsql volatile
 as $$
 declare
-    tells boolean := false;
+    tells  boolean := false;
+    posted metered.charged;
 begin
     for i in 1..cardinality(charges) loop
-        charges[i].limits := array(select row(4611686018427387904, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
+        charges[i].limits := array(select row(9223372036854775807, l.win, l.period, l.tell_at, l.thresholds, l.telling)::metered.charge_limit
             from unnest(charges[i].limits) l where l.thresholds is not null);
         tells := tells or cardinality(charges[i].limits) > 0;
     end loop;
     if tells then
         begin
-            return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
-        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' then
-            for i in 1..cardinality(charges) loop
-                charges[i].limits := '{}';
-            end loop;
+            posted := metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+            if (posted.denied -> 0 ? 'limit') is not true then
+                return posted;
+            end if;
+        exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
         end;
+        for i in 1..cardinality(charges) loop   -- what is spent and what is held are together beyond 64 bits, among others
+            charges[i].limits := '{}';
+        end loop;
     end if;
     return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
 end

@@ -81,6 +81,7 @@ declare
     net  bigint;
     now  timestamptz;
     p    timestamptz[];
+    found jsonb[] := '{}';  -- the crossings: an array grows in place, a jsonb is copied for each
 begin
     silent := false;
     foreach c in array charges loop
@@ -106,7 +107,7 @@ begin
                         and net >= (told -> h.key ->> 'net')::bigint;
                 elsif used[n] + kept + adds >= h.level then
                     p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
-                    crossings := coalesce(crossings, '[]') || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
+                    found := found || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
                         'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
                 else
@@ -125,6 +126,9 @@ begin
             tips[i] := tip;
         end if;
     end loop;
+    if found <> '{}' then
+        crossings := to_jsonb(found);
+    end if;
 end
 $$;
 
@@ -264,7 +268,7 @@ begin
         n := n + (one.tell_at is not null)::int;
     end loop;
     return case when n > 0 then (
-        select array_agg(row(4611686018427387904, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
+        select array_agg(row(9223372036854775807, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
             from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
