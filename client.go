@@ -45,9 +45,10 @@ type Config struct {
 	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h; defaults to 30s
 	Holds          holds.Config  // of Client.Holds; subscribers cost a round trip while the locks are held
-	// NotifyJobs and NotifyChargesFrom tell Client.Listen of committed commands, at no round trip: of the jobs that
-	// Tx.Enqueue made, and of charges (Command.Charges, Tx.Charge) of so many units and more. Whoever may connect to the
-	// database can listen, whatever its grants. Default to nothing. Refusals are OnDenial's.
+	// NotifyJobs and NotifyChargesFrom send committed commands to Client.Listen, at no round trip: the jobs that
+	// Tx.Enqueue made, and charges (Command.Charges, Tx.Charge) of so many units and more. NotifyJobs sends the jobs of
+	// Client.Jobs as well, for a round trip of each call (jobs.Config.Notify). Whoever may connect to the database can
+	// listen, whatever its grants. Default to nothing. Refusals are OnDenial's.
 	NotifyJobs        bool
 	NotifyChargesFrom int64
 	// Leases spends the charges of its Rules' scopes from leases, without their locks (package leases). Limits are kept all
@@ -83,6 +84,8 @@ type Client struct {
 	Holds  *holds.Book
 	Tokens *tokens.Store
 	Jobs   *jobs.Enqueuer // nil without Config.River
+
+	enqueuer *jobs.Enqueuer // Jobs without Notify: for commands, whose notice has their jobs
 
 	pool   *pgxpool.Pool
 	cfg    Config
@@ -168,9 +171,15 @@ func (c *Client) setUpPieces() (err error) {
 		return fmt.Errorf("metered: %w", err)
 	}
 	if c.cfg.River != nil {
-		c.Jobs, err = jobs.New(c.cfg.River, jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer})
-		if err != nil {
+		config := jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer}
+		if c.enqueuer, err = jobs.New(c.cfg.River, config); err != nil {
 			return fmt.Errorf("metered: %w", err)
+		}
+		c.Jobs = c.enqueuer
+		if config.Notify = c.cfg.NotifyJobs; config.Notify {
+			if c.Jobs, err = jobs.New(c.cfg.River, config); err != nil {
+				return fmt.Errorf("metered: %w", err)
+			}
 		}
 	}
 	return nil

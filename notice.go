@@ -18,11 +18,11 @@ import (
 	"github.com/pgmetered/metered/jobs"
 )
 
-// Notice is what a committed command did, or that some may have been missed.
+// Notice is what a committed command did, or jobs that Client.Jobs enqueued without one, or that some may have been missed.
 type Notice struct {
 	Missed    bool             `json:"missed,omitempty"` // the rest is then empty
 	Namespace string           `json:"namespace,omitempty"`
-	ID        string           `json:"id,omitempty"` // of the command
+	ID        string           `json:"id,omitempty"` // of the command; "" for jobs that were enqueued in a transaction without one
 	Name      string           `json:"name,omitempty"`
 	Charges   []budget.Charged `json:"charges,omitempty"`
 	Jobs      []jobs.Enqueued  `json:"jobs,omitempty"`
@@ -49,7 +49,7 @@ func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.List
 }
 
 // channel is where commands are told.
-func (c *Client) channel() string { return c.schema.String() + "_commands" }
+func (c *Client) channel() string { return listen.Commands(c.schema.String()) }
 
 func checkChannel(field, channel string) error {
 	if len(channel) > listen.MaxNameBytes {
@@ -71,7 +71,7 @@ func (c *Client) checkNotify() error {
 }
 
 func parseNotice(payload string) (n Notice, ok bool) {
-	if json.Unmarshal([]byte(payload), &n) != nil || n.Missed || n.ID == "" {
+	if json.Unmarshal([]byte(payload), &n) != nil || n.Missed || n.ID == "" && len(n.Jobs) == 0 {
 		return Notice{}, false
 	}
 	return n, true

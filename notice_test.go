@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -168,6 +169,71 @@ func TestListen_HearsNothingThatRolledBack(t *testing.T) {
 	require.NoError(t, tx.Commit(ctx))
 	n, _ = next()
 	require.Equal(t, "committed", n.ID)
+}
+
+func TestListen_HearsOfJobsThatAreEnqueuedWithoutACommand(t *testing.T) {
+	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool := pgtest.AsRole(t, owner, metered.GrantSQL, riverGrantSQL)
+	c := newClient(t, pool, metered.Config{NotifyJobs: true})
+	next := hearing(t, owner, c)
+	ctx := t.Context()
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	sub, err := tx.Begin(ctx)
+	require.NoError(t, err)
+	_, err = c.Jobs.Enqueue(ctx, sub, process{"undone"}, nil)
+	require.NoError(t, err)
+	require.NoError(t, sub.Rollback(ctx))
+	made, err := c.Jobs.EnqueueMany(ctx, tx, []jobs.Item{{Args: process{"a"}}, {Args: process{"b"}, Options: &jobs.Options{Key: odd, Tenant: odd}},
+		{Args: process{"b"}, Options: &jobs.Options{Key: odd, Tenant: odd}}})
+	require.NoError(t, err)
+	_, err = c.Jobs.Enqueue(ctx, tx, process{"b"}, &jobs.Options{Key: odd, Tenant: odd})
+	require.NoError(t, err)
+	_, ok := next()
+	require.False(t, ok, "before the commit")
+	require.NoError(t, tx.Commit(ctx))
+	n, ok := next()
+	require.True(t, ok)
+	require.Equal(t, metered.Notice{Jobs: []jobs.Enqueued{{ID: made[0].JobID, Queue: "default", Kind: "process"},
+		{ID: made[1].JobID, Queue: "default", Kind: "process", Key: odd, Tenant: odd}}}, n)
+
+	tx, err = pool.Begin(ctx)
+	require.NoError(t, err)
+	_, err = c.Jobs.Enqueue(ctx, tx, process{"rolled back"}, nil)
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(ctx))
+	_, ok = next()
+	require.False(t, ok)
+
+	// More than one payload holds.
+	items := make([]jobs.Item, 40)
+	for i := range items {
+		items[i] = jobs.Item{Args: process{"a"}, Options: &jobs.Options{Key: fmt.Sprintf("%03d", i) + strings.Repeat("\x01", 252), Tenant: strings.Repeat("\x01", 255)}}
+	}
+	conn, err := owner.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(ctx, `listen metered_commands`)
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		made, err = c.Jobs.EnqueueMany(ctx, tx, items)
+		return err
+	}))
+	var heard []int64
+	for len(heard) < len(items) {
+		payload, err := conn.Conn().WaitForNotification(ctx)
+		require.NoError(t, err)
+		require.Less(t, len(payload.Payload), 8000)
+		var n metered.Notice
+		require.NoError(t, json.Unmarshal([]byte(payload.Payload), &n))
+		for _, j := range n.Jobs {
+			heard = append(heard, j.ID)
+		}
+	}
+	for i, r := range made {
+		require.Equal(t, r.JobID, heard[i])
+	}
 }
 
 func TestListen_ANoticeIsCutToWhatFits(t *testing.T) {

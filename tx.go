@@ -189,10 +189,10 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 	switch {
 	case t.dead():
 		return jobs.Result{}, ErrTxDone
-	case t.client.Jobs == nil:
+	case t.client.enqueuer == nil:
 		return jobs.Result{}, ErrNoRiver
 	}
-	r, err := t.client.Jobs.Enqueue(ctx, t, args, opts)
+	r, err := t.client.enqueuer.Enqueue(ctx, t, args, opts)
 	if err == nil {
 		t.enqueued(r)
 	}

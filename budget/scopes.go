@@ -2,6 +2,7 @@ package budget
 
 import (
 	"encoding"
+	"encoding/hex"
 	"reflect"
 	"slices"
 	"strconv"
@@ -16,8 +17,9 @@ import (
 //	…
 //	ledger.Charge(ctx, tx, Seats.Charge(Seat{7, "21A"}, 1)) // the scope "seat/7/21A"
 //
-// K is a string, an integer, a time.Time, a type with MarshalText and UnmarshalText, or a struct of these; the time of
-// a booking is a field. Different keys have different scopes. With a K for each kind the compiler keeps kinds apart.
+// K is a string, an integer, a bool, a time.Time, a [16]byte (written as a UUID), a type with MarshalText and UnmarshalText,
+// or a struct of these; the time of a booking is a field. Check refuses every other type, pointers and slices among them.
+// Different keys have different scopes. With a K for each kind the compiler keeps kinds apart.
 type Scopes[K comparable] struct {
 	Kind      string  // the first part of each scope, not "claim"; required
 	Limits    []Limit // of each charge
@@ -38,7 +40,8 @@ func (s Scopes[K]) Check() error {
 		}
 	}
 	if wrong := unkeyed(reflect.TypeFor[K]()); wrong != "" {
-		return invalid("Scopes", "a key cannot be made of %s", wrong)
+		return invalid("Scopes", "a key cannot be made of %s: want a string, an integer, a bool, a time.Time, a [16]byte, a type with "+
+			"MarshalText and UnmarshalText, or a struct of these", wrong)
 	}
 	return nil
 }
@@ -101,13 +104,18 @@ func isText(t reflect.Type) bool {
 	return t.NumMethod() > 0 && t.Implements(marshaler) && reflect.PointerTo(t).Implements(unmarshaler)
 }
 
-// unkeyed names what is in a type that no key is made of.
+// isUUID reports whether values of a type are 16 bytes.
+func isUUID(t reflect.Type) bool {
+	return t.Kind() == reflect.Array && t.Len() == 16 && t.Elem().Kind() == reflect.Uint8
+}
+
+// unkeyed names the part of a type that no key is made of.
 func unkeyed(t reflect.Type) string {
 	switch {
 	case isText(t):
 		return ""
 	case t.Kind() != reflect.Struct:
-		if k := t.Kind(); k == reflect.String || k >= reflect.Int && k <= reflect.Uintptr {
+		if k := t.Kind(); k == reflect.String || k >= reflect.Bool && k <= reflect.Uintptr || isUUID(t) {
 			return ""
 		}
 		return t.String()
@@ -139,6 +147,10 @@ func appendKey(b []byte, v reflect.Value) ([]byte, bool) {
 		return strconv.AppendInt(append(b, '/'), v.Int(), 10), true
 	case v.CanUint():
 		return strconv.AppendUint(append(b, '/'), v.Uint(), 10), true
+	case k == reflect.Bool:
+		return strconv.AppendBool(append(b, '/'), v.Bool()), true
+	case isUUID(v.Type()):
+		return appendUUID(append(b, '/'), v), true
 	case k != reflect.Struct || v.NumField() == 0:
 		return b, false
 	}
@@ -202,10 +214,31 @@ func takeKey(parts *[]string, v reflect.Value) bool {
 		var n uint64
 		n, err = strconv.ParseUint(text, 10, v.Type().Bits())
 		v.SetUint(n)
+	case v.Kind() == reflect.Bool:
+		var is bool
+		is, err = strconv.ParseBool(text)
+		v.SetBool(is)
+	case isUUID(v.Type()):
+		var b []byte
+		if b, err = hex.DecodeString(strings.ReplaceAll(text, "-", "")); err != nil || len(b) != v.Len() {
+			return false
+		}
+		reflect.Copy(v, reflect.ValueOf(b))
 	default:
 		return false
 	}
 	return err == nil
+}
+
+// appendUUID appends 16 bytes as a UUID is written.
+func appendUUID(b []byte, v reflect.Value) []byte {
+	for i := range v.Len() {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			b = append(b, '-')
+		}
+		b = hex.AppendEncode(b, []byte{byte(v.Index(i).Uint())})
+	}
+	return b
 }
 
 // appendEscaped appends what escape makes of a text.

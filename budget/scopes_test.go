@@ -26,6 +26,11 @@ type (
 		House string
 		No    uint16
 	}
+	trial struct {
+		User userID
+		Live bool
+	}
+	uuid    [16]byte
 	userID  string
 	account int32
 )
@@ -50,6 +55,9 @@ func TestScopes_RenderTheKeyAndParseItBack(t *testing.T) {
 	requireRoundTrip(t, budget.Scopes[userID]{Kind: "user"}, "ann", "user/ann")
 	requireRoundTrip(t, budget.Scopes[account]{Kind: "account"}, -7, "account/-7")
 	requireRoundTrip(t, budget.Scopes[uint8]{Kind: "byte"}, 255, "byte/255")
+	requireRoundTrip(t, budget.Scopes[bool]{Kind: "live"}, true, "live/true")
+	requireRoundTrip(t, budget.Scopes[trial]{Kind: "trial"}, trial{"ann", false}, "trial/ann/false")
+	requireRoundTrip(t, budget.Scopes[uuid]{Kind: "order"}, uuid{0: 0x01, 5: 0x8f, 15: 0xff}, "order/01000000-008f-0000-0000-0000000000ff")
 	requireRoundTrip(t, budget.Scopes[netip.Addr]{Kind: "ip"}, netip.MustParseAddr("2001:db8::1"), "ip/2001:db8::1")
 	requireRoundTrip(t, budget.Scopes[netip.Prefix]{Kind: "net"}, netip.MustParsePrefix("192.0.2.0/24"), "net/192.0.2.0%2F24")
 	day := time.Date(2026, 11, 21, 20, 0, 0, 5, time.UTC)
@@ -119,6 +127,12 @@ func TestScopes_ParseRefusesWhatIsNotOfTheKind(t *testing.T) {
 	requireArgument(t, err, "scope")
 	_, err = budget.Scopes[uint8]{Kind: "byte"}.Parse("byte/256")
 	requireArgument(t, err, "scope")
+	_, err = budget.Scopes[bool]{Kind: "live"}.Parse("live/1")
+	requireArgument(t, err, "scope")
+	for _, text := range []string{"01000000-008F-0000-0000-0000000000ff", "01000000008f000000000000000000ff", "01000000-008f-0000-0000-0000000000", "x"} {
+		_, err = budget.Scopes[uuid]{Kind: "order"}.Parse("order/" + text)
+		requireArgument(t, err, "scope")
+	}
 }
 
 type (
@@ -146,7 +160,9 @@ func TestScopes_AWrongDeclarationOrKeyHasNoScope(t *testing.T) {
 	requireUndeclared(t, budget.Scopes[string]{Kind: "claim"}, "b", "Scopes.Kind")
 	requireUndeclared(t, budget.Scopes[string]{Kind: "a", Limits: []budget.Limit{{Max: 1}}}, "b", "Scopes.Limits[0].Window")
 	requireUndeclared(t, budget.Scopes[float64]{Kind: "a"}, 1, "Scopes")
-	requireUndeclared(t, budget.Scopes[bool]{Kind: "a"}, true, "Scopes")
+	requireUndeclared(t, budget.Scopes[*int]{Kind: "a"}, new(int), "Scopes")
+	requireUndeclared(t, budget.Scopes[[2]int]{Kind: "a"}, [2]int{}, "Scopes")
+	require.ErrorContains(t, budget.Scopes[*int]{Kind: "a"}.Check(), "a key cannot be made of *int: want a string, ")
 	requireUndeclared(t, budget.Scopes[struct{}]{Kind: "a"}, struct{}{}, "Scopes")
 	requireUndeclared(t, budget.Scopes[hidden]{Kind: "a"}, hidden{"a", "b"}, "Scopes")
 	requireUndeclared(t, budget.Scopes[withFloat]{Kind: "a"}, withFloat{"a", 1}, "Scopes")

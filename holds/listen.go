@@ -20,6 +20,8 @@ type Notice struct {
 	Version int       `json:"version,omitempty"` // the hold's, after the transition
 	Kind    EventKind `json:"kind,omitempty"`
 	// The rest is empty if the sender has no Config.NotifyContent.
+	At       time.Time   `json:"at,omitzero"`     // of the transition, as in Event
+	Claim    *Key        `json:"claim,omitempty"` // the key, if the hold is a claim
 	State    State       `json:"state,omitempty"` // after the transition
 	Holder   string      `json:"holder,omitempty"`
 	Deadline time.Time   `json:"deadline,omitzero"`
@@ -79,6 +81,8 @@ func parseNotice(payload string) (Notice, bool) {
 		Tenant, ID, Kind string
 		Version          int
 
+		At       time.Time
+		Claim    *string
 		State    *string
 		Holder   string
 		Deadline time.Time
@@ -95,6 +99,13 @@ func parseNotice(payload string) (Notice, bool) {
 	if p.State == nil {
 		return n, true
 	}
-	n.State, n.Holder, n.Deadline, n.Note, n.Lines, n.Cut = states[*p.State], p.Holder, p.Deadline.UTC(), p.Note, p.Lines, p.Cut
+	if p.Claim != nil {
+		key, err := parseClaim(*p.Claim)
+		if err != nil {
+			return Notice{}, false
+		}
+		n.Claim = &key
+	}
+	n.At, n.State, n.Holder, n.Deadline, n.Note, n.Lines, n.Cut = p.At.UTC(), states[*p.State], p.Holder, p.Deadline.UTC(), p.Note, p.Lines, p.Cut
 	return n, n.State != ""
 }

@@ -25,7 +25,7 @@ func (f *fixture) told(h holds.Hold, kind holds.EventKind) holds.Notice {
 	e := history[h.Version-1]
 	require.Equal(f, kind, e.Kind)
 	return holds.Notice{Tenant: h.Tenant, ID: h.ID, Version: h.Version, Kind: kind,
-		State: h.State, Holder: h.Holder, Deadline: h.Deadline, Note: e.Note, Lines: h.Lines}
+		At: e.At, Claim: h.Claim, State: h.State, Holder: h.Holder, Deadline: h.Deadline, Note: e.Note, Lines: h.Lines}
 }
 
 func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
@@ -76,6 +76,12 @@ func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
 		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{odd}, All: true, Note: because("all")})
 	})...)
 
+	seat, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
+		return f.book.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "seat/" + odd, Value: longest("21A")[100:]}, Holder: "bob", TTL: time.Hour, Note: because("row 21")})
+	})
+	require.NoError(t, err)
+	hears(holds.EventPlaced, "row 21", "bob", seat)
+
 	var many []string
 	for i := range 3 {
 		id := fmt.Sprint("many/", i)
@@ -91,7 +97,7 @@ func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
 	due := f.mustPlace(holds.Request{ID: "due", Holder: "cy", TTL: 2 * time.Minute, Lines: lines(3, 4)})
 	hears(holds.EventPlaced, "", "cy", due)
 	f.clock.Advance(time.Minute)
-	_, err := f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
+	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
 	swept, err = f.book.Get(ctx, f.pool, "acme", "swept", "")
 	require.NoError(t, err)

@@ -27,7 +27,7 @@ import (
 //
 // Errors: ErrArgument before any SQL (also for args that jsonb cannot hold) and ErrConflict leave tx usable. Every
 // other error aborts it, so that no key commits without its job: ErrBusy, ErrPlugin, errors of River, of hooks and of
-// Postgres. One round trip without a key, two with a new one, one with a known one.
+// Postgres. One round trip without a key, two with a new one, one with a known one; Config.Notify adds one for a new job.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return Result{}, err
@@ -64,7 +64,18 @@ func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]
 	return e.enqueue(ctx, tx, all)
 }
 
-func (e *Enqueuer) enqueue(ctx context.Context, tx pgx.Tx, all []*prepared) (results []Result, err error) {
+func (e *Enqueuer) enqueue(ctx context.Context, tx pgx.Tx, all []*prepared) ([]Result, error) {
+	results, err := e.enqueueAll(ctx, tx, all)
+	if err != nil || e.channel == "" {
+		return results, err
+	}
+	if err := e.notify(ctx, tx, results); err != nil {
+		return nil, err
+	}
+	return results, nil
+}
+
+func (e *Enqueuer) enqueueAll(ctx context.Context, tx pgx.Tx, all []*prepared) (results []Result, err error) {
 	if e.observer != nil {
 		var span observed.Span
 		ctx, span = e.observer.Start(ctx, observe.Op{Work: observe.Enqueue, Name: all[0].kind})

@@ -8,6 +8,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/listen"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/observe"
@@ -30,7 +31,10 @@ type Config struct {
 	// LockTimeout bounds how long a call waits for transactions that claimed the same keys, 1ms to 1h. A shorter
 	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
 	LockTimeout time.Duration
-	Observer    observe.Observer // is told of the Enqueuer's calls; defaults to none
+	// Notify sends each job that a call makes to metered.Client.Listen, with the commit, for one more round trip. Whoever
+	// may connect to the database can listen. Defaults to false. metered.Config.NotifyJobs sets it for Client.Jobs.
+	Notify   bool
+	Observer observe.Observer // is told of the Enqueuer's calls; defaults to none
 }
 
 // Enqueuer enqueues jobs through a River client. It is safe for concurrent use.
@@ -38,6 +42,7 @@ type Enqueuer struct {
 	client   *river.Client[pgx.Tx]
 	sequence string // River's, as text for regclass
 	wait     time.Duration
+	channel  string // "" without Config.Notify
 	observer *observed.To
 
 	claimSQL, claimManySQL, findSQL, purgeSQL, purgeableSQL string
@@ -66,7 +71,14 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	if s := client.Schema(); s != "" {
 		sequence = pgx.Identifier{s, "river_job_id_seq"}
 	}
+	channel := ""
+	if config.Notify {
+		if channel = listen.Commands(name.String()); len(channel) > listen.MaxNameBytes {
+			return nil, invalid("Config.Notify", "the channel %q is longer than the %d bytes of a name: use a shorter schema", channel, listen.MaxNameBytes)
+		}
+	}
 	return &Enqueuer{
+		channel:      channel,
 		client:       client,
 		sequence:     sequence.Sanitize(),
 		wait:         wait,

@@ -16,6 +16,9 @@ import (
 // A user may hold ten seats in five minutes, released ones included: seats are not for trying.
 var perUser = budget.PerWindow(10, 5*time.Minute).Named("holds")
 
+// cleanupAttempts is how often the job that announces the end of a hold is tried. The seat is free without it.
+const cleanupAttempts = 3
+
 // seatKey is what is claimed of a seat.
 func seatKey(seat string) holds.Key { return holds.Key{Type: "seat", Value: seat} }
 
@@ -101,7 +104,7 @@ func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome
 		if len(by.limits) > 0 {
 			claim.Charges = []budget.Charge{{Scope: budget.ScopeKey("holds", r.who.User, ""), Amount: 1, Limits: by.limits}}
 		}
-		_, err = tx.Claim(ctx, claim, &holdjobs.Cleanup{})
+		_, err = tx.Claim(ctx, claim, &holdjobs.Cleanup{MaxAttempts: cleanupAttempts})
 		return p, err
 	})
 }

@@ -37,6 +37,7 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 		union all select xmin from hall.audit) x`), "all of one transaction")
 	delay := one[float64](h, `select extract(epoch from scheduled_at - created_at)::float8 from river_job where kind = 'metered_hold_cleanup'`)
 	require.InDelta(t, 310, delay, 5) // both by the clocks of one machine
+	require.Equal(t, 3, one[int](h, `select max_attempts::int from river_job`))
 
 	// Its answer was lost, and it is asked for again, later: the same hold, with the time that is left by then.
 	for _, left := range []float64{210, 0} {

@@ -35,6 +35,9 @@ const (
 	minIdle, maxIdle = 10 * time.Millisecond, time.Hour
 )
 
+// Commands is the channel on which a schema's commands and jobs are announced.
+func Commands(schema string) string { return schema + "_commands" }
+
 const (
 	connectTimeout     = 30 * time.Second
 	closeTimeout       = time.Second
