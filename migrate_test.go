@@ -332,7 +332,7 @@ func TestSchemaSQL_DoesWhatMigrateDoes(t *testing.T) {
 	for _, name := range []string{"metered", "money_1"} {
 		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name}))
-		execute(t, pool, "drop function "+name+".clock()")
+		execute(t, pool, "drop function "+name+".keep_memory()")
 		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion}))
 		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion, DropPrevious: true}))
 		report := migrate(t, pool, metered.MigrateOptions{Schema: name})
@@ -380,7 +380,7 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 		change, back string // back is empty where Migrate repairs it
 		want         string
 	}{
-		{"drop function metered.clock()", "", "function clock() is missing"},
+		{"drop function metered.keep_memory()", "", "function keep_memory() is missing"},
 		{"create or replace function metered.clock() returns timestamptz language sql volatile as 'select now()'", "", "function clock() differs: it is"},
 		{"alter function metered.clock() security definer", "", "function clock() differs: it is"},
 		{"alter function metered.clock() set search_path = public", "", "function clock() differs: it is"},
@@ -441,7 +441,7 @@ func TestValidate_WhatSomebodyAddedIsNoDifference(t *testing.T) {
 	report := migrate(t, pool, metered.MigrateOptions{DropPrevious: true})
 	require.Equal(t, metered.MigrateReport{From: metered.SchemaVersion, To: metered.SchemaVersion}, report)
 
-	execute(t, pool, "drop function metered.clock()")
+	execute(t, pool, "drop function metered.keep_memory()")
 	migrate(t, pool, metered.MigrateOptions{})
 	require.True(t, queryRow[bool](t, pool, "select has_function_privilege('public', 'metered.my_trigger()', 'execute')"), "it is not this library's")
 	require.Equal(t, "ours", queryRow[string](t, pool, "select obj_description('metered.ledger'::regclass)"))

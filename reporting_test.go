@@ -2,6 +2,7 @@ package metered_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // A role with GrantReportingSQL tries what it may not.
@@ -40,7 +43,7 @@ func TestGrantReportingSQL_OnlyReads(t *testing.T) {
 		`update metered.statement set amount = 0`:                                           "",
 		`delete from metered.statement`:                                                     "",
 		`update metered.operations_words set name = ''`:                                     "",
-		`insert into metered.tokens_words (purpose) values ('p')`:                           "",
+		`insert into metered.tokens_words (purpose) values ('p')`:                           "55000", // no view of several relations takes rows
 		`truncate metered.ledger`:                                                           "",
 		`do $$ begin lock table metered.ledger in row exclusive mode; end $$`:               "",
 		`create table metered.mine ()`:                                                      "",
@@ -85,6 +88,43 @@ func TestGrantReportingSQL_OnlyReads(t *testing.T) {
 	for _, err := range c.Budget.Entries(ctx, role, "s", budget.EntriesOptions{}) {
 		require.NoError(t, err)
 	}
+}
+
+// The clock is set as docs/operations.md says it. The views and the calls go by it.
+func TestReports_GoByTheClockThatIsSet(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	owner, c := setUp(t, metered.Config{})
+	_, page, _ := strings.Cut(text(t, "docs/operations.md"), "## The clock in tests\n")
+	_, page, _ = strings.Cut(page, "```sql\n")
+	set, _, _ := strings.Cut(page, "```")
+	const noon = "2031-05-05 12:00:00Z"
+	require.Contains(t, set, noon)
+	execute(t, owner, set)
+	credit, err := wallet.New(c.Budget, wallet.Config{})
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(ctx, owner, func(tx pgx.Tx) error {
+		if _, err := credit.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 10, For: time.Minute, Reference: "gift"}); err != nil {
+			return err
+		}
+		h, err := c.Holds.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{{Scope: "s", Amount: 1}}})
+		require.Equal(t, time.Date(2031, 5, 5, 12, 1, 0, 0, time.UTC), h.Deadline)
+		if err != nil {
+			return err
+		}
+		_, err = c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", TTL: time.Minute})
+		return err
+	}))
+	role := pgtest.AsRole(t, owner, metered.GrantReportingSQL, "")
+	states := func() string {
+		return queryRow[string](t, role, `select (select state from metered.lots_words) || ', ' || (select state from metered.holds_words) || ', ' ||
+			(select state from metered.tokens_words)`)
+	}
+	require.Equal(t, "open, held, open", states())
+	execute(t, owner, strings.Replace(set, noon, "2031-05-05 12:01:00Z", 1))
+	require.Equal(t, "ended, expired, expired", states())
+	migrate(t, owner, metered.MigrateOptions{})
+	require.Less(t, queryRow[time.Time](t, owner, `select metered.clock()`).Year(), 2031, "Migrate puts it back")
 }
 
 // An upgrade, and a repair, of the reports keeps who may read them.

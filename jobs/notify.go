@@ -13,7 +13,7 @@ import (
 // maxPayload bounds a payload in UTF-8, as metered's for commands does.
 const maxPayload = 5_300
 
-const notifySQL = `select pg_catalog.pg_notify($1, said) from unnest($2::text[]) said`
+const notifySQL = `select pg_catalog.pg_notify($1, said) from pg_catalog.unnest($2::text[]) said`
 
 // notify sends the jobs that were made to metered.Client.Listen, in as few payloads as they fit into. Postgres drops them
 // with a rollback, also to a savepoint.

@@ -357,7 +357,7 @@ func TestUpgrade_AsAFileDoesTheSame(t *testing.T) {
 		require.NoError(t, apply(schema.Version, false))
 		require.ErrorContains(t, apply(schema.Version, false), "the schema is not of version")
 		require.Equal(t, next.Previous(), examine(t, pool, next, name).Previous)
-		execute(t, pool, "drop function "+name+".clock()")
+		execute(t, pool, "drop function "+name+".keep_memory()")
 		require.NoError(t, apply(next.Version, false))
 		require.NoError(t, apply(next.Version, true))
 		s := examine(t, pool, next, name)
@@ -378,7 +378,7 @@ func TestUpgrade_RolesCanDoWhatTheyCould(t *testing.T) {
 	pool := pgtest.Open(t)
 	usage := pgtest.AsRole(t, pool, nil, `grant usage on schema metered to $role; grant execute on function metered.usage to $role;
 		grant select on metered.schema_version to $role`)
-	view := pgtest.AsRole(t, pool, nil, "grant usage on schema metered to $role; grant select on metered.tokens_words to $role")
+	view := pgtest.AsRole(t, pool, nil, "grant usage on schema metered to $role; grant select on metered.tokens_words to $role; grant execute on function metered.clock, metered.keep_memory to $role")
 	sets := []struct {
 		role   *pgxpool.Pool
 		render func(string, string) (string, error)

@@ -40,12 +40,12 @@ $$;
 -- that by themselves, and the block, taken at each statement that is planned, would be a third of
 -- the first call on a new connection.
 create function metered.keep_memory() returns boolean
-language sql immutable
+language sql immutable parallel safe
 as 'select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('' '', 1000),
     case when pg_catalog.current_setting(''server_version_num'')::pg_catalog.int4 operator(pg_catalog.<) 150000 then 1000 else 1 end)) operator(pg_catalog.>) 0';
 
 -- The only clock. clock_timestamp(), because now() is the start of the
 -- transaction, and a slow one would write entries already outside their window.
 create function metered.clock() returns timestamptz
-language sql volatile
+language sql volatile parallel safe
 as 'select case when metered.keep_memory() then pg_catalog.clock_timestamp() end';

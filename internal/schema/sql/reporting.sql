@@ -4,8 +4,8 @@
 -- They are stable: a later version may add columns at the end, and changes none. A view belongs to
 -- the schema's owner and reads with the owner's rights; so whoever may read the view needs no right
 -- on its tables. None of them hides rows, so none is a security_barrier, which would keep conditions
--- from the indexes. Now is the statement's time: a view that called metered.clock() would
--- demand a right to execute it.
+-- from the indexes. Now is metered.clock(), which the reader may execute. It is read once a query, in a subquery
+-- of its own: beside the columns it would keep conditions from the indexes.
 
 -- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1
 -- ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time
@@ -69,22 +69,22 @@ select h.no,                                    -- the number of the hold, in th
     h.tenant,                                   -- keeps the ids of tenants apart
     h.id,                                       -- chosen by the caller, or made up
     h.holder,                                   -- who has it
-    case when h.state = 'h' and h.due <= pg_catalog.statement_timestamp() then 'expired' when h.state = 'h' then 'held'
+    case when h.state = 'h' and h.due <= c.now then 'expired' when h.state = 'h' then 'held'
         when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
         when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
     h.placed_at,                                -- when it was placed
     h.deadline,                                 -- when it ends, unless it is extended
     h.due,                                      -- deadline and grace: its units are free from here on
-    case when h.state = 'h' and h.due <= pg_catalog.statement_timestamp() then h.due else h.ended_at end as ended_at, -- when it ended
+    case when h.state = 'h' and h.due <= c.now then h.due else h.ended_at end as ended_at, -- when it ended
     h.claim,                                    -- the scope of what is claimed, if it is a claim
     h.entity,                                   -- what a capture linked
     h.metadata,                                 -- of the caller
     (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
-    (select jsonb_object_agg(l.scope, case when h.state = 'x' or h.state = 'h' and h.due <= pg_catalog.statement_timestamp()
+    (select jsonb_object_agg(l.scope, case when h.state = 'x' or h.state = 'h' and h.due <= c.now
         then greatest(l.captured, l.at_least) else l.captured end) from metered.hold_lines l where l.hold = h.no) as captured, -- of these, by scope
     case when h.state = 'r' or h.returned then (
         select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
-from metered.holds h;
+from metered.holds h, (select metered.clock() as now) c;
 
 -- What happened to holds, with words for the transitions. By tenant and id it reads an index;
 -- everything else reads all that ever happened.
@@ -110,7 +110,7 @@ select l.no,                                    -- the number of the lease
     l.owner,                                    -- the process that opened it
     l.child,                                    -- the scope that its units were carved for
     case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are told
-    case when l.settled_at is not null then 'settled' when l.ends_at <= pg_catalog.statement_timestamp() then 'ended' else 'out' end as state, -- ended: its time is over, and nobody has settled it
+    case when l.settled_at is not null then 'settled' when l.ends_at <= c.now then 'ended' else 'out' end as state, -- ended: its time is over, and nobody has settled it
     l.opened_at,                                -- when it was opened
     l.ends_at,                                  -- nothing is spent of it from here on
     l.settled_at,                               -- when it was settled
@@ -119,7 +119,7 @@ select l.no,                                    -- the number of the lease
     l.spent,                                    -- of granted, what was captured when it was settled
     l.opened_seq,                               -- the entry of the ledger that holds its units
     l.settled_seq                               -- the last entry of its end
-from metered.leases l;
+from metered.leases l, (select metered.clock() as now) c;
 
 -- What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.
 create view metered.lease_spends_words as
@@ -165,14 +165,14 @@ create view metered.tokens_words as
 select t.purpose,                               -- what it grants
     t.subject,                                  -- to whom or for what
     case when t.used >= t.uses then 'used up' when t.revoked then 'revoked'
-        when t.ended_at is not null or t.expires_at <= pg_catalog.statement_timestamp() then 'expired' else 'open' end as state, -- what became of it
+        when t.ended_at is not null or t.expires_at <= c.now then 'expired' else 'open' end as state, -- what became of it
     t.minted_at,                                -- when it was minted
     t.expires_at,                               -- when it is no longer good
     t.ended_at,                                 -- last use, revocation, or expiry seen by a revocation
     t.uses,                                     -- how often it can be used
     t.used,                                     -- how often it was
     t.sole                                      -- whether it replaced the subject's token before it
-from metered.tokens t;
+from metered.tokens t, (select metered.clock() as now) c;
 
 -- Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What
 -- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.
@@ -182,7 +182,7 @@ select y.no,                                    -- the number of the lot
     y.reference,                                -- of the caller, once in a wallet
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
-    case when y.rest > 0 and y.expires_at <= pg_catalog.statement_timestamp() then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
+    case when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
         when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases
     case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
@@ -197,7 +197,7 @@ select y.no,                                    -- the number of the lot
     y.rolled,                                   -- of these, what went on in another lot
     y.granted_seq,                              -- the entry that credited it
     y.last_seq                                  -- the last entry that moved units of it
-from metered.lots y;
+from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
 -- look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.
