@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// server says what is measured on.
+// server describes the server and the machine.
 func (b *bench) server(ctx context.Context) (string, error) {
 	conn, err := pgx.Connect(ctx, b.connString)
 	if err != nil {
@@ -22,12 +22,12 @@ func (b *bench) server(ctx context.Context) (string, error) {
 		version, fsync, commit, pages, runtime.NumCPU(), runtime.Version()), err
 }
 
-// neededConnections are those of the largest comparison: three contenders with 64
-// clients each, or five with 32, and what watches them.
+// neededConnections are those of the largest comparison: three contenders with 64 clients each, or five with 32, and
+// the watchers.
 const neededConnections = 220
 
-// checkServer warns before anything is measured: of settings that make commits cheaper
-// than durable ones, and of too few connections, since some figures do with less.
+// checkServer warns before the measuring: of settings that make commits cheaper than durable ones, and of too few
+// connections, since some figures do with less.
 func (b *bench) checkServer(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, b.connString)
 	if err != nil {

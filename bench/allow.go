@@ -252,7 +252,7 @@ func allowAgainstThrottled(ctx context.Context, b *bench) (samples, error) {
 	}, "allow", "throttled")
 }
 
-// stranded lets 4 processes spend a budget to its end, and looks at what they keep and do not use.
+// stranded lets 4 processes spend a budget to its end, and counts the units that they keep and do not use.
 func stranded(ctx context.Context, b *bench) (samples, error) {
 	k, err := b.kit(ctx, options{conns: 8}, hotScope)
 	if err != nil {
@@ -309,7 +309,7 @@ func stranded(ctx context.Context, b *bench) (samples, error) {
 	return samples{values: []float64{sum / max(n, 1)}, note: fmt.Sprintf("at most %s %%, in %.0f samples; all %d units were spent in the end", number(most), n, whole)}, nil
 }
 
-// overAdmissionSQL is the most that any window had. What a lease captures is counted by its spends.
+// overAdmissionSQL is the largest total of any window. A lease's capture is counted by its spends.
 const overAdmissionSQL = `
 select coalesce(max(w.units), 0)::bigint from (
     select sum(a.amount) over (order by a.at range between interval '999999 microseconds' preceding and current row) as units

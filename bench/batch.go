@@ -100,7 +100,7 @@ func ingestSingles(k *kit) contender {
 	}}
 }
 
-// perCall is the ratio of a, of whose ops each makes n charges, and of b.
+// perCall is a's charges over b's ops in the same time. Each op of a makes n charges.
 func perCall(out outcome, a, b string, n int) samples {
 	s := out.ratio(a, b)
 	for i := range s.values {

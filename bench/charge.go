@@ -18,7 +18,7 @@ values (nextval('metered.bench_seq'), 1, clock_timestamp(), 1, 0, 0, 0, 0, 'c', 
 	lockSQL = `select pg_advisory_xact_lock($1)`
 )
 
-// seedSumSQL is the obvious check: whatever is in the window, added up.
+// seedSumSQL is the obvious check: the sum of the window.
 const seedSumSQL = `
 select coalesce(sum(amount), 0)::bigint from metered.ledger
 where scope = $1 and at > clock_timestamp() - $2::interval`
@@ -88,8 +88,8 @@ func chargeQuiet(k *kit) contender {
 	}}
 }
 
-// What a team writes by hand: a counter that is raised where that fits, and a row, in one function. It knows no
-// windows, and no sums of the past.
+// A hand-written charge: a function that raises a counter if that fits, and inserts a row. It knows no windows, and
+// no sums of the past.
 const (
 	counterTableSQL = `create table metered.bench_counter (scope text collate "C" primary key, used bigint not null) with (fillfactor = 50)`
 	counterRowsSQL  = `insert into metered.bench_counter select 'scope/' || lpad(g::text, 18, '0'), 0 from generate_series(0, 999) g`

@@ -18,7 +18,7 @@ type work struct {
 
 func (work) Kind() string { return "work" }
 
-// The writes of a command without what the library asks first.
+// The writes of a command without the library's checks.
 const (
 	floorTokenSQL = `
 update metered.tokens set used = used + 1, ended_at = clock_timestamp() where digest = $1 returning payload`
@@ -31,7 +31,7 @@ values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$6::
 // fingerprint has the length of a true one.
 var fingerprint = make([]byte, 33)
 
-// resultOf is what a command records, the id of its job in JSON.
+// resultOf is a command's recorded result, the id of its job in JSON.
 func resultOf(job *rivertype.JobInsertResult) []byte { return strconv.AppendInt(nil, job.Job.ID, 10) }
 
 // begin sends BEGIN and a statement with one row in one flush.
@@ -56,8 +56,8 @@ func (k *kit) onConn(ctx context.Context, f func(*pgxpool.Conn) error) error {
 	return f(conn)
 }
 
-// commandFloor makes the writes in the library's flushes: BEGIN and the token; the
-// job; charge, operation and COMMIT. It locks nothing but what writing locks.
+// commandFloor makes the writes in the library's flushes: first BEGIN and the token, then the job, then charge,
+// operation and COMMIT. It takes no locks beyond those of its writes.
 func commandFloor(k *kit) contender { return k.floor(false) }
 
 // commandLockedFloor takes the scope's lock in its last flush.
@@ -129,8 +129,7 @@ func commandMetered(k *kit) contender {
 	}}
 }
 
-// doWith runs a command with token, charge and keyless job; its function does more,
-// if there is any, and the changes are made to the command.
+// doWith runs a command with token, charge and keyless job, after the changes. Its function also calls more, if set.
 func (k *kit) doWith(ctx context.Context, more func(context.Context, *metered.Tx) error, changes ...func(*metered.Command)) error {
 	return k.doBy(ctx, k.client, more, changes...)
 }

@@ -19,14 +19,12 @@ type contender struct {
 	// op does it once, for one of the clients.
 	op func(ctx context.Context, client int) error
 
-	// stock is made ready before each slice, outside the time that is measured: what
-	// an op uses up, at least n of it. It returns how many ops may run; nil is any
-	// number.
+	// stock prepares n ops or more before each slice, outside the measured time. It returns how many ops may run. Nil
+	// means any number.
 	stock func(ctx context.Context, n int) (int, error)
 }
 
-// comparison runs contenders in turns, A B C B C A …, so that whatever else the
-// machine does meets them all alike.
+// comparison runs contenders in turns, A B C B C A …, so that disturbances of the machine meet them all alike.
 type comparison struct {
 	contenders []contender
 	clients    int
@@ -35,7 +33,7 @@ type comparison struct {
 	count      int // ops a slice. Defaults to as many as fit
 }
 
-// outcome is what a comparison came to; each of its slices has a value per round.
+// outcome is the result of a comparison. Each of its slices has a value per round.
 type outcome struct {
 	names []string
 	rates map[string][]float64 // ops per second
@@ -83,7 +81,7 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 	return out, nil
 }
 
-// enter connects the contenders and those who watch them.
+// enter connects the contenders and the watchers.
 func (c comparison) enter(ctx context.Context) (entrants []*entrant, leave func(), err error) {
 	leave = func() {
 		for _, e := range entrants {
@@ -128,7 +126,7 @@ func (c comparison) turn(ctx context.Context, b *bench, e *entrant, counts bool)
 	return err
 }
 
-// ops is how many ops a slice may have, after they are made ready; -1 is any number.
+// ops is how many ops a slice may have, after their preparation, or -1 for any number.
 func (c comparison) ops(ctx context.Context, con contender, rate float64, length time.Duration) (int, error) {
 	limit := -1
 	if c.count > 0 {
@@ -220,8 +218,8 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 	return int(done.Load()), seconds, nil
 }
 
-// patience is how long a comparison may take, so that a run on a slow or busy machine
-// ends in its time as well, with fewer rounds. It ends when the run is late.
+// patience is how long a comparison may take, so that a run on a slow or busy machine ends in its time as well, with
+// fewer rounds. It ends when the run is late.
 func (b *bench) patience() time.Duration {
 	late, each := 9*time.Minute, 40*time.Second
 	if b.short {
@@ -236,8 +234,8 @@ func (b *bench) patience() time.Duration {
 // fewest is how many rounds a comparison has in any case.
 func (b *bench) fewest() int { return b.pick(3, 2) }
 
-// sequential is a comparison by one client. Its turns are short: what a shared machine
-// does changes by the second, and must not fall to one of them.
+// sequential is a comparison by one client. Its turns are short: the load of a shared machine changes by the second,
+// and must not fall to one of them.
 func (b *bench) sequential(contenders ...contender) comparison {
 	return comparison{contenders: contenders, clients: 1, count: 20, rounds: b.pick(250, 21)}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 )
 
-// bench is what the figures share.
+// bench is the state that the figures share.
 type bench struct {
 	short      bool
 	connString string
@@ -23,11 +23,11 @@ type bench struct {
 	log        io.Writer
 	began      time.Time
 	owned      bool // the server was started here, and goes with everything in it
-	thorough   bool // measure what takes long, too
+	thorough   bool // measure the slow figures, too
 
 	templates map[string]string // a migrated database of each server
 
-	shared  map[string]any // what several figures are read from: see share
+	shared  map[string]any // measurements that several figures use: see share
 	closers []func()
 }
 
@@ -38,7 +38,7 @@ func newBench(short bool, connString string) *bench {
 	}
 }
 
-// close drops what was shared.
+// close drops the shared databases.
 func (b *bench) close() {
 	for _, f := range b.closers {
 		f()
@@ -66,7 +66,7 @@ func (b *bench) pick(full, short int) int {
 	return full
 }
 
-// leftOut is why a short run has no value of what takes long.
+// leftOut is why a short run has no value of a slow figure.
 const leftOut = "a short run leaves it out, unless it is named"
 
 // slice is how long one contender runs in one round.
@@ -97,7 +97,7 @@ type options struct {
 	setUp  []string // SQL run first, as the owner
 }
 
-// open makes a database of its own; the site's drop ends it.
+// open makes a database of its own, which the site's drop deletes.
 func (b *bench) open(ctx context.Context, o options) (s *site, err error) {
 	if o.server == "" {
 		o.server = b.connString
@@ -123,7 +123,7 @@ func (b *bench) open(ctx context.Context, o options) (s *site, err error) {
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		// Dropping is a checkpoint; a quick look leaves it to the end of the server.
+		// Dropping is a checkpoint. A quick look leaves it to the end of the server.
 		if !b.short || !b.owned {
 			_, _ = admin.Exec(ctx, "drop database "+quoted+" with (force)")
 		}
@@ -196,7 +196,7 @@ func (s *site) fill(ctx context.Context, o options) error {
 	if o.conns == 0 {
 		cfg.MaxConns = 8
 	}
-	// Connections that stay, and no pings: only what the contenders send is measured.
+	// Connections that stay, and no pings: only the contenders' own statements are measured.
 	cfg.MaxConnLifetime, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = time.Hour, time.Hour, time.Hour
 	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 	s.dialDirect = cfg.ConnConfig.DialFunc

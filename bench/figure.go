@@ -19,8 +19,7 @@ type figure struct {
 	measure func(context.Context, *bench) (samples, error)
 }
 
-// goal is what a value has to be; the zero goal is none: the value is only
-// reported.
+// goal is the bound of a value. The zero goal is none: the value is only reported.
 type goal struct {
 	op    string
 	bound float64
@@ -48,11 +47,10 @@ func (g goal) met(value float64) bool {
 	return true
 }
 
-// samples are the values of all rounds. What they are measured in is up to the
-// figure; for a ratio each is that of one round.
+// samples are the values of all rounds, in the figure's unit. For a ratio each is that of one round.
 type samples struct {
 	values []float64
-	note   string    // what the reader should know beside the value
+	note   string    // a remark beside the value
 	notRun string    // why there is no value
 	where  []profile // where the time went, of each contender
 }
@@ -60,7 +58,7 @@ type samples struct {
 // result is a figure with its value, as results.json holds it.
 type result struct {
 	Name    string    `json:"name"`
-	Value   *float64  `json:"value"` // the median of Rounds; null if it was not run
+	Value   *float64  `json:"value"` // the median of Rounds, null if it was not run
 	Unit    string    `json:"unit"`
 	Goal    string    `json:"goal"`
 	Met     bool      `json:"met"`
@@ -127,8 +125,8 @@ func number(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// pick returns the figures of all with the names in a comma-separated list, in
-// that order; all of them if it is empty.
+// pick returns the figures with the names in a comma-separated list, in that order, or all of them if the list is
+// empty.
 func pick(all []figure, names string) ([]figure, error) {
 	if names == "" {
 		return all, nil

@@ -28,7 +28,7 @@ func TestFigures_HoldEveryGoal(t *testing.T) {
 		"charge_thresholds_vs_without": "<= 1.02", "charge_bound_thresholds_vs_without": "<= 1.02", "command_thresholds_vs_without": "<= 1.02",
 		"command_observer_on_vs_off": "<= 1.02",
 		"page_slowest_ms":            "<= 100",
-		// Asked for once, and out of reach of a call in PL/pgSQL: see "Without a goal" in README.md.
+		// Measured on request once, and out of reach of a call in PL/pgSQL: see "Without a goal" in README.md.
 		"charge_hot_vs_lock_floor": "none", "command_hot_rtt1_vs_seed": "none", "command_hot_commit2ms_early_vs_plain": "none",
 	}
 	seen := map[string]bool{}

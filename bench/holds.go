@@ -120,8 +120,8 @@ func placeAndCommand(k *kit) contender {
 	}}
 }
 
-// loadHoldsSQL places $2 holds of a unit on scope $1, of the key $3, due one a
-// millisecond from $4 on: what placing them one by one would have left.
+// loadHoldsSQL places $2 holds of a unit on scope $1, of the key $3, due one a millisecond from $4 on, with the same
+// rows as single placements.
 const loadHoldsSQL = `
 with placed as (
     insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
@@ -135,8 +135,8 @@ events as (
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
 select g, 1, clock_timestamp(), 0, 0, 0, g, 0, 'h', $1, $4::timestamptz + interval '1 ms' from generate_series(1, $2::int) g`
 
-// endHoldsSQL releases all that is open of a scope but the $2 that fall due last: with
-// next_due as it was, behind which are the ended ones.
+// endHoldsSQL releases all open holds of a scope except the $2 that fall due last. next_due stays as it was, and the
+// ended ones lie behind it.
 const endHoldsSQL = `
 with gone as (select l.hold from metered.hold_lines l where l.scope = $1 order by l.due desc offset $2),
 ended as (update metered.holds h set state = 'r', ended_at = clock_timestamp(), version = 2, pending = false
@@ -176,10 +176,9 @@ func (k *kit) askOn(ctx context.Context, scope string) error {
 	return nil
 }
 
-// amongHolds compares a call on a scope with many holds with one on one with ten, a fresh
-// one in each turn. With ended, all of the many but ten were released after a snapshot was
-// taken that is still open, so that nothing can clean up after them: the last 500 one by
-// one, as they would all have been.
+// amongHolds compares a call on a scope with many holds and one on a scope with ten, a fresh one in each turn. With
+// ended, all of the many but ten were released after a snapshot was taken that is still open, so that nothing can
+// clean up after them: the last 500 one by one, as in production.
 func amongHolds(ctx context.Context, b *bench, ended bool, call func(k *kit, ctx context.Context, scope string) error) (samples, error) {
 	many := b.pick(100_000, 10_000)
 	if ended {

@@ -20,8 +20,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// kit is what contenders are made of: a database of their own, with the library
-// and River set up on it.
+// kit is the base of contenders: a database of their own, with the library and River set up on it.
 type kit struct {
 	*site
 	queue  *river.Client[pgx.Tx]

@@ -87,7 +87,7 @@ func (k *kit) lease(rule leases.Rule) (*leases.Pool, error) {
 	return p, err
 }
 
-// drop gives back what is leased.
+// drop gives all leases back.
 func (k *kit) drop() {
 	for _, p := range k.pools {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -1,11 +1,10 @@
-// Command bench measures what metering costs, mostly as ratios between things done
-// in turns in one run, and says which goals are met.
+// Command bench measures the cost of metering, mostly as ratios between things done in turns in one run, and reports
+// which goals are met.
 //
 //	go -C bench run . [-short] [-figure name,name] [-list] [-out dir]
 //
-// It starts a throwaway Postgres with durable settings, or uses DATABASE_URL (the
-// databases it makes there are dropped again). It ends with a table, and writes
-// results.json to -out.
+// It starts a throwaway Postgres with durable settings, or uses DATABASE_URL (the databases it makes there are
+// dropped again). It ends with a table, and writes results.json to -out.
 package main
 
 import (
@@ -102,7 +101,7 @@ func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) 
 	return results, errors.Join(failed...)
 }
 
-// about says what was measured on.
+// about describes the run: server, machine and time.
 func (b *bench) about(ctx context.Context, took time.Duration) (string, error) {
 	server, err := b.server(ctx)
 	if err != nil {

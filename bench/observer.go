@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/otelmetered"
 )
 
-// observerFigures are what metrics and traces cost.
+// observerFigures are the costs of metrics and traces.
 var observerFigures = []figure{
 	{
 		name: "command_observer_on_vs_off", unit: "times as long", goal: atMost(1.02),

@@ -51,7 +51,7 @@ func (k *kit) slowestPage(ctx context.Context, address string, times int) (s sam
 	loading, stop := context.WithCancel(ctx)
 	loaded := make(chan error, 1)
 	go func() {
-		const clients = 2 // more would take all of a small machine, and be what is measured
+		const clients = 2 // more would take all of a small machine, and be measured themselves
 		_, _, err := drive(loading, k.command, clients, time.Hour, -1)
 		loaded <- err
 	}()

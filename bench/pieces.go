@@ -203,7 +203,7 @@ func purgeRate(ctx context.Context, b *bench) (samples, error) {
 	return s, err
 }
 
-// clear takes what is left of the chain, a few rows at most.
+// clear deletes the rest of the chain, a few rows at most.
 func (k *kit) clear(ctx context.Context) error {
 	_, err := k.Exec(ctx, `delete from metered.ledger where scope = 'chain' and seq in (
 		select seq from metered.ledger where scope = 'chain' order by seq limit 100)`)

@@ -19,7 +19,7 @@ type profile struct {
 	Rate          float64            `json:"rate"`                     // ops per second, the median of the rounds
 	BackendMicros *float64           `json:"backend_cpu_us,omitempty"` // of its Postgres backends
 	ClientMicros  float64            `json:"client_cpu_us"`            // of this program, its proxy included
-	WALBytes      float64            `json:"wal_bytes"`                // of the server, whoever wrote it
+	WALBytes      float64            `json:"wal_bytes"`                // of the server, by all its backends
 	Waits         map[string]float64 `json:"waits,omitempty"`          // shares of the time of all backends
 
 	rates []float64 // of the rounds
@@ -36,7 +36,7 @@ type watch struct {
 	waits map[string]int
 }
 
-// reading is what counters stand at.
+// reading is the values of the counters.
 type reading struct{ backend, client, wal float64 }
 
 // watchName tells a watch's session from those that are watched.
@@ -90,8 +90,8 @@ from pg_stat_activity
 where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
 group by 1`
 
-// start begins a slice; what it returns ends it. A slice that does not count is not
-// watched, nor is any by a nil watch.
+// start begins a slice and returns the function that ends it. It does not watch a slice that does not count, and a
+// nil watch watches none.
 func (w *watch) start(ctx context.Context, counts bool) func(ops int) error {
 	if w == nil || !counts {
 		return func(int) error { return nil }
@@ -119,7 +119,7 @@ func (w *watch) start(ctx context.Context, counts bool) func(ops int) error {
 	}
 }
 
-// sample looks at what the backends wait for, 50 times a second.
+// sample reads the waits of the backends, 50 times a second.
 func (w *watch) sample(ctx context.Context, stop <-chan struct{}) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -145,7 +145,7 @@ func (w *watch) sample(ctx context.Context, stop <-chan struct{}) error {
 	}
 }
 
-// profile is what was seen, with the rates of its slices.
+// profile is the samples' result, with the rates of its slices.
 func (w *watch) profile(rates []float64) profile {
 	n := float64(max(w.ops, 1))
 	p := profile{

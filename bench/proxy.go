@@ -16,11 +16,10 @@ const (
 	maxPending = 4096 // chunks on their way
 )
 
-// proxy relays TCP connections on the loopback and lets every byte arrive half a
-// round trip after it was sent, in both directions.
+// proxy relays TCP connections on the loopback and lets every byte arrive half a round trip after it was sent, in
+// both directions.
 //
-// One goroutine delivers everything: the delay is the same for all, so what came first
-// is due first.
+// One goroutine delivers everything: the delay is the same for all chunks, so the first to come is the first due.
 type proxy struct {
 	listener net.Listener
 	network  string
@@ -33,7 +32,7 @@ type proxy struct {
 	conns map[net.Conn]struct{} // nil once closed
 }
 
-// chunk is what one read brought; without bytes it is the end of the stream.
+// chunk is the bytes of one read. Without bytes it is the end of the stream.
 type chunk struct {
 	to    net.Conn
 	bytes []byte
@@ -69,7 +68,7 @@ func proxyTo(network, address string, roundTrip time.Duration) (p *proxy, err er
 	return p, nil
 }
 
-// dial is a DialFunc that goes through the proxy, whatever the address.
+// dial is a DialFunc that goes through the proxy to any address.
 func (p *proxy) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, "tcp", p.listener.Addr().String())
@@ -89,7 +88,7 @@ func (p *proxy) close() {
 	close(p.done)
 }
 
-// keep notes connections to be closed; false if it is too late.
+// keep notes connections for close. It returns false if it is too late.
 func (p *proxy) keep(conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,7 +121,7 @@ func (p *proxy) accept() {
 	}
 }
 
-// read queues what comes from one side; a full queue stops it reading.
+// read queues the bytes of one side. A full queue stops it reading.
 func (p *proxy) read(from, to net.Conn) {
 	for {
 		buf := make([]byte, 16<<10)
@@ -178,7 +177,7 @@ func (p *proxy) forget(c net.Conn) {
 	delete(p.conns, c)
 }
 
-// bareStatement is what a statement takes through the proxy, the median of many.
+// bareStatement is the time of a statement through the proxy, the median of many.
 func (p *proxy) bareStatement(ctx context.Context, connString string) (time.Duration, error) {
 	cfg, err := pgx.ParseConfig(connString)
 	if err != nil {

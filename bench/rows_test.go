@@ -19,8 +19,7 @@ type way struct {
 	make func(*kit) contender
 }
 
-// A comparison is only fair among those that leave the same rows behind. Those of a
-// group are compared with its first.
+// A comparison is only fair among contenders that leave the same rows. Those of a group are compared with its first.
 func TestContenders_WriteTheSameRows(t *testing.T) {
 	t.Parallel()
 	server, err := pgserver.Start(t.Context(), pgserver.Options{})
@@ -57,8 +56,7 @@ func TestContenders_WriteTheSameRows(t *testing.T) {
 	}
 }
 
-// leaves is what some ops of a contender leave in each table: what the values of a
-// column are like.
+// leaves is the likeness of the rows that some ops of a contender leave in each table.
 func (k *kit) leaves(t *testing.T, make func(*kit) contender, tables []string) map[string]map[string]string {
 	const ops = 20
 	all := []string{
@@ -107,8 +105,8 @@ func (k *kit) leaves(t *testing.T, make func(*kit) contender, tables []string) m
 	return shapes
 }
 
-// likeness is what two values must have in common: whether they are null, and how long
-// they are. Ids, times and numbers differ.
+// likeness is the part in which two values must agree: whether they are null, and their length. Ids, times and
+// numbers differ.
 func likeness(v any) string {
 	switch v := v.(type) {
 	case nil:

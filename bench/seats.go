@@ -110,7 +110,7 @@ func databaseURL(server, name string) string {
 	return u.String()
 }
 
-// seatsHall is the program, running, with users who are signed in.
+// seatsHall is the running program, with signed-in users.
 type seatsHall struct {
 	client     *http.Client
 	bases      []string
@@ -200,7 +200,7 @@ func (h *seatsHall) view(ctx context.Context, user int) {
 	})
 }
 
-// seatsLoad is what a load came to, in milliseconds.
+// seatsLoad is the result of a load, in milliseconds.
 type seatsLoad struct {
 	hold, cancel []float64
 	seconds      float64

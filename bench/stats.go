@@ -22,7 +22,7 @@ func quantile(values []float64, q float64) float64 {
 	return sorted[below] + (at-float64(below))*(sorted[below+1]-sorted[below])
 }
 
-// ratios divides round by round, so that what disturbs a whole round cancels out.
+// ratios divides round by round, so that a disturbance of a whole round cancels out.
 func ratios(a, b []float64) []float64 {
 	out := make([]float64, min(len(a), len(b)))
 	for i := range out {

@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// thresholdFigures are what thresholds cost a charge that crosses none.
+// thresholdFigures are the costs of thresholds to a charge that crosses none.
 var thresholdFigures = []figure{
 	{
 		name: "charge_thresholds_vs_without", unit: "times as long", goal: atMost(1.02),

@@ -48,8 +48,8 @@ var windowFigures = []figure{
 	},
 }
 
-// loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of
-// them $3 ago: what charging them one by one would have left.
+// loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of them $3 ago, with the same rows as
+// single charges.
 const loadChainSQL = `
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
 select g, 1, clock_timestamp() - $3::interval - ($2 - g) * interval '1 s', g, 0, 0, 0, 0, 'c', $1
@@ -71,8 +71,7 @@ func chainName(size, i int) string { return fmt.Sprintf("chain/%08d/%09d", size,
 
 func (c *chains) largest() int { return c.long }
 
-// restoreChainsSQL takes away what was charged since they were loaded, with a refund of
-// every hundredth entry.
+// restoreChainsSQL deletes entries made since the chains were loaded. A chain has a refund of every hundredth charge.
 const restoreChainsSQL = `
 delete from metered.ledger where scope like 'chain/%' and seq > split_part(scope, '/', 2)::bigint * 101 / 100`
 

@@ -11,8 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// statuses are the answers that a stable code decides by itself. What is missing here is 500,
-// unless ProblemOf says otherwise.
+// statuses are the statuses of stable codes. Any other code is 500, unless ProblemOf says otherwise.
 var statuses = map[string]int{
 	"invalid_argument": http.StatusBadRequest,
 	"operation_future": http.StatusBadRequest,
@@ -23,7 +22,7 @@ var statuses = map[string]int{
 
 	"token_invalid": http.StatusForbidden,
 
-	"budget_exceeded": http.StatusTooManyRequests, // of ErrExceeded alone, which says nothing of the limits
+	"budget_exceeded": http.StatusTooManyRequests, // of ErrExceeded alone, without its limits
 
 	"leases_unavailable": http.StatusServiceUnavailable,
 	"leases_closed":      http.StatusServiceUnavailable,
@@ -77,27 +76,28 @@ var statuses = map[string]int{
 // StatusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
 const StatusClientClosedRequest = 499
 
-// ProblemOf decides what HTTP says of an error of this library: status, Retry-After and body.
+// ProblemOf decides the HTTP answer to an error of this library: status, Retry-After and body.
 //
 //	400  invalid arguments, TTLs, an operation from the future
 //	402  want of prepaid credit: a limit of 0 over the lifetime (budget.Prepaid). Never with
 //	     Retry-After: more has to be credited
 //	403  tokens.ErrInvalid
-//	404  a hold, a scope, an operation, an entry or a key that is not there; 410 for a scope that was retired or closed
+//	404  a hold, a scope, an operation, an entry or a key that is not there. 410 for a scope that was retired or closed
 //	409  another limit over the lifetime (budget.Lifetime), with Retry-After if open holds may make room;
 //	     a claim that is taken, with Retry-After if it may fall free; a hold in another state; conflicts;
 //	     ErrInFlight, with Retry-After: 1; metered.ErrRunning, with Retry-After: when that session's hold falls due
 //	413  *http.MaxBytesError
 //	422  metered.ErrConflict: the id, or Idempotency-Key, was used for another request
-//	429  a limit over a window, and metered.ErrTooManyAttempts; with Retry-After, unless waiting does not help
+//	429  a limit over a window, and metered.ErrTooManyAttempts, with Retry-After, unless waiting does not help
 //	499  a cancelled call (StatusClientClosedRequest)
-//	503  metered.ErrNotRenewed; what metered.Retryable says may pass, with Retry-After: 1; of a *metered.IndefiniteError with the operation's id
-//	500  all else, an error of a command's function too, without a code; and arguments that the program makes up, and no
-//	     client: a limit, a Config, a nil. The error names the argument, for the log
+//	503  metered.ErrNotRenewed; a *metered.IndefiniteError, with the operation's id; other errors that may
+//	     pass (metered.Retryable), with Retry-After: 1
+//	500  all else: an error of a command's function, without a code, and arguments that the program makes up rather
+//	     than a client (a limit, a Config, a nil). The error names the argument, for the log
 //
-// A *Problem is itself. If several limits refuse, 402 comes before 409, and 409 before 429. The body has the
-// stable code, and nothing of an error's text: no scope, no amount, nobody's name, not why a token was refused. Add a
-// Detail in your own words, and then call Write.
+// A *Problem is itself. If several limits refuse, 402 comes before 409, and 409 before 429. The body has the stable
+// code and nothing of an error's text: no scope, amount or name, nor why a token was refused. Add a Detail in your
+// own words, and then call Write.
 func ProblemOf(err error) Problem {
 	code := fault.Code(err)
 	p := Problem{Status: http.StatusInternalServerError}
@@ -149,10 +149,9 @@ func ProblemOf(err error) Problem {
 	return p
 }
 
-// Write answers an error as ProblemOf decides, and returns the status: of 500 and more you
-// will want a line in the log. In a handler below Idempotent the command then fails
-// with the error: a writer in between needs Unwrap, as http.ResponseController does.
-// It is too late for an answer that has begun: panic(http.ErrAbortHandler) cuts that.
+// Write answers an error as ProblemOf decides, and returns the status: log errors of 500 and more. In a handler below
+// Idempotent the command then fails with the error. A writer in between needs Unwrap, as http.ResponseController
+// does. An answer that has begun cannot be changed: panic(http.ErrAbortHandler) cuts it.
 func Write(w http.ResponseWriter, err error) (status int) {
 	return (*Policies)(nil).Write(w, err)
 }
@@ -181,7 +180,7 @@ func denial(e *budget.ExceededError, attempts bool) Problem {
 	return Problem{Status: http.StatusConflict, RetryAfterSeconds: wait(e)}
 }
 
-// wait is what an error says of when it may pass, at least 1; 0 if it does not say, or never.
+// wait is the number of seconds, at least 1, after which an error may pass. It is 0 if that is unknown, or never.
 func wait(err error) int64 {
 	var waits interface {
 		RetryAfterSeconds() (seconds int64, ok bool)

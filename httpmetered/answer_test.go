@@ -29,7 +29,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// answered is what Write says of an error.
+// answered is Write's answer to an error.
 type answered struct {
 	status     int
 	retryAfter string
@@ -243,7 +243,7 @@ func TestWrite_AnswersAProblemAsItIs(t *testing.T) {
 	require.JSONEq(t, `{"title":"Not Found","status":404}`, w.Body.String())
 }
 
-// While credit is reserved the ledger knows when it may come back. Nobody is told to ask again and again for it.
+// While credit is reserved the ledger knows when it may come back. A client must not poll for it all the same.
 func TestWrite_WantOfCreditIs402WhileHoldsAreOpen(t *testing.T) {
 	t.Parallel()
 	ctx, pool := t.Context(), pgtest.Open(t)

@@ -44,7 +44,7 @@ func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error 
 		ID: key, Namespace: user, Name: "chat", Input: prompt,
 		Lines:   []holds.Line{{Scope: words, Amount: 100, Limits: []budget.Limit{budget.PerMonth(150, time.UTC, time.Time{})}}},
 		Charges: []budget.Charge{{Scope: budget.ScopeKey("requests", user, ""), Amount: 1, Limits: []budget.Limit{budget.PerWindow(60, time.Minute)}}},
-		// How long Open may wait; the work may go on for longer.
+		// Bounds the wait of Open. The work may take longer.
 		OpenTimeout: 5 * time.Second,
 	})
 	if err != nil {
@@ -61,7 +61,7 @@ func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error 
 		_, err := io.WriteString(w, word)
 		return cmp.Or(err, flush.Flush())
 	})
-	// The request's context may have ended with its client, and what was streamed is settled all the same.
+	// The request's context may have ended with its client. The streamed part is settled all the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 10*time.Second)
 	defer cancel()
 	used := metered.Used{Lines: []holds.Line{{Scope: words, Amount: int64(len(strings.Fields(answer)))}}, Over: holds.OverAllowed}
@@ -73,9 +73,9 @@ func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error 
 	return err
 }
 
-// A streaming endpoint: what an answer may cost is reserved, the answer is relayed, and what was relayed is settled, also if
-// the client hangs up. The same Idempotency-Key again is answered by the record; while it is being answered, with 409 and
-// Retry-After.
+// A streaming endpoint reserves the most that an answer may cost, relays the answer, and settles the relayed part,
+// also if the client hangs up. A second request with the same Idempotency-Key gets the record, or 409 and Retry-After
+// while the first is being answered.
 func Example_stream() {
 	pool, done := exampleDatabase()
 	defer done()

@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/httpmetered"
 )
 
-// signedIn stands for what your sessions say.
+// signedIn stands for your sessions.
 func signedIn(r *http.Request) (string, error) {
 	if user, _, ok := r.BasicAuth(); ok {
 		return user, nil
@@ -133,8 +133,8 @@ func ExampleWrite() {
 	// {"title":"Internal Server Error","status":500}
 }
 
-// An API has errors in a form of its own, and each of its projects has a budget: the partition key tells a client which of them
-// an answer is about.
+// An API has errors in a form of its own, and each of its projects has a budget: the partition key names the project
+// to the client.
 func ExamplePolicies_ShowRefusal() {
 	pool, done := exampleDatabaseAt(time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC))
 	defer done()
@@ -149,7 +149,7 @@ func ExamplePolicies_ShowRefusal() {
 	}
 	render := func(w http.ResponseWriter, r *http.Request) error {
 		project := r.PathValue("project")
-		of, err := policies.Partition([]byte(project)) // up to 32 bytes; of longer names, take their SHA-256
+		of, err := policies.Partition([]byte(project)) // up to 32 bytes. Use the SHA-256 of longer names
 		if err != nil {
 			return err
 		}

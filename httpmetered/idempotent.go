@@ -17,7 +17,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Bounds of what Idempotent holds in memory, and of what it stores.
+// Bounds of the bodies and answers that Idempotent holds in memory and stores.
 const (
 	DefaultRequestBytes = 1 << 20
 	DefaultAnswerBytes  = 64 << 10
@@ -26,48 +26,51 @@ const (
 
 // IdempotentConfig configures Idempotent. Only Tenant is required.
 type IdempotentConfig struct {
-	// Tenant says whose request it is: who is signed in, Command.Namespace. One tenant's keys mean nothing to another. An
-	// error is answered as Write does; a *Problem as it is. It must not read the body, nor return "" (500). Ids that the
-	// server makes belong in another namespace.
+	// Tenant names the client of a request: the signed-in user, as Command.Namespace. One tenant's keys mean nothing
+	// to another. An error is answered as Write does, a *Problem as it is, "" as 500. Tenant must not read the body.
+	// Ids that the server makes belong in another namespace.
 	Tenant func(*http.Request) (string, error)
-	// Command says what the request's command declares: charges, a token, RecordRefusal and so on. ID, Namespace and
-	// Input are set for it, and Name unless it has one: the pattern of the request, or its method, "other" for one that net/http does not name. An error is answered as that of Tenant. Defaults to nothing.
+	// Command returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID,
+	// Namespace and Input, and a missing Name: the request's pattern, or its method, "other" for one that net/http
+	// does not name. An error is answered as that of Tenant. Defaults to an empty command.
 	Command func(r *http.Request, body []byte) (metered.Command, error)
 	// Optional lets requests without a key through, each as a command with an id of its own. Defaults to false: 400.
 	Optional bool
-	// CommitBelow is the status from which on the handler's answer is undone and not recorded, 300 to 500. At 500 the
-	// handler's 4xx commits what it wrote, is charged, and is the recorded answer. Defaults to 400.
+	// CommitBelow is the status, 300 to 500, from which on the handler's answer undoes the command and is not
+	// recorded. At 500 a 4xx of the handler commits its writes, is charged, and is the recorded answer. Defaults to
+	// 400.
 	CommitBelow  int
-	RequestBytes int64     // how large a body may be, else 413; it is held in memory. Defaults to DefaultRequestBytes
+	RequestBytes int64     // the largest body, held in memory, else 413. Defaults to DefaultRequestBytes
 	AnswerBytes  int       // how large an answer's body may be, up to MaxAnswerBytes, else 500. Defaults to DefaultAnswerBytes
 	Policies     *Policies // are shown beside answers that were charged. Defaults to none
-	// OnError is told of what is answered with 500 and more, other than by the handler. Defaults to slog.
+	// OnError is called with errors behind answers of 500 and more, but not the handler's. Defaults to slog.
 	OnError func(*http.Request, error)
 }
 
 type idempotent struct {
 	IdempotentConfig
 	client *metered.Client
-	flying sync.Map // of flight: the keys that are being carried out in this process
+	flying sync.Map // of flight: the keys whose requests this process carries out
 }
 
 type flight struct{ tenant, key string }
 
-// Idempotent returns a middleware that carries a request with an Idempotency-Key out once, after
-// draft-ietf-httpapi-idempotency-key-header-07: the handler runs in a metered command, and its answer is the command's
-// recorded result. A repetition gets that answer again, byte for byte, until its record is purged.
+// Idempotent returns a middleware that carries out a request with an Idempotency-Key once, after
+// draft-ietf-httpapi-idempotency-key-header-07: the handler runs in a metered command, and its answer is the
+// command's recorded result. A repetition gets that answer again, byte for byte, until its record is purged.
 //
-// The id of the command is the key, so a UUIDv7 is refused rather than carried out again after a purge. Its Input is method, path,
-// query and body. Safe methods (GET, HEAD, OPTIONS, TRACE) pass through.
+// The key is the id of the command, so a UUIDv7 is refused rather than carried out again after a purge. The command's
+// Input is method, path, query and body. Safe methods (GET, HEAD, OPTIONS, TRACE) pass through.
 //
-// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere (metered.Func). Nothing is
-// sent before COMMIT. If the command is refused or fails, that is answered instead, and nothing is recorded, but by
-// Command.RecordRefusal. The handler undoes the command itself by an answer of CommitBelow and more, or a panic: its
-// answer is sent then, but never recorded. It should answer errors of tx with Write, which lets metered.Do repeat those that pass.
+// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere (metered.Func).
+// Nothing is sent before COMMIT. A refusal or failure of the command is sent instead of the handler's answer, and is
+// not recorded unless Command.RecordRefusal is set. The handler itself undoes the command by a panic or an answer of
+// CommitBelow and more, which is sent but never recorded. It should answer errors of tx with Write, so that
+// metered.Do can retry.
 //
-// Other answers: 400 without a key or with one that is none; 422 for a key that was used for another request; 409 with
-// Retry-After while another request with the key is carried out, at once in this process, and after the Client's LockTimeout
-// in others; 413; and 500 for an answer that cannot be recorded (ErrAnswer).
+// Other answers: 400 for a missing or invalid key, 422 for a key that was used for another request, 413, and 500 for
+// an answer that cannot be recorded (ErrAnswer). While another request with the key is carried out the answer is 409
+// with Retry-After, at once in this process, after the Client's LockTimeout in others.
 func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler) http.Handler, error) {
 	cfg.CommitBelow = cmp.Or(cfg.CommitBelow, http.StatusBadRequest)
 	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, DefaultRequestBytes)
@@ -126,7 +129,7 @@ func (m *idempotent) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 }
 
-// words say what a code means for an Idempotency-Key.
+// words describe codes in terms of an Idempotency-Key.
 var words = map[string]string{
 	"operation_conflict": "the Idempotency-Key was used for another request",
 	"operation_retired":  "the Idempotency-Key is too old",
@@ -206,7 +209,7 @@ func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte, next 
 		return m.attempt(r.Clone(context.WithValue(ctx, txKey{}, tx)), body, next)
 	})
 	if !began && errors.Is(err, metered.ErrBusy) && !errors.Is(err, metered.ErrSticky) {
-		err = fmt.Errorf("%w: %v", ErrInFlight, err) // what is waited for before the function is the id
+		err = fmt.Errorf("%w: %v", ErrInFlight, err) // before its function a command waits only for the id
 	}
 	return out, err
 }

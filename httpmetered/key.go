@@ -10,10 +10,10 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// MaxIdempotencyKeyBytes bounds an Idempotency-Key, without its quotes: what an operation's id can hold.
+// MaxIdempotencyKeyBytes bounds an Idempotency-Key without its quotes, as an operation's id is bounded.
 const MaxIdempotencyKeyBytes = 255
 
-// What is wrong with an Idempotency-Key, or with the request that has it.
+// Faults of an Idempotency-Key, or of the request that has it.
 var (
 	ErrKeyMissing error = fault.New("idempotency_key_missing", "httpmetered: the request has no Idempotency-Key")
 	ErrKeyInvalid error = fault.New("idempotency_key_invalid", "httpmetered: the Idempotency-Key cannot be used")
@@ -23,10 +23,10 @@ var (
 
 const fieldKey = "Idempotency-Key"
 
-// Key returns the Idempotency-Key of a request, for Command.ID of a command that the handler runs itself. It is 1 to
-// MaxIdempotencyKeyBytes printable ASCII characters: as the draft has it, a String of structured fields ("8e03…"),
-// whose parameters are skipped, or bare, as most clients send it, then without spaces and ",;"\. Both spellings are the same key. ErrKeyMissing; ErrKeyInvalid, also
-// for several fields.
+// Key returns the Idempotency-Key of a request, for Command.ID of a command that the handler runs itself. It has 1 to
+// MaxIdempotencyKeyBytes printable ASCII characters. The draft's spelling is a String of structured fields ("8e03…"),
+// whose parameters are skipped. Most clients send it bare, then without spaces and the characters ,";\. Both are the
+// same key. Errors: ErrKeyMissing, and ErrKeyInvalid, also for several fields.
 func Key(r *http.Request) (string, error) {
 	values := r.Header.Values(fieldKey)
 	switch len(values) {

@@ -19,28 +19,29 @@ type LimitConfig struct {
 	// Kind begins the scopes: budget.ScopeKey(Kind, "client", key) for one client, and (Kind, "all", "") for Shared. For
 	// LimitLeased the Pool needs a Rule for the prefix Kind + "/". Required.
 	Kind string
-	// Key says who the client is: who is signed in, an API key, an address that a proxy of yours vouches for. An error is
-	// answered as Write does, a *Problem as it is, and so is "" (500). Required with Limits.
+	// Key names the client: the signed-in user, an API key, an address that your proxy vouches for. An error is
+	// answered as Write does, a *Problem as it is, "" as 500. Required with Limits.
 	Key    func(*http.Request) (string, error)
-	Limits []budget.Limit // of each client; each needs a name, which is shown (PoliciesConfig.Limits)
-	Shared []budget.Limit // of all clients together; their numbers are never shown
+	Limits []budget.Limit // of each client. Each needs a name, which is shown (PoliciesConfig.Limits)
+	Shared []budget.Limit // of all clients together. Their numbers are never shown
 	// Amount says how many units a request is charged. 0 lets it through uncharged. Defaults to 1.
 	Amount func(*http.Request) (int64, error)
-	// FailOpen lets requests through, uncharged and unlimited, while the database cannot be asked. OnError is told of each.
-	// Defaults to false: 503.
+	// FailOpen lets requests through, uncharged and unlimited, while the database cannot be asked. OnError is called
+	// with each. Defaults to false: 503.
 	FailOpen bool
-	// OnError is told of errors that are answered with 500 and more, or that FailOpen let pass. Defaults to slog.
+	// OnError is called with errors that are answered with 500 and more, or that FailOpen let pass. Defaults to slog.
 	OnError func(*http.Request, error)
 }
 
-// Limit returns a middleware that charges each request before its handler: in a transaction of its own, exactly, over any number
-// of processes. All limits let a request in, or nothing is charged. What the handler answers changes nothing: attempts count.
+// Limit returns a middleware that charges each request before its handler, in a transaction of its own, exactly, over
+// any number of processes. If one limit refuses, nothing is charged. The handler's answer changes nothing: attempts
+// count.
 //
-// An answer has RateLimit-Policy and RateLimit. A refusal is a problem as Policies.Write has it, of a window a 429 with Retry-After. A database
-// that cannot be asked is a 503, unless FailOpen is set.
+// An answer has RateLimit-Policy and RateLimit. A refusal is a problem as of Policies.Write, by a window a 429 with
+// Retry-After. A database that cannot be asked is a 503, unless FailOpen is set.
 //
-// With both Limits and Shared a request costs three round trips, else one. A limit for all clients is one scope, whose charges commit one
-// after the other; LimitLeased does not.
+// With both Limits and Shared a request costs three round trips, else one. Shared is one scope, whose charges commit
+// one after the other. With LimitLeased they do not.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := cmp.Or(fault.NotNil(errArgument, "db", db), fault.NotNil(errArgument, "ledger", ledger)); err != nil {
 		return nil, err
@@ -58,9 +59,10 @@ func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.
 	})
 }
 
-// LimitLeased is Limit from memory (leases.Pool.Allow): in nanoseconds, as exact, and without the database for as long as
-// leased units last. When they are used up and the database cannot be asked, the answer is a 503 (leases.ErrUnavailable).
-// RateLimit is what this process knows of. The units that a killed process had leased count as used until its leases end.
+// LimitLeased is Limit from memory (leases.Pool.Allow): in nanoseconds, as exact, and without the database for as
+// long as leased units last. When they are used up and the database cannot be asked, the answer is a 503
+// (leases.ErrUnavailable). RateLimit shows this process's view. The units that a killed process had leased count as
+// used until its leases end.
 func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return nil, err
@@ -69,7 +71,7 @@ func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Ha
 	if len(limits) == 0 {
 		limits = cfg.Limits
 	}
-	// What the Pool would refuse of every request, it refuses here.
+	// Refuse here the limits that the Pool would refuse at every request.
 	if _, err := pool.Limiter(budget.Charge{Scope: budget.ScopeKey(cfg.Kind, "all", ""), Amount: 1, Limits: limits}); err != nil {
 		return nil, err
 	}
@@ -130,7 +132,8 @@ func (l *limiter) admit(w http.ResponseWriter, r *http.Request) bool {
 	return err == nil
 }
 
-// unasked reports whether the database could not be asked. One that is busy can: whoever keeps it so is not let in by that.
+// unasked reports whether the database could not be asked. A busy one could: FailOpen must not reward whoever keeps
+// it busy.
 func unasked(err error) bool {
 	if errors.Is(err, leases.ErrUnavailable) || fault.Is(err, "commit_unknown") {
 		return true

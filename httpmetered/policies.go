@@ -11,8 +11,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Bounds. With all of them reached a field is about 4 kB long; servers and proxies
-// usually stop at 8 kB for all fields together.
+// Bounds. With all of them reached a field is about 4 kB long. Servers and proxies usually stop at 8 kB for all
+// fields together.
 const (
 	MaxPolicies  = 16 // of PoliciesConfig.Limits, and of PoliciesConfig.Shared
 	MaxNameBytes = 64 // of a name or a unit
@@ -32,7 +32,7 @@ var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 
-// PoliciesConfig says what clients get to see.
+// PoliciesConfig selects the limits that clients see.
 type PoliciesConfig struct {
 	// Limits are those of a client's own budget, as given to budget.Charge. Each needs a name, which is shown: 1 to
 	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds, months have 31 days there and years 366. Prepaid credit is no policy.
@@ -123,10 +123,9 @@ func length(p budget.Period) time.Duration {
 	return p.Length
 }
 
-// Partition returns the same policies with a partition key, the parameter pk of
-// both fields: it tells a client that uses several budgets which of them an answer
-// is about. 1 to MaxKeyBytes bytes, or a *budget.ArgumentError. Make it of what the
-// request itself says, and of nothing that is secret.
+// Partition returns the same policies with a partition key, the parameter pk of both fields: it tells the budgets of
+// a client apart. It is 1 to MaxKeyBytes bytes, or a *budget.ArgumentError. Make it of the request's own content, and
+// of no secret.
 func (p *Policies) Partition(key []byte) (*Policies, error) {
 	if err := fault.NotNil(errArgument, "policies", p); err != nil {
 		return nil, err
@@ -159,8 +158,7 @@ func check(field string, limit budget.Limit) error {
 	return checkText(field+".Name", limit.Name)
 }
 
-// checkText accepts what a String of structured fields can hold (RFC 9651, 3.3.3),
-// and so nothing that could end a field.
+// checkText accepts the characters of a String of structured fields (RFC 9651, 3.3.3). None of them can end a field.
 func checkText(field, text string) error {
 	if len(text) < 1 || len(text) > MaxNameBytes {
 		return fault.Invalid(errArgument, field, "%q is %d bytes long, want 1 to %d", text, len(text), MaxNameBytes)

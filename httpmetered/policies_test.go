@@ -53,7 +53,7 @@ func TestShow_SetsBothFieldsInTheOrderOfThePolicies(t *testing.T) {
 		"Ratelimit":        {`"burst";r=9;t=1, "daily";r=420;t=86400, "stock";r=4`},
 	}, h)
 
-	p.Show(h, budget.Receipt{}) // a replay: what was set before is not left to stand
+	p.Show(h, budget.Receipt{}) // a replay: earlier values must not stay
 	require.Empty(t, h.Values("RateLimit"))
 	require.Len(t, h.Values("RateLimit-Policy"), 1)
 }
@@ -133,7 +133,7 @@ func TestPolicies_WriteSaysWhatRefusedAndWhenToComeBack(t *testing.T) {
 			t.Parallel()
 			p := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst, daily, stock, prepaid}, Shared: []budget.Limit{everyone}})
 			w := httptest.NewRecorder()
-			w.Header().Set("Retry-After", "77") // what was there before is not left to stand
+			w.Header().Set("Retry-After", "77") // an earlier value must not stay
 			p.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(daily, 1)}}}})
 			require.Equal(t, test.status, p.Write(w, fmt.Errorf("while: %w", &budget.ExceededError{Refusals: test.refusals})))
 			answer := w.Result()
@@ -271,7 +271,8 @@ func TestProblem_WritesOnlyWhatItHas(t *testing.T) {
 	require.JSONEq(t, `{"status":500}`, w.Body.String())
 }
 
-// Whatever name New accepts, the field is one list of one String and its parameters, and the name comes back from it.
+// For every name that New accepts, the field is one list of one String and its parameters, and the name comes back
+// from it.
 func FuzzName(f *testing.F) {
 	for _, name := range []string{"burst", `a"b\`, `\\`, "a, b;c=:d:", "\r\n", "ä"} {
 		f.Add(name)
@@ -295,7 +296,7 @@ func FuzzName(f *testing.F) {
 	})
 }
 
-// Any router can use what is for net/http alone.
+// A router can use a package that needs net/http alone.
 func TestImports_NoRouterAndNoServer(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "..", ".").CombinedOutput()
@@ -306,7 +307,7 @@ func TestImports_NoRouterAndNoServer(t *testing.T) {
 	require.ElementsMatch(t, append(strings.Fields(string(core)), own), strings.Fields(string(out)))
 }
 
-// An answer to a client is given whatever was left out.
+// A client gets an answer even without policies, header or receipt.
 func TestPolicies_NilAndZeroShowNothing(t *testing.T) {
 	t.Parallel()
 	denied := &budget.ExceededError{Refusals: []budget.Refusal{{Limit: burst, RetryAfter: time.Second}}}
@@ -337,7 +338,7 @@ func TestPolicies_OfPeriodsLastUntilTheirEnd(t *testing.T) {
 		"Ratelimit":        {`"plan";r=420;t=3600, "cycle";r=7;t=1`},
 	}, h)
 
-	month.PeriodEnd = time.Now().Add(90 * time.Minute) // of a check, which has no time
+	month.PeriodEnd = time.Now().Add(90 * time.Minute) // a check's standing, which has no time
 	p.Show(h, budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{month}}}})
 	require.Regexp(t, `^"plan";r=420;t=5[34]\d\d$`, h.Get("RateLimit"))
 

@@ -12,18 +12,19 @@ import (
 // QuotaExceeded is the draft's problem type for a limit over a window.
 const QuotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
-// Problem is a refusal as problem details (RFC 9457). All members are optional;
-// without Type, Title should be the text of the status.
+// Problem is a refusal as problem details (RFC 9457). All members are optional. Without Type, Title should be the
+// text of the status.
 type Problem struct {
 	Type              string   `json:"type,omitempty"`
 	Title             string   `json:"title,omitempty"`
 	Status            int      `json:"status,omitempty"`
-	Detail            string   `json:"detail,omitempty"`              // for whoever asked, in words of yours
+	Detail            string   `json:"detail,omitempty"`              // for the client, in words of yours
 	Code              string   `json:"code,omitempty"`                // the stable code of the error: see metered.Code
 	RetryAfterSeconds int64    `json:"retry_after_seconds,omitempty"` // 0 means that there is no Retry-After
 	ViolatedPolicies  []string `json:"violated-policies,omitempty"`   // the names of the policies that refused
 	Operation         string   `json:"operation,omitempty"`           // the id of an operation whose outcome is not known
-	// Extra are members of your own (RFC 9457, 3.2), over those above; left out if they are no JSON. Defaults to none.
+	// Extra are members of your own (RFC 9457, 3.2), over those above, left out if they cannot be JSON. Defaults to
+	// none.
 	Extra map[string]any `json:"-"`
 }
 
@@ -58,7 +59,7 @@ func (p Problem) Write(w http.ResponseWriter) {
 		p.Extra = nil
 		body, _ = json.Marshal(p)
 	}
-	w.Header().Del("Retry-After") // what was set before is not left to stand
+	w.Header().Del("Retry-After") // an earlier value must not stay
 	if p.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(p.RetryAfterSeconds, 10))
 	}

@@ -17,7 +17,7 @@ import (
 // with a cookie. Nothing was committed.
 var ErrAnswer error = fault.New("answer_unrecordable", "httpmetered: the handler's answer cannot be recorded")
 
-// answer is what a handler answered, as a command's result.
+// answer is a handler's answer, as a command's result.
 type answer struct {
 	Status int         `json:"status"`
 	Header http.Header `json:"header,omitempty"`
@@ -35,8 +35,8 @@ func (a *answer) write(w http.ResponseWriter) {
 	}
 }
 
-// undone is the error of a function whose handler answered that it did nothing. Do sees what the handler gave to Write,
-// so that it knows what to repeat.
+// undone is the error of a function whose handler answered with a failure. Do unwraps the error that the handler gave
+// to Write, so that it knows whether to repeat.
 type undone struct {
 	answer answer
 	cause  error
@@ -51,14 +51,14 @@ func (e *undone) Error() string {
 
 func (e *undone) Unwrap() error { return e.cause }
 
-// recorder keeps an answer until its command has committed. It cannot flush, be hijacked, or send what comes before an
-// answer (1xx).
+// recorder keeps an answer until its command has committed. It cannot flush, be hijacked, or send interim answers
+// (1xx).
 type recorder struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
 	max    int
-	cause  error // what the handler gave to Write
+	cause  error // the error that the handler gave to Write
 	broken error
 	sent   http.Header // header, when the status was written
 }
@@ -90,7 +90,7 @@ func (r *recorder) Write(b []byte) (int, error) {
 // perConnection are fields about a connection and not about an answer: net/http sets them anew.
 var perConnection = []string{"Connection", "Keep-Alive", "Content-Length", "Date", "Proxy-Connection", "Te", "Transfer-Encoding", "Upgrade"}
 
-// answer is what was answered, or ErrAnswer.
+// answer is the recorded answer, or ErrAnswer.
 func (r *recorder) answer() (answer, error) {
 	switch {
 	case r.broken != nil:
@@ -99,7 +99,7 @@ func (r *recorder) answer() (answer, error) {
 		return answer{}, fmt.Errorf("%w: the handler returned without one", ErrAnswer)
 	}
 	a := answer{Status: r.status, Header: r.sent}
-	for name := range r.header { // also what was added after the body: trailers
+	for name := range r.header { // with headers set after the body: trailers
 		if name == "Set-Cookie" || name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) {
 			return answer{}, fmt.Errorf("%w: it has %s", ErrAnswer, name)
 		}

@@ -28,7 +28,7 @@ type shop struct {
 	url  string
 
 	mu     sync.Mutex
-	errs   []error // what OnError was told
+	errs   []error // the errors that OnError got
 	answer http.HandlerFunc
 }
 
@@ -131,7 +131,7 @@ func (s *shop) told() []error {
 	return s.errs
 }
 
-// created orders, and answers with what differs from call to call.
+// created orders, with an answer that differs from call to call.
 func created(w http.ResponseWriter, r *http.Request) {
 	if err := order(r); err != nil {
 		httpmetered.Write(w, err)

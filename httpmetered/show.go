@@ -14,15 +14,14 @@ const (
 	fieldLimit  = "Ratelimit"
 )
 
-// Show sets RateLimit-Policy, and RateLimit to what is left after a charge:
+// Show sets RateLimit-Policy, and RateLimit to the units left after a charge:
 //
 //	RateLimit-Policy: "burst";q=10;w=1, "daily";q=1000;w=86400
 //	RateLimit: "burst";r=9;t=1, "daily";r=420;t=86400
 //
-// t is the whole window: only then is it certain, in a sliding window, that a client that keeps to r is admitted. Of a limit
-// by period it is what is left of the period.
-// Policies that the receipt does not mention are left out of RateLimit; of several scopes the smallest remainder
-// counts.
+// t is the whole window: only after that is a client that keeps to r sure to be admitted, since windows slide. For a
+// limit by period t is the rest of the period. Policies that the receipt does not mention are left out of RateLimit.
+// Of several scopes the smallest remainder counts.
 func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
@@ -37,7 +36,7 @@ func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	p.show(h, left)
 }
 
-// untilEnd is how long a standing's period lasts, from when it was charged; of a check, from now.
+// untilEnd is the rest of a standing's period, from its charge on, or from now for a check.
 func untilEnd(s budget.Standing, at time.Time) time.Duration {
 	if at.IsZero() {
 		return time.Until(s.PeriodEnd)
@@ -46,8 +45,8 @@ func untilEnd(s budget.Standing, at time.Time) time.Duration {
 }
 
 // ShowRefusal sets RateLimit-Policy and RateLimit for a denial, as Policies.Write does. RateLimit has the limits that
-// refused: r is what would have fitted, and t when the requested amount fits. There is no t if waiting does not help
-// (budget.Never), nor for prepaid credit. Retry-After is never earlier than any t.
+// refused, with the units r that would have fitted, and the time t until the requested amount fits. There is no t if
+// waiting does not help (budget.Never), nor for prepaid credit. Retry-After is never earlier than any t.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	e = orNothing(e)
 	left := map[string]service{}
@@ -67,8 +66,8 @@ type service struct {
 	within    time.Duration // 0 for none
 }
 
-// add keeps of a policy's services what holds for all of them: the least that is left,
-// and the longest time, unless one is for ever.
+// add merges the services of one policy into one that holds for all of them: the least remainder, and the longest
+// time, unless one is for ever.
 func add(left map[string]service, name string, s service) {
 	if before, ok := left[name]; ok {
 		ever := s.within == 0 || before.within == 0

@@ -20,8 +20,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// A client that hangs up pays for what was streamed, and the reservation ends. While it streams, the same key is answered by
-// 409 and when to come back; afterwards by the record.
+// A client that hangs up pays for the streamed part, and the reservation ends. While it streams, the same key gets
+// 409 and a time to come back, and afterwards the record.
 func TestStream_AClientThatHangsUpPaysForWhatWasStreamed(t *testing.T) {
 	t.Parallel()
 	pool, client := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
@@ -81,7 +81,7 @@ func TestStream_AClientThatHangsUpPaysForWhatWasStreamed(t *testing.T) {
 	require.Equal(t, http.StatusNoContent, third.StatusCode)
 }
 
-// What cannot be settled was streamed all the same: the client sees that the answer is cut, and nothing is appended to it.
+// If the settlement fails, the client sees that the streamed answer is cut, and nothing is appended to it.
 func TestStream_AnAnswerThatCannotBeSettledIsCut(t *testing.T) {
 	t.Parallel()
 	pool, client := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})

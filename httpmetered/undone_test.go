@@ -130,7 +130,7 @@ func TestIdempotent_WhatCannotBeRecordedIsNotCommitted(t *testing.T) {
 	require.Zero(t, s.orders())
 }
 
-// The handler gives its errors to Write, and Do sees them: what passes is tried again.
+// The handler gives its errors to Write, and Do sees them: errors that may pass are retried.
 func TestIdempotent_WriteLetsTheCommandBeRepeated(t *testing.T) {
 	t.Parallel()
 	calls := 0

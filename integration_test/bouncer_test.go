@@ -43,7 +43,7 @@ func bouncerVersion(t *testing.T) (path string, version [2]int) {
 // tracksStatements reports whether PgBouncer has max_prepared_statements.
 func tracksStatements(version [2]int) bool { return version[0] > 1 || version[1] >= 21 }
 
-// startBouncer starts one. prepared is max_prepared_statements; 0 is off.
+// startBouncer starts one. prepared is max_prepared_statements, 0 for off.
 func startBouncer(t *testing.T, pool *pgxpool.Pool, prepared int) bouncer {
 	t.Helper()
 	path, version := bouncerVersion(t)
@@ -98,7 +98,7 @@ func startBouncer(t *testing.T, pool *pgxpool.Pool, prepared int) bouncer {
 	return bouncer{uint16(port), version}
 }
 
-// notRoot is another user, under root, as whom PgBouncer refuses to run: whoever the server's socket is for.
+// notRoot is another user, since PgBouncer refuses to run as root: the owner of the server's socket.
 func notRoot(t *testing.T, host string) *syscall.Credential {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -44,7 +44,7 @@ func openPage(t *testing.T, browser context.Context, name, dir string, width, he
 	return &page{t: t, name: name, ctx: ctx, dir: dir}
 }
 
-// fits fails if the page is wider than the screen, or what one touches is smaller than a finger.
+// fits fails if the page is wider than the screen, or a control is smaller than a finger.
 func (p *page) fits() {
 	p.t.Helper()
 	p.noSideways()
@@ -59,7 +59,7 @@ func (p *page) drawn(variant string) {
 		(i) => i.complete && i.naturalWidth > 0 && i.currentSrc.includes(%q))`, variant), "drawings: "+variant)
 }
 
-// focused is what has the focus.
+// focused is the element with the focus.
 func (p *page) focused() string {
 	p.t.Helper()
 	return eval[string](p, `document.activeElement.getAttribute("href") ?? document.activeElement.id`)
@@ -87,7 +87,7 @@ func (w *watched) charge(charges ...budget.Charge) {
 	}))
 }
 
-// morning is a morning of a small company: what it counts, by the clock.
+// morning is a morning of a small company: the entries that it makes, by the clock.
 func (w *watched) morning(hours int) {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -206,7 +206,7 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 	require.Zero(t, eval[int](phone, `document.getAnimations().length`), "something moves")
 	phone.shot("overview")
 
-	// What happens is seen without a reload, and the focus stays where it is.
+	// Changes are seen without a reload, and the focus stays where it is.
 	link := `document.querySelector('#hot a[href*="acme"]')`
 	eval[bool](phone, `window.kept = true, `+link+`.focus(), true`)
 	focus := phone.focused()
@@ -215,7 +215,7 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 	require.Equal(t, focus, phone.focused())
 	require.True(t, eval[bool](phone, `window.kept`), "it was not reloaded")
 
-	// By keyboard: skip to the content; and on to a scope.
+	// By keyboard: skip to the content, and on to a scope.
 	phone.do(chromedp.Navigate(at("")), chromedp.KeyEvent(kb.Tab))
 	require.Equal(t, "#main", phone.focused())
 	require.GreaterOrEqual(t, eval[float64](phone, `document.activeElement.getBoundingClientRect().top`), 0.0, "what has the focus is seen")

@@ -22,7 +22,7 @@ const chained = `create table links (n bigserial primary key, id text unique not
 
 const linkSQL = `insert into links (id, after) select $1, (select l.id from links l order by l.n desc limit 1)`
 
-// earlyLoad is what was said of the commands of a round, by their ids.
+// earlyLoad has the answers to the commands of a round, by their ids.
 type earlyLoad struct {
 	*system
 	round int
@@ -128,8 +128,7 @@ func (l *earlyLoad) waitForAnswers(n int) {
 	}, 2*time.Minute, time.Millisecond, "the load does not get going")
 }
 
-// judge compares what was said with what there is in s, which may be another server
-// than the one that said it.
+// judge compares the answers with the rows in s, which may be another server than the one that answered.
 func (l *earlyLoad) judge(s *system) (lost []string, unknown int) {
 	t, ctx := l.t, l.t.Context()
 	rows, err := s.pool.Query(ctx, `select id from links where id like $1`, fmt.Sprintf("%d/%%", l.round))
@@ -156,8 +155,8 @@ func (l *earlyLoad) judge(s *system) (lost []string, unknown int) {
 	return lost, unknown
 }
 
-// whole checks that what there is hangs together: the ledger's chain, each entry with
-// its row and its operation, and each row with the one that its writer had seen.
+// whole checks that the rows agree: the ledger's chain, each entry with its row and its operation, and each row with
+// the one that its writer had seen.
 func (s *system) whole() {
 	t, ctx := s.t, s.t.Context()
 	report, err := s.c.Budget.Verify(ctx, s.pool, budget.VerifyOptions{})

@@ -79,8 +79,8 @@ var (
 func main() { fmt.Println("schema", metered.SchemaVersion) }
 `
 
-// In a directory without a clone every module can be required and every command installed, as soon as the versions that
-// they require of each other are tagged. Other modules come from this machine's cache, and where that lacks one from the proxy.
+// Every module can be required and every command installed without a clone, once the versions that they require of
+// each other are tagged. Other modules come from this machine's cache, and missing ones from the proxy.
 func TestModules_AreHadThroughAProxy(t *testing.T) {
 	t.Parallel()
 	work, err := os.ReadFile("../go.work")
@@ -107,7 +107,7 @@ func TestModules_AreHadThroughAProxy(t *testing.T) {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), program, args...)
 		cmd.Dir = dir
-		// With -trimpath what was compiled is found again by a later run, whose cache of modules is elsewhere.
+		// With -trimpath a later run, with its module cache elsewhere, finds the compiled packages again.
 		cmd.Env = append(os.Environ(), "GOWORK=off", "GOSUMDB=off", "GOFLAGS=-modcacherw -trimpath", "GOBIN="+bin, "GOMODCACHE="+filepath.Join(dir, "cache"),
 			"GOPROXY=file://"+proxy+",file://"+filepath.Join(cache, "cache", "download")+","+proxies)
 		out, err := cmd.CombinedOutput()

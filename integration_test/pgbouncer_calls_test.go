@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// placed is a hold that was placed without the bouncer, and captured if asked for.
+// placed is a hold that was placed without the bouncer, and then captured if captured is set.
 func (b *behind) placed(captured bool) holds.Hold {
 	return given(b, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
 		h, err := b.d.Holds.Place(ctx, tx, holds.Request{Lines: []holds.Line{{Scope: "held", Amount: 1, Limits: hourly}}, TTL: time.Hour})

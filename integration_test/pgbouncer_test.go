@@ -63,7 +63,7 @@ func TestPgBouncer_EveryCallInEveryMode(t *testing.T) {
 	}
 }
 
-// everyCall makes each call and returns which failed. What they need is made by a client without the bouncer.
+// everyCall makes each call and returns the errors. A client without the bouncer prepares the data.
 func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]error {
 	direct, d := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
 	port := startBouncer(t, direct, prepared).port
@@ -77,7 +77,7 @@ func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]er
 	b := &behind{t: t, direct: direct, d: d, pool: pool, c: pgtest.NewClient(t, pool, metered.Config{}), failed: map[string]error{}, called: map[string]bool{}}
 	rounds := 1
 	if prepared > 0 || mode == pgx.QueryExecModeCacheDescribe {
-		rounds = 2 // the second finds what the first has cached
+		rounds = 2 // the second finds the statements that the first has cached
 	}
 	for range rounds {
 		b.round++
@@ -98,7 +98,7 @@ func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]er
 	return b.failed
 }
 
-// behind is who calls from behind a bouncer.
+// behind is a client behind a bouncer.
 type behind struct {
 	t      *testing.T
 	direct *pgxpool.Pool

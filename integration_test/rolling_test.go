@@ -37,7 +37,8 @@ func build(t *testing.T, overlay map[string]string) (program string) {
 	return program
 }
 
-// nextBuild is what makes of this tree the build of the next version: its schema, and a call of its function with other arguments.
+// nextBuild is the edits that make this tree the build of the next version: its schema, and a call of its function
+// with other arguments.
 func nextBuild(t *testing.T) map[string]string {
 	t.Helper()
 	core, err := filepath.Abs("..")
@@ -85,7 +86,7 @@ func start(t *testing.T, program, name, connString string) *deployed {
 	return p
 }
 
-// result is what package main of ./rolling prints.
+// result is the report of package main of ./rolling.
 type result struct {
 	Calls   map[string]int
 	Units   map[string]int64
@@ -93,7 +94,7 @@ type result struct {
 	Longest time.Duration
 }
 
-// stop lets the process end what it is at, and adds what it did to a total.
+// stop lets the process end its call, and adds its units to a total.
 func (p *deployed) stop(t *testing.T, total map[string]int64) {
 	t.Helper()
 	require.NoError(t, p.stdin.Close())
@@ -110,15 +111,15 @@ func (p *deployed) stop(t *testing.T, total map[string]int64) {
 	}
 }
 
-// Processes of this build go on, and start again, while processes of the next one upgrade the schema under them and begin
-// beside them. What all of them committed is in the ledger, to the unit.
+// Processes of this build go on, and start again, while processes of the next one upgrade the schema under them and
+// begin beside them. The ledger has all units that they committed.
 func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	older, newer := build(t, nil), build(t, nextBuild(t))
 	pool := pgtest.Open(t)
 	conn := connString(pool)
-	// migrate runs Migrate in processes of the new build, at once, and returns what each says.
+	// migrate runs Migrate in processes of the new build, at once, and returns their reports.
 	migrate := func(name string, processes int) (reports []metered.MigrateReport) {
 		out := make([][]byte, processes)
 		require.NoError(t, pgtest.InParallel(processes, func(i int) (err error) {
@@ -155,7 +156,7 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	work()
 	again.stop(t, total)
 	second.stop(t, total)
-	// Nobody calls what the build before called any more.
+	// No process calls the previous build's functions any more.
 	require.Equal(t, previous, migrate("drop previous", 1)[0].Dropped)
 	work()
 	third.stop(t, total)

@@ -19,7 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// screenshotsEnv names the directory that the browser test writes what it saw to. Without it that is a temporary one.
+// screenshotsEnv names the directory for the browser test's pictures. Defaults to a temporary one.
 const screenshotsEnv = "SCREENSHOTS"
 
 // chromium finds a browser, as the distributions call it.
@@ -247,7 +247,7 @@ func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
 	cleo.seesSeat(11, "bought")
 	ben.seesSeat(11, "sold")
 
-	// The end of a hold, at both; and the same seat again.
+	// The end of a hold, at both, and the same seat again.
 	ben.seesText("#alarm", "The time for Stalls left A5 is over.")
 	ben.seesText("#holds .over", "run out")
 	ben.seesSeat(4, "available")
@@ -260,7 +260,7 @@ func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
 	}
 	ben.shot("map")
 	ben.noSideways()
-	// What is being given back is not paid for, also when it is not given back yet.
+	// A seat whose release is under way is not paid for.
 	eval[bool](ben, `document.querySelector("#holds li:nth-child(2) button").click(), document.querySelector("#pay").click(), true`)
 	ben.do(chromedp.WaitVisible(chromedp.CSS("#bought")))
 	cleo.seesSeat(5, "available")

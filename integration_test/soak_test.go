@@ -19,15 +19,15 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// attempted is a command that was called once, and what Do said.
+// attempted is a command that was called once, with Do's answer.
 type attempted struct {
 	id, scope, token string
 	amount           int64
 	err              error
 }
 
-// Commands of all kinds while backends are killed at random and the server
-// crashes: whatever Do said of each is true.
+// Commands of all kinds run while backends are killed at random and the server crashes. Do's answer about each is
+// true.
 func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	t.Parallel()
 	const workers, crashes = 8, 3
@@ -87,7 +87,7 @@ func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	wg.Wait()
 	close(stop)
 	chaos.Wait()
-	s.pool.Reset() // of those whose backend was ended last, the pool may not know yet
+	s.pool.Reset() // the pool may still have connections of the backends that were ended last
 	s.judge(all)
 }
 
@@ -139,7 +139,7 @@ func (s *system) attempt(worker, i int, token string) attempted {
 	case 5, 6:
 		cmd.EarlyRelease = true
 	}
-	if i%8 == 4 { // in a transaction of the caller's, whose COMMIT is the caller's to explain
+	if i%8 == 4 { // in a transaction of the caller's, who has to explain its COMMIT
 		a.err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 			_, err := metered.DoTx(ctx, s.c, tx, cmd, fn)
 			return err
@@ -153,7 +153,7 @@ func (s *system) attempt(worker, i int, token string) attempted {
 	return a
 }
 
-// judge compares what Do said with what there is.
+// judge compares Do's answers with the rows.
 func (s *system) judge(all [][]attempted) {
 	t := s.t
 	ctx := t.Context()

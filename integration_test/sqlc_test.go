@@ -17,7 +17,7 @@ import (
 	"github.com/pgmetered/metered/sqlmetered"
 )
 
-// What sqlc generates for pgx/v5 takes a command's transaction.
+// Code that sqlc generates for pgx/v5 takes a command's transaction.
 var _ documents.DBTX = (*metered.Tx)(nil)
 
 func TestSqlc_QueriesRunInACommand(t *testing.T) {

@@ -134,7 +134,7 @@ func (s *system) verify() (rows int) {
 	return rows
 }
 
-// exercise runs what a program would run, on whatever server this is.
+// exercise makes the calls of a program, on any server.
 func exercise(t *testing.T, connString string) {
 	s := open(t, connString, metered.Config{})
 	ctx := t.Context()

@@ -84,7 +84,8 @@ func openDB(t *testing.T, pool *pgxpool.Pool) *sql.DB {
 	return db
 }
 
-// Each tool makes a schema, or upgrades one to a made-up next version and then drops what only this build calls.
+// Each tool makes a schema, or upgrades one to a made-up next version and then drops the functions that only this
+// build calls.
 func TestSchemaSQL_IsRunByMigrationTools(t *testing.T) {
 	t.Parallel()
 	n, err := schema.Parse("")

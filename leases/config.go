@@ -50,7 +50,7 @@ type Config struct {
 
 // Rule says which scopes are leased, and how.
 type Rule struct {
-	Prefix string        // of the scopes, as in "org/"; "" for all
+	Prefix string        // of the scopes, as in "org/". "" is all
 	Least  int64         // the smallest slice, in units. Smaller ones go to the ledger directly. Defaults to 16
 	Most   int64         // the largest slice, up to budget.MaxAmount. Defaults to 1<<20
 	Lasts  time.Duration // how long a slice should last at the demand seen, 10ms to 1m. Defaults to 500ms

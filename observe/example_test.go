@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// printer prints what commands come to, and which limits refuse.
+// printer prints the outcomes of commands, and the limits that refuse.
 type printer struct{}
 
 func (printer) Start(ctx context.Context, op observe.Op) (context.Context, func(observe.End)) {

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/otelmetered"
 )
 
-// exported runs the workload once, for all that asks what is exported.
+// exported runs the workload once, for all tests of the exporter.
 func exported(t *testing.T) map[string]map[string]map[string]bool {
 	t.Helper()
 	w := watch(t, otelmetered.Config{MaxNames: 1})
@@ -74,7 +74,7 @@ func table(t *testing.T, heading string) (rows [][][]string) {
 
 func underscored(label string) string { return strings.ReplaceAll(label, ".", "_") }
 
-// The README, the dashboard and the alerts name what the real exporter has, and all of it.
+// The README, the dashboard and the alerts name all metrics and labels of the real exporter, and no others.
 func TestExporter_HasWhatIsDocumentedShownAndWatched(t *testing.T) {
 	t.Parallel()
 	all := exported(t)
@@ -100,7 +100,7 @@ func TestExporter_HasWhatIsDocumentedShownAndWatched(t *testing.T) {
 		require.True(t, described[name], "%s is not in the README", name)
 		for label, found := range labels {
 			if slices.Contains([]string{"error_type", "db_operation_name", "metered_command", "metered_limit"}, label) {
-				continue // of more words than the README has
+				continue // its words are more than the README's
 			}
 			for value := range found {
 				require.Contains(t, values[label], value, "%s of %s", label, name)
@@ -121,7 +121,7 @@ func TestExporter_HasWhatIsDocumentedShownAndWatched(t *testing.T) {
 	}
 }
 
-// check parses an expression and finds what it names. It returns the metrics.
+// check parses an expression and looks its names up. It returns the metrics.
 func check(t *testing.T, where, text string, all map[string]map[string]map[string]bool, values map[string][]string) (metrics []string) {
 	t.Helper()
 	expr, err := parser.ParseExpr(text)

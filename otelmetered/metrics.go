@@ -32,7 +32,7 @@ const (
 	labelSession    = attribute.Key("metered.session")
 )
 
-// What is swept, as labels.
+// Kinds of sweeps, as labels.
 const (
 	sweepOfHolds = "holds"
 	sweepOfLots  = "lots"
@@ -44,7 +44,7 @@ var river = semconv.MessagingSystemKey.String("river")
 // seconds are the bounds of durations: from a round trip to a statement timeout.
 var seconds = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 
-// instruments are what is measured.
+// instruments are the package's metrics.
 type instruments struct {
 	commands, function, database, wait, sweep, purge, enqueue duration
 	roundTrips, batch                                         metric.Int64Histogram
@@ -111,7 +111,8 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	return &all, errors.Join(append(failed, err)...)
 }
 
-// zero exports what alerts ask the growth of before it first happens: else the first one would not be seen as growth.
+// zero exports counters that alerts watch for growth, before their first event: otherwise the first would not be
+// growth.
 func (all *instruments) zero() {
 	for _, c := range []struct {
 		counter
@@ -134,7 +135,7 @@ func (all *instruments) zero() {
 	}
 }
 
-// label is one with a value; one without a value is left out.
+// label is a label and its value. One without a value is left out.
 type label struct {
 	Key   attribute.Key
 	Value string

@@ -31,9 +31,9 @@ func (n *names) of(name string) string {
 	return other
 }
 
-// memo remembers what was made of few keys. To read it takes no lock and allocates nothing.
+// memo remembers values made of few keys. Reading takes no lock and allocates nothing.
 type memo[K comparable, V any] struct {
-	mu    sync.Mutex // of those who add
+	mu    sync.Mutex // of writers
 	known atomic.Pointer[map[K]V]
 }
 

@@ -19,8 +19,8 @@ import (
 type Config struct {
 	MeterProvider  metric.MeterProvider // defaults to otel.GetMeterProvider()
 	TracerProvider trace.TracerProvider // defaults to otel.GetTracerProvider()
-	// MaxNames is how many names of commands, of limits and of kinds of jobs are told apart, each, 1 to 1,000; further ones
-	// are "other", and counted in metered.labels.overflow. Defaults to 100.
+	// MaxNames bounds the names of commands, of limits and of kinds of jobs, each, 1 to 1,000. Further ones are
+	// "other", and counted in metered.labels.overflow. Defaults to 100.
 	MaxNames int
 	// NoIDs leaves the ids and namespaces of operations out of spans, where they are personal. Defaults to false.
 	NoIDs bool
@@ -82,7 +82,7 @@ func (o *Observer) Start(ctx context.Context, op observe.Op) (context.Context, f
 	began := time.Now()
 	of := o.known.of(observe.Op{Work: op.Work, Name: op.Name}, func() known { return describe(op) })
 	if within := trace.SpanContextFromContext(ctx); op.Work != observe.Command && within.IsValid() && !within.IsSampled() {
-		// Of a trace that nobody keeps: no more spans are made for it.
+		// The trace is not sampled: no more spans are made for it.
 		return ctx, func(end observe.End) { o.measure(ctx, op, of.operation, began, end, o.errorType(end)) }
 	}
 	ctx, span := o.tracer.Start(ctx, of.span, of.options...)

@@ -55,7 +55,7 @@ func watch(t *testing.T, cfg otelmetered.Config) *watched {
 	return w
 }
 
-// scrape is what Prometheus would read.
+// scrape is the page that Prometheus reads.
 func (w *watched) scrape() string {
 	w.T.Helper()
 	answer := httptest.NewRecorder()
@@ -64,7 +64,7 @@ func (w *watched) scrape() string {
 	return answer.Body.String()
 }
 
-// value is that of a sample whose labels, in any order, are among its own.
+// value is the value of a sample whose labels, in any order, are among its own.
 func (w *watched) value(name string, labels ...string) (sum float64, found bool) {
 	w.T.Helper()
 	families, err := w.registry.Gather()
@@ -264,8 +264,8 @@ func TestObserver_ErrorsHaveATypeAndNoText(t *testing.T) {
 	}
 }
 
-// BenchmarkObserver is what an observer is called for by one command with a token, a job, a charge and a hold: its cost apart
-// from the database's.
+// BenchmarkObserver makes the observer's calls of one command with a token, a job, a charge and a hold: its cost
+// apart from the database's.
 func BenchmarkObserver(b *testing.B) {
 	for name, sampler := range map[string]sdktrace.Sampler{"untraced": sdktrace.NeverSample(), "traced": sdktrace.AlwaysSample()} {
 		b.Run(name, func(b *testing.B) {

@@ -25,7 +25,7 @@ const (
 	attributeName       = attribute.Key("metered.name")
 )
 
-// operation is what the work with the database is called, as a label and in spans.
+// operation is the name of work with the database, as a label and in spans.
 func operation(op observe.Op) string {
 	if op.Work == observe.Call || op.Name == "" {
 		return join(op.Name, string(op.Work))
@@ -60,7 +60,7 @@ func kindOf(work observe.Work) trace.SpanKind {
 	return trace.SpanKindInternal
 }
 
-// known is what does not change of a piece of work.
+// known is the fixed part of a piece of work.
 type known struct {
 	span, operation string
 	options         []trace.SpanStartOption
@@ -87,7 +87,7 @@ func (o *Observer) begun(op observe.Op) (all []attribute.KeyValue) {
 	return all
 }
 
-// ended says what became of the work. The text of an error is left out: it may have scopes and amounts.
+// ended sets the outcome of the work. The text of an error is left out: it may have scopes and amounts.
 func (o *Observer) ended(span trace.Span, op observe.Op, end observe.End, wrong string) {
 	if wrong != "" {
 		span.SetAttributes(semconv.ErrorTypeKey.String(wrong))

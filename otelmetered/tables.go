@@ -27,8 +27,9 @@ var tables = map[string]string{
 // tablesTimeout bounds the query of a collection.
 const tablesTimeout = 5 * time.Second
 
-// WatchTables measures how many rows the tables of a schema have, "" for "metered", as Postgres estimated it when it last
-// analysed them: metered.table.rows, by one query for each collection. One process of all should do it. The returned function ends it.
+// WatchTables measures the rows of the tables of a schema, "" for "metered", as Postgres estimated them when it last
+// analysed them: metered.table.rows, by one query for each collection. One process of all should do it. The returned
+// function ends it.
 func (o *Observer) WatchTables(pool *pgxpool.Pool, schema string) (stop func() error, err error) {
 	if pool == nil {
 		return nil, errors.New("otelmetered: pool is nil")

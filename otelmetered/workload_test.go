@@ -76,7 +76,7 @@ func (s *service) work() {
 	s.maintain(clock)
 }
 
-// threshold charges half of a limit, which is told.
+// threshold charges half of a limit, and crosses a threshold.
 func (s *service) threshold() {
 	s.T.Helper()
 	l, err := budget.New(budget.Config{Observer: s.w, OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})

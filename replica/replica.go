@@ -1,6 +1,5 @@
-// Package replica reads from a physical replica what was committed on its primary, and never
-// something older: a write says where the log ended behind it, and a read waits until the replica
-// has come so far.
+// Package replica reads from a physical replica what was committed on its primary, and never an older state: a write
+// notes the end of the log, and a read waits until the replica has come so far.
 package replica
 
 import (
@@ -21,12 +20,11 @@ import (
 
 func init() { lend.CommitLSN, lend.ScanLSN = commitSQL, scanLSN }
 
-// LSN is a place in the write-ahead log of a primary: what was committed is
-// before it. Greater is later. As text it has the form of pg_lsn, such as
-// "16/B374D848", which is also how it is put into JSON, for a cookie or a header.
+// LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text, and in JSON for a
+// cookie or a header, it has the form of pg_lsn, such as "16/B374D848".
 //
-// It belongs to one cluster and one timeline: after a failover, positions of before
-// say nothing of what the new primary has.
+// It belongs to one cluster and one timeline: after a failover, an earlier position says nothing about the new
+// primary.
 type LSN uint64
 
 // ParseLSN reads the text form of an LSN.
@@ -52,26 +50,22 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// The insert position is where the next record will begin. If the last one filled its
-// page to the end, that is behind the header of the next page, where no record ends:
-// no standby would come to it before something else is written. So it is put back to
-// the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
+// The insert position is where the next record will begin. If the last one filled its page to the end, that is behind
+// the header of the next page, where no record ends: a standby would reach it only after the next write. So it is put
+// back to the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
 const commitSQL = `
 select case when (l.lsn - '0/0') % pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))::numeric = 40::numeric then l.lsn - 40::numeric
             when (l.lsn - '0/0') % pg_catalog.current_setting('wal_block_size')::numeric = 24::numeric then l.lsn - 24::numeric
             else l.lsn end::text
 from pg_catalog.pg_current_wal_insert_lsn() l(lsn)`
 
-// CommitLSN returns an LSN behind everything that has been committed on the
-// primary: call it after a commit, on the same server, and ReadAt with it reads what was
-// committed from a replica. It costs a round trip, which metered.Command.LSN saves.
+// CommitLSN returns an LSN behind all commits on the primary so far. Call it after a commit, on the same server:
+// ReadAt with it reads that commit from a replica. It costs a round trip, which metered.Command.LSN saves.
 //
-// The position is the end of the log, and COMMIT is answered when its record is in the
-// log. So it is never too early, also with synchronous_commit off, where the record may
-// not have been written to disk yet.
+// The position is the end of the log, and COMMIT is answered when its record is in the log. So it is never too early,
+// also with synchronous_commit off, where the record may not have been written to disk yet.
 //
-// db is a pool or a connection of the primary. A pgx.Tx is an *ArgumentError, since its own
-// commit is yet to come.
+// db is a pool or a connection of the primary. A pgx.Tx is an *ArgumentError, since its own commit is yet to come.
 func CommitLSN(ctx context.Context, db Querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -85,9 +79,9 @@ func CommitLSN(ctx context.Context, db Querier) (LSN, error) {
 const readSQL = `
 select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + commitSQL + `) end`
 
-// ReadLSN returns an LSN behind all that was read from db before, such as a recorded operation (metered.Client.Lookup)
-// or the history of a hold, for ReadAt on another server. It is where the log ends now, and not where the record was
-// committed: a later call answers a later LSN. A replica can be read, and a transaction, but for its own writes.
+// ReadLSN returns an LSN behind all earlier reads from db, such as a recorded operation (metered.Client.Lookup) or
+// the history of a hold, for ReadAt on another server. It is the end of the log now, not the place of that record: a
+// later call returns a later LSN. db may be a replica, or a transaction, whose own writes are not covered.
 func ReadLSN(ctx context.Context, db Querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -114,8 +108,8 @@ var (
 	// over, or did not answer. The error is a *StaleError, and context.DeadlineExceeded too.
 	ErrStale error = errStale
 
-	// ErrAhead: the position is ahead of a server that is a primary, so it came
-	// from another cluster, or what was committed there was lost in a failover.
+	// ErrAhead: the position is ahead of a server that is a primary. So it came from another cluster, or a failover
+	// lost the commits before it.
 	ErrAhead error = fault.New("position_unknown", "replica: the position is not one of this server")
 
 	errStale = fault.New("stale_read", "replica: the replica is behind the position that was asked for")
@@ -127,8 +121,7 @@ var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "replica: invalid argument")
 
-// ArgumentError says which argument was refused: Field names it as the caller wrote it, Reason says
-// what is wrong with it and what is allowed. It is ErrArgument.
+// ArgumentError names a refused argument and the reason. It is ErrArgument.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -168,24 +161,24 @@ const DefaultTimeout = 5 * time.Second
 
 const (
 	minPoll, maxPoll = time.Millisecond, 100 * time.Millisecond
-	answerTimeout    = time.Second // of a replica, beyond the timeout
+	answerTimeout    = time.Second // for the replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica, once everything is visible there that was committed before lsn: a
-// read after a write sees the write. fn may run any reads (Usage, Get, Lookup); its error is returned as it is.
+// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there: a read after a
+// write sees the write. fn may run any reads (Usage, Get, Lookup). Its error is returned unchanged.
 //
 //	lsn, err := replica.CommitLSN(ctx, primary) // after the write, or metered.Outcome.LSN
 //	err = replica.ReadAt(ctx, pool, lsn, replica.Options{}, func(ctx context.Context, conn *pgx.Conn) error {
-//		hold, err = book.Get(ctx, conn, "", id, "")
-//		return err
+//	hold, err = book.Get(ctx, conn, "", id, "")
+//	return err
 //	})
 //
 // The wait and fn share one connection, with no transaction open. The replica must use physical replication, and not
 // be behind a pooler that spreads statements over servers. The primary works too, without a wait. LSN 0 is refused:
 // read from the primary then. If an idle primary has open transactions, the wait can take some 15 seconds.
 //
-// Errors: *ArgumentError before any SQL; *StaleError when the time is over, and ErrAhead: fn was not called. After a
-// *StaleError ask the primary.
+// Errors before fn is called: *ArgumentError, before any SQL, *StaleError when the time is over, and ErrAhead. After
+// a *StaleError ask the primary.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
@@ -256,8 +249,8 @@ func (w *wait) await(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// failed returns the error of ReadAt. Whose time was over, its own or ctx's, makes no
-// difference, nor does it whether there was an answer or none.
+// failed returns the error of ReadAt. It makes no difference whether its own time or ctx's was over, nor whether
+// there was an answer.
 func (w *wait) failed(ctx context.Context, err error) error {
 	w.stale.Waited = time.Since(w.began)
 	switch {

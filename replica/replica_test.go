@@ -168,8 +168,8 @@ func (r *replication) everyRead(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// A position is where the log ends, not where it would go on: a replica whose primary
-// has nothing more to say comes to it all the same.
+// A position is where the log ends, not where it would go on: a replica reaches it even if its primary writes nothing
+// more.
 func TestCommitLSN_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 	t.Parallel()
 	r := replicate(t, pgserver.Options{Settings: map[string]string{"autovacuum": "off"}})
@@ -213,8 +213,8 @@ func TestCommitLSN_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 	require.True(t, proven, "the log never ended with a page")
 }
 
-// What was looked up is on a replica at the position that was asked for afterwards: a recorded operation and the
-// history of its hold, read from the primary, in a transaction there, or from the replica itself.
+// A replica at the position of ReadLSN has everything read before it: a recorded operation and the history of its
+// hold, read from the primary, in a transaction there, or from the replica itself.
 func TestReadLSN_IsBehindWhatWasRead(t *testing.T) {
 	t.Parallel()
 	r := replicate(t, pgserver.Options{})

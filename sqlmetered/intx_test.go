@@ -177,7 +177,7 @@ func TestInTx_APanicLeavesTheTransactionOpen(t *testing.T) {
 	require.Zero(t, pgtest.Value[int](t, s.pool, "select count(*) from uploads"), "and the connection serves others")
 }
 
-// What another goroutine does with the *sql.Tx waits for the function.
+// Another goroutine's use of the *sql.Tx waits for the function.
 func TestInTx_OtherUseOfTheTransactionWaits(t *testing.T) {
 	t.Parallel()
 	s := setUp(t, pgtest.Options{})
@@ -206,8 +206,8 @@ func TestInTx_OtherUseOfTheTransactionWaits(t *testing.T) {
 	require.Equal(t, 4, pgtest.Value[int](t, s.pool, "select count(*) from uploads"))
 }
 
-// database/sql rolls back in a goroutine of its own. It must not do so between two statements of a function that goes on:
-// what the second one writes would be committed on its own.
+// database/sql rolls back in a goroutine of its own. It must not do so between two statements of a function that goes
+// on: the second one would be committed on its own.
 func TestInTx_ACancelledContextRollsBackAfterTheFunction(t *testing.T) {
 	t.Parallel()
 	s := setUp(t, pgtest.Options{})
@@ -325,7 +325,7 @@ func TestInTx_CostsNoRoundTripAndATracerSeesNoError(t *testing.T) {
 	require.Zero(t, tr.failed.Load())
 }
 
-// foreign is a driver of another library, which takes what database/sql takes, or everything.
+// foreign is a driver of another library, which takes the arguments that database/sql takes, or any.
 type foreign struct{ anything bool }
 
 type anything struct{ foreign }

@@ -1,5 +1,5 @@
-// Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of pgx's stdlib driver. Your own writes by
-// the *sql.Tx and the command commit together, or neither does:
+// Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of pgx's stdlib driver. Your own writes
+// by the *sql.Tx and the command commit together, or neither does:
 //
 //	tx, err := db.BeginTx(ctx, nil) // db is best stdlib.OpenDBFromPool of the Client's pool
 //	defer tx.Rollback()
@@ -7,14 +7,15 @@
 //	out, err := sqlmetered.DoTx(ctx, client, tx, cmd, nil)
 //	err = sqlmetered.Commit(tx)
 //
-// Most programs want [DoTx] and [Commit]; [InTx] is for budget, holds, tokens and jobs alone. Beside what metered.DoTx says:
+// Most programs want [DoTx] and [Commit]. [InTx] is for budget, holds, tokens and jobs alone. Beside the rules of
+// metered.DoTx:
 //
 //   - A function called here uses only the transaction that it is given. A call of the *sql.Tx in it never returns. Calls
 //     of other goroutines, and the rollback of database/sql when the context of BeginTx is done, wait for the function.
 //   - In a repetition the command is a replay (Outcome.Replayed), but your writes through the *sql.Tx are repeated: roll
 //     back then, or make them in the command's function.
-//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is an *ArgumentError, with nothing sent; one that
-//     wraps pgx's has to hand arguments on as they are.
+//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is an *ArgumentError, with nothing sent. A driver
+//     that wraps pgx's has to pass arguments on unchanged.
 package sqlmetered
 
 import (
@@ -43,8 +44,8 @@ func notPgx() error {
 	return fault.Invalid(errArgument, "tx", "is not a transaction of pgx's stdlib driver")
 }
 
-// DoTx is metered.DoTx inside tx. If the command is refused or fails, tx is as before, and usable. It takes effect when tx
-// commits. Errors: those of metered.DoTx and InTx. Most users want this call, and Commit.
+// DoTx is metered.DoTx inside tx. If the command is refused or fails, tx is as before, and usable. It takes effect
+// when tx commits. Errors: those of metered.DoTx and InTx.
 func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered.Command, fn metered.Func[R]) (metered.Outcome[R], error) {
 	var out metered.Outcome[R]
 	var done error
@@ -58,14 +59,14 @@ func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered
 	return out, err
 }
 
-// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn cannot end the transaction
-// (metered.ErrTxControl). Its Begin sets a savepoint. InTx sets none itself: after an error of Postgres tx has failed, as
-// ever, and what fn wrote before another error of its own is undone by the rollback of tx. A panic in fn goes on, and
-// leaves tx open.
+// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn cannot end the
+// transaction (metered.ErrTxControl). Its Begin sets a savepoint. InTx sets none itself: after an error of Postgres
+// tx has failed, and after fn's own error the rollback of tx undoes its writes. A panic in fn goes on, and leaves tx
+// open.
 //
-// Errors: *metered.ArgumentError; sql.ErrTxDone if tx has ended, and an error of ctx, with fn not called;
-// those of fn; metered.ErrTxFailed if fn returns nil after a statement of its failed, or leaves rows open. InTx costs no
-// round trip, but one if the connection has a pgx tracer, which would be shown an error otherwise.
+// Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone if tx has ended, an error of ctx. After it: those
+// of fn, and metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. InTx costs no round
+// trip, but one if the connection has a pgx tracer, which would otherwise see an error.
 func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(fault.NotNil(errArgument, "tx", tx), fault.NotNil(errArgument, "fn", fn)); err != nil {
 		return err
@@ -83,16 +84,16 @@ func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.T
 	return err
 }
 
-// Commit commits tx, and says what became of it.
+// Commit commits tx, and reports the outcome.
 //
-// nil: it is committed. metered.ErrCommitUnknown: the answer was lost, or the context of BeginTx ended before it came, and
-// nobody can tell; run the transaction again with the same command, which is a replay if it is committed. sql.ErrTxDone: tx
-// had ended before, one way or the other. Any other error: it is not committed. That is metered.ErrTxFailed after a statement
-// had failed, an error of Postgres (a deferred constraint; 40001, which is worth another run: metered.Retryable), or that of
-// the context of BeginTx where COMMIT was not sent.
+// nil: it is committed. metered.ErrCommitUnknown: the answer was lost, or the context of BeginTx ended before it
+// came. Run the transaction again with the same command then, which is a replay if it was committed. sql.ErrTxDone:
+// tx had ended before, with either outcome. Any other error: it is not committed. That is metered.ErrTxFailed after a
+// failed statement, an error of Postgres (a deferred constraint, or 40001, which is worth another run:
+// metered.Retryable), or that of the context of BeginTx if COMMIT was not sent.
 //
-// The context of a request ends when its client leaves, also while COMMIT is under way. Begin with
-// context.WithoutCancel(r.Context()), and a timeout, to hear what became of it.
+// The context of a request ends when its client leaves, even while COMMIT is under way. Begin with
+// context.WithoutCancel(r.Context()), and a timeout, to learn the outcome.
 func Commit(tx *sql.Tx) error {
 	if err := fault.NotNil(errArgument, "tx", tx); err != nil {
 		return err
@@ -111,7 +112,7 @@ func Commit(tx *sql.Tx) error {
 	return fmt.Errorf("%w: %w", metered.ErrCommitUnknown, err)
 }
 
-// marker is what a tracer shows. Sent to a server, it does nothing.
+// marker is the statement that a tracer shows. Sent to a server, it does nothing.
 const marker = "-- sqlmetered"
 
 // errReturned stops pgx from sending marker.

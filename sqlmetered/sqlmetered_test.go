@@ -64,7 +64,7 @@ func charge(scope string, amount, limit int64) budget.Charge {
 	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{{Max: limit, Window: time.Hour}}}
 }
 
-// rows counts what a whole command and its transaction leave.
+// rows counts the rows of a whole command and its transaction.
 func (s set) rows(t *testing.T) (n [6]int) {
 	t.Helper()
 	require.NoError(t, s.pool.QueryRow(t.Context(), `select (select count(*) from metered.operations),
@@ -184,7 +184,7 @@ func TestInTx_EveryModeOfPgx(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			s := setUp(t, pgtest.Options{Config: func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }})
-			for _, id := range []string{"first", "second"} { // the second finds what the first has prepared
+			for _, id := range []string{"first", "second"} { // the second finds the statements that the first has prepared
 				cmd, fn := s.whole(t, id)
 				tx := s.begin(t, sql.LevelDefault)
 				prepared, err := tx.Prepare("select $1::int + 1")

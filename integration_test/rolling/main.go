@@ -1,6 +1,6 @@
-// Command rolling is a program of an application's, for the test of a rolling deploy: it is built
-// once with this library and once with the build after it. It makes calls of every kind until its
-// standard input ends, and then says what it committed. Named "migrate" or "drop previous" it migrates, and says what that did.
+// Command rolling is an application, for the test of a rolling deploy: it is built once with this library and once
+// with the next build. It makes calls of every kind until its standard input ends, and then prints the units that it
+// committed. Named "migrate" or "drop previous" it migrates, and prints the report.
 package main
 
 import (
@@ -29,10 +29,10 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Result is what the program did.
+// Result is the program's report.
 type Result struct {
 	Calls   map[string]int   // committed, by kind
-	Units   map[string]int64 // what each scope should have been spent, refunds subtracted
+	Units   map[string]int64 // spent of each scope, refunds subtracted
 	Errors  map[string]int
 	Longest time.Duration // of a call
 }
@@ -184,7 +184,7 @@ func (a *app) hold(ctx context.Context, id string) (map[string]int64, error) {
 	})
 }
 
-// claim claims what another process may have, and captures and refunds it.
+// claim claims a key that another process may have, and captures and refunds it.
 func (a *app) claim(ctx context.Context, id string) (map[string]int64, error) {
 	err := a.in(ctx, func(tx pgx.Tx) error {
 		h, err := a.c.Holds.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "name", Value: "common"}, Holder: id, TTL: time.Minute})
@@ -300,7 +300,7 @@ func (a *app) wallet(ctx context.Context, id string) (map[string]int64, error) {
 	return map[string]int64{"wallet": 6}, err
 }
 
-// session reserves, and settles less; the same again finds it settled.
+// session reserves, and settles less. Opening it again finds it settled.
 func (a *app) session(ctx context.Context, id string) (map[string]int64, error) {
 	lines := func(n int64) []holds.Line { return []holds.Line{{Scope: "sessions", Amount: n, Limits: limited}} }
 	for again := range 2 {
