@@ -419,13 +419,15 @@ begin
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;
+    if e.crossed is not null then
+        e.crossed := metered.told_by_another_clock(metered.last_entry(of_scope), clk);
+    end if;
     e.kind := 'k';
     e.amount := 0;
     e.epoch := e.epoch + 1;
     e.at := clk;
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
-    e.crossed := case when e.crossed is not null then metered.told_by_another_clock(e.crossed, clk) end;
     e.lots_end := case when e.lots_end is not null then metered.next_end(of_scope, clk) end;    -- lots that are held may end again
     perform metered.append(e);
     seq := e.seq;

@@ -2,7 +2,7 @@
 --
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
 -- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
--- {"from", "until", "was"}, its bounds, and those of the period before; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
+-- {"from", "until"}, its bounds; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
 -- and while what was spent and is held, less refunds, is not less than net. See ADR 15.
 
 -- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
@@ -116,7 +116,7 @@ begin
                     continue;
                 end if;
                 told := told || jsonb_build_object(h.key, case
-                    when l.win is null then jsonb_strip_nulls(jsonb_build_object('from', p[1], 'until', p[2], 'was', (told -> h.key) - 'was'))
+                    when l.win is null then jsonb_build_object('from', p[1], 'until', p[2])
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
                     else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
@@ -203,16 +203,27 @@ begin
 end
 $$;
 
--- The same after a clock repair. Windows are counted anew, since the proof was by the clock before. A period that has not begun by the new clock is
--- forgotten: its charges count in the period of now, for which the state before is taken back.
-create function metered.told_by_another_clock(told jsonb, clk timestamptz) returns jsonb
+-- What is remembered after a clock repair, of which tip is the last entry before. Windows are counted anew, since the proof was by the clock before. A
+-- period that has not begun by the new clock is forgotten: its charges count in the period of now. What was reported of that one is looked up
+-- in the chain, at the last entry before each period that is forgotten.
+create function metered.told_by_another_clock(tip metered.ledger, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
+declare
+    told jsonb := '{}';
+    x    record;
+    was  jsonb;
 begin
-    return (select jsonb_object_agg(x.key, y.value)
-        from jsonb_each(told) x, lateral (select case when x.value ? 'net' then x.value || '{"until": "-infinity"}'
-            when (x.value ->> 'from')::timestamptz > clk then x.value -> 'was' else x.value end as value) y
-        where y.value is not null);
+    for x in select e.key, e.value from jsonb_each(tip.crossed) e loop
+        was := case when x.value ? 'net' then x.value || '{"until": "-infinity"}' else x.value end;
+        while (was ->> 'from')::timestamptz > clk loop
+            was := (select y.crossed -> x.key
+                from metered.base(tip.scope, tip.seq, tip.epoch, (was ->> 'from')::timestamptz - interval '0.000001') b
+                join metered.ledger y on y.scope = tip.scope and y.seq = b.seq);
+        end loop;
+        told := told || case when was is not null then jsonb_build_object(x.key, was) else '{}' end;
+    end loop;
+    return nullif(told, '{}');
 end
 $$;
 
